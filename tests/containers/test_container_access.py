@@ -17,7 +17,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.execution import ContainerWork
 from levelfield.contracts.vendor import Device
-from levelfield.run.runtimes.engine import OWNER_LABEL, owner, started
+from levelfield.run.runtimes.engine import OWNER_LABEL, owner, running_container
 from levelfield.specs.vendor import ContainerAccess, ContainerOptions
 
 pytestmark = pytest.mark.containers
@@ -52,7 +52,7 @@ def work(program: str, options: ContainerOptions | None = None, user: str = "0:0
 
 
 def said(engine: DockerClient, work_item: ContainerWork) -> tuple[int, str, list[str]]:
-    with started(engine, work_item) as (container, warnings):
+    with running_container(engine, work_item) as (container, warnings):
         code = container.wait(timeout=60)["StatusCode"]
         return code, container.logs().decode(), warnings
 
@@ -122,6 +122,6 @@ def test_a_refused_limit_is_a_warning_and_not_a_failure(engine: DockerClient) ->
 
 def test_a_missing_device_is_an_error_and_leaves_no_container(engine: DockerClient) -> None:
     work_item = work("print('ran')", ContainerOptions(device_nodes=("/dev/acme-that-is-not-there",)))
-    with pytest.raises(APIError, match="acme-that-is-not-there"), started(engine, work_item):
+    with pytest.raises(APIError, match="acme-that-is-not-there"), running_container(engine, work_item):
         pytest.fail("it started")
     assert work_item.name not in [c.name for c in engine.containers.list(all=True, ignore_removed=True)]

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from docker import DockerClient
-from levelfield.run.runtimes.engine import OWNER_LABEL, owner, reap
+from levelfield.run.runtimes.engine import OWNER_LABEL, owner, remove_leftovers
 
 pytestmark = pytest.mark.containers
 
@@ -28,7 +28,7 @@ def test_containers_that_end_meanwhile_are_no_error(engine: DockerClient) -> Non
         thread.start()
     try:
         for _ in range(50):
-            reap(engine, sentences.append)
+            remove_leftovers(engine, sentences.append)
     finally:
         ended.set()
         for thread in threads:

@@ -20,7 +20,7 @@ from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan import image_recipe
 from levelfield.plan.image_recipe import image_plan
-from levelfield.run.runtimes.images import tag_of
+from levelfield.run.runtimes.images import image_tag
 from levelfield.run.runtimes.wheels import Wheels, image_wheels, verify
 from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import Stages
@@ -85,8 +85,8 @@ WHEELS = Wheels(Path(), {"torch-1-py3.whl": "a" * 64, "numpy-2-py3.whl": "b" * 6
 def test_equal_inputs_have_equal_tags_whatever_their_order() -> None:
     turned = Wheels(Path("elsewhere"), dict(reversed(WHEELS.files.items())))
     image = recipe("cpu", "torch")
-    assert tag_of(image, "sha256:base", WHEELS) == tag_of(recipe("cpu", "torch"), "sha256:base", turned)
-    assert tag_of(image, "sha256:base", WHEELS).startswith("levelfield/torch-cpu:")
+    assert image_tag(image, "sha256:base", WHEELS) == image_tag(recipe("cpu", "torch"), "sha256:base", turned)
+    assert image_tag(image, "sha256:base", WHEELS).startswith("levelfield/torch-cpu:")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_equal_inputs_have_equal_tags_whatever_their_order() -> None:
 )
 def test_a_change_of_any_input_changes_the_tag(change: Callable[..., tuple[Any, ...]]) -> None:
     before = (recipe("cpu", "torch"), "sha256:base", WHEELS)
-    assert tag_of(*before) != tag_of(*change(*before))
+    assert image_tag(*before) != image_tag(*change(*before))
 
 
 def test_a_changed_template_or_vendor_changes_the_dockerfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,4 +213,4 @@ def test_what_is_built_for_an_image_is_in_its_requirements_and_its_tag() -> None
     plain = image_plan(implementation, folder, file, needs.stages(), None)
     built = image_plan(implementation, folder, file, needs.stages(["fp8"]), None)
     assert built.packages[-1] == "torchao==0.18.0" and plain.builds == ()
-    assert tag_of(plain, "sha256:base", WHEELS) != tag_of(built, "sha256:base", WHEELS)
+    assert image_tag(plain, "sha256:base", WHEELS) != image_tag(built, "sha256:base", WHEELS)

@@ -79,7 +79,7 @@ class ReplayedNights:
         for module in (night_session, night_code, builds, build_pairs):
             self.patch.setattr(module, "checkout", lambda: self.code)
         self.patch.setattr(runner, "run", self._run)
-        self.patch.setattr(build_pairs, "run_of", self._run_of_pair)
+        self.patch.setattr(build_pairs, "run_with_build", self._run_of_pair)
         self.patch.setattr(machine_control, "control_rates", self._control_rates)
         self.patch.setattr(machine_control, "PAUSE_SECONDS", 0.0)
         for module in (levels_command, night_session):

@@ -28,7 +28,7 @@ from levelfield.rundir.directory import replacing
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
-    from levelfield.run.runtimes.images import Built
+    from levelfield.run.runtimes.images import BuiltImage
     from levelfield.specs.plan import EnvironmentPlan, ImagePlan
     from levelfield.specs.requirements import Stages
 
@@ -185,7 +185,7 @@ def _recipe(
     return image_plan(implementation, folder, vendor, stages, base, base_has_framework)
 
 
-def _ready(recipe: ImagePlan, offline: bool) -> Built:
+def _ready(recipe: ImagePlan, offline: bool) -> BuiltImage:
     from levelfield.run.runtimes import images
     from levelfield.run.runtimes.engine import engine_ready
     from levelfield.specs.plan import ContainerPlan
@@ -193,7 +193,7 @@ def _ready(recipe: ImagePlan, offline: bool) -> Built:
 
     plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=offline)
     with engine_ready() as client:
-        return images.ready(client, plan, Terminal().say)
+        return images.ready_image(client, plan, Terminal().say)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -201,7 +201,7 @@ def _build(options: argparse.Namespace) -> int:
     for framework in options.framework:
         recipe = _recipe(registry, framework, options.vendor, options.base_image, options.base_has_framework)
         built = _ready(recipe, options.offline)
-        print(f"{built.tag}  {'built' if built.fresh else 'exists'}  {built.id}")
+        print(f"{built.tag}  {'built' if built.is_new else 'exists'}  {built.id}")
     return 0
 
 
@@ -215,13 +215,13 @@ def _export(options: argparse.Namespace) -> int:
     if options.context:
         wheels = image_wheels(recipe, options.offline, Terminal().say)
         verify(wheels)
-        with images.context(recipe, wheels) as tar, replacing(output, "b", through_link=True) as file:
+        with images.build_context(recipe, wheels) as tar, replacing(output, "b", through_link=True) as file:
             shutil.copyfileobj(tar, file)
         print(f"{output}: the build context; build it: `docker build -t NAME - < {output}`")
         return 0
     built = _ready(recipe, options.offline)
     with engine_ready() as client:
-        images.export(client, built.tag, output)
+        images.export_image(client, built.tag, output)
     print(f"{output}: {built.tag}; load it: `docker load -i {output}`")
     return 0
 

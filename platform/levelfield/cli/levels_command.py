@@ -220,14 +220,14 @@ def _kept_build(store: Store, event: StoreEvent) -> str:
 
     It is the newest one of the evidence that a commit holds, as in pairs.
     """
-    from levelfield.run.builds import build_of
+    from levelfield.run.builds import checkout_build
 
     subjects = (store.record(run).subject for run in reversed(event.runs))
     commit = next((subject.commit for subject in subjects if subject.has_commit), None)
     if commit is None:
         return "no pairs can run this build: it had files that no commit has"
     try:
-        build = build_of(commit, say=lambda text: None)
+        build = checkout_build(commit, say=lambda text: None)
     except RunFailed as error:
         return wrapped(f"no pairs can run this build: {error}", 2)
     return f"the build {build} is kept for pairs"

@@ -19,7 +19,7 @@ from levelfield import installer
 from levelfield.cli.command_line import parser_of
 from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, disk_hint
-from levelfield.run.interruption import interrupted_once
+from levelfield.run.interruption import interrupt_once
 
 _OWN = "levelfield"
 _LIMITED = (
@@ -38,7 +38,7 @@ def started(arguments: Sequence[str]) -> int:
     def training() -> AbstractContextManager[None]:
         nonlocal trains
         trains = True
-        return interrupted_once(to_the_end=True)
+        return interrupt_once(process_ends=True)
 
     try:
         code = main(arguments, training)

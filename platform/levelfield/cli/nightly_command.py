@@ -342,7 +342,7 @@ def _bisect(options: argparse.Namespace) -> int:
     from levelfield.nights.bisection import BuildTrials, first_bad
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
-    from levelfield.run.builds import build_of, commit_log, commits_between
+    from levelfield.run.builds import checkout_build, commit_log, commits_between
 
     try:
         commits = commits_between(options.good, options.bad)
@@ -353,11 +353,11 @@ def _bisect(options: argparse.Namespace) -> int:
         scale=options.scale, runtime=options.runtime, base_image=image, python=options.python, repeat=1
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
-    good, figure = build_of(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
+    good, figure = checkout_build(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
 
     def side_of(commit: str) -> Side:
-        build = build_of(commit, say=terminal.say)
+        build = checkout_build(commit, say=terminal.say)
         terminal.say(f"trying {build}")
         side = trials.judge(build)
         terminal.say(f"{build} is {side}")

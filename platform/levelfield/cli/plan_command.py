@@ -242,7 +242,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from levelfield.plan.request import Decision, UserRequest
     from levelfield.predict.layout_search import search_layouts
     from levelfield.run import scheduler
-    from levelfield.run.measurement import known_host_rates
+    from levelfield.run.measurement import stored_host_rates
     from levelfield.specs.selector import parse_selector
     from levelfield.studies.variations import distinct, entries_of, predicted_run, question_here, rates_here
 
@@ -260,7 +260,7 @@ def _sweep(options: argparse.Namespace) -> int:
     devices = selector.devices or selection.default_devices
     rates = None
     if selection.vendor.is_host:
-        rates = known_host_rates(registry) if options.dry_run else rates_here(registry, terminal.say)
+        rates = stored_host_rates(registry) if options.dry_run else rates_here(registry, terminal.say)
         if rates is None:
             raise UsageError(
                 f"sweep {options.case}: the rates of this host are not known, and a dry run measures nothing; "

@@ -212,7 +212,7 @@ def _explain(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
     from levelfield.explain.explanation import planned, step_parts
     from levelfield.explain.step_tables import step_sheets
-    from levelfield.run.measurement import known_host_rates
+    from levelfield.run.measurement import stored_host_rates
     from levelfield.specs.base import dump
 
     if len(options.run) > 2:
@@ -225,7 +225,7 @@ def _explain(options: argparse.Namespace) -> int:
         print(_difference(options.format, folders, parts), end="")
         return 0
     plan, registry = read_plan(folders[0]), Registry()
-    host = known_host_rates(registry) if plan.hardware.is_host else None
+    host = stored_host_rates(registry) if plan.hardware.is_host else None
     step = parts[0].model_copy(update={"planned": planned(plan, parts[0], registry, host)})
     print(dump(step) if options.format == "json" else as_form(options.format, step_sheets(step)), end="")
     return 0

@@ -66,9 +66,9 @@ def run_all(options: argparse.Namespace) -> int:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
         stored = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
-        foreseen = [certificate_maker.foreseen(registry, job, options.no_certificate) for job in stored]
+        foreseen = [certificate_maker.preview_certificate(registry, job, options.no_certificate) for job in stored]
         return dry_run.show(list(map(scheduler.plan_with_known_peak, foreseen)), runs, as_json=options.json)
-    certify = certificate_maker.left_out
+    certify = certificate_maker.skip_certification
     if not options.no_certificate:
         certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify
     results = run_jobs(jobs, runs, terminal, registry, certify)

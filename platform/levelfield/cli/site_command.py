@@ -139,7 +139,7 @@ def _preflight(options: argparse.Namespace) -> int:
     from levelfield.plan.request import UserRequest
     from levelfield.preflight.preflight_lines import preflight_lines
     from levelfield.run import runner, scheduler
-    from levelfield.run.interruption import interrupted_once
+    from levelfield.run.interruption import interrupt_once
     from levelfield.specs.base import dump
     from levelfield.specs.plan import PreflightPlan
 
@@ -155,7 +155,7 @@ def _preflight(options: argparse.Namespace) -> int:
     chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
     plan = job.plan.model_copy(update={"preflight": chosen})
     try:
-        with interrupted_once():  # a launcher then ends what it started elsewhere
+        with interrupt_once():  # a launcher then ends what it started elsewhere
             report = runner.preflight(plan, job.vendor, runs_of(options), terminal.say)
     except KeyboardInterrupt:
         terminal.say("interrupted; nothing is kept")

@@ -18,7 +18,7 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.explain.explanation import explained
 from levelfield.explain.step_difference import step_difference
 from levelfield.nights.gate_input import GateInput
-from levelfield.run.builds import CommitBuild, build_of, run_of
+from levelfield.run.builds import CommitBuild, checkout_build, run_with_build
 from levelfield.run.provenance import commit_of
 from levelfield.run.turns import StoreRun, alternating_pairs
 from levelfield.rundir.directory import PAIRS_FOLDER
@@ -125,7 +125,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     steps = []
     for arm in arms:
         try:
-            paths = run_of(
+            paths = run_with_build(
                 arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS_FOLDER, MOST_SECONDS
             )
             steps.append(explained(paths))
@@ -142,7 +142,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
 
 def _record(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
     try:
-        paths = run_of(arm.build, arm.arguments, runs / PAIRS_FOLDER, MOST_SECONDS)
+        paths = run_with_build(arm.build, arm.arguments, runs / PAIRS_FOLDER, MOST_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
     _require_commit(arm, "the run", commit_of(arm.build.folder))  # before it is stored as one of the arm
@@ -156,7 +156,7 @@ def null_arms(
     if subject.commit is None or subject.is_dirty is not False:
         return "tonight's build has files that no commit has"
     try:
-        first = build_of(subject.commit, say=say)
+        first = checkout_build(subject.commit, say=say)
     except RunFailed as error:
         return str(error)
     second = CommitBuild(subject.commit, checkout())

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from levelfield.checkout import checkout
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed, UsageError
-from levelfield.run.builds import CommitBuild, build_of
+from levelfield.run.builds import CommitBuild, checkout_build
 from levelfield.run.provenance import source
 from levelfield.specs.base import Value, json_digest
 from levelfield.specs.plan import Plan
@@ -58,7 +58,7 @@ def require_commit(code: NightCode | None, is_whole: bool, night: str, say: Say)
     if code is None or code.commit is None or code.is_here():
         return
     try:
-        build = build_of(code.commit, say=say)
+        build = checkout_build(code.commit, say=say)
         if build.folder.resolve() == checkout().resolve():
             raise RunFailed(f"files of {build.folder} were changed: remove that folder")
     except RunFailed as error:

@@ -61,7 +61,7 @@ from levelfield.nights.nightly import (
 from levelfield.nights.stored_nights import gate_input, judged_points
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
-from levelfield.run.builds import CommitBuild, build_of
+from levelfield.run.builds import CommitBuild, checkout_build
 from levelfield.run.provenance import source
 from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
@@ -285,7 +285,7 @@ class NightSession:
         if isinstance(subject, str):
             return subject
         try:
-            build = build_of(before.commit, say=self.output.say)
+            build = checkout_build(before.commit, say=self.output.say)
         except RunFailed as error:
             return f"{error}; {_ANOTHER_BUILD}"
         plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())

@@ -23,7 +23,7 @@ from levelfield.nights.bisection import BuildTrials, first_bad
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.nights.stored_nights import gate_input
 from levelfield.node.regular_files import read_regular
-from levelfield.run.builds import build_of, commit_log, commits_between
+from levelfield.run.builds import checkout_build, commit_log, commits_between
 from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
 from levelfield.series.findings import FIGURES, Finding
@@ -256,7 +256,7 @@ class NightBisection:
     def _halved(self, finding: Finding, figure: Gated, commits: Sequence[str], holds: Callable[[], bool]) -> Bisection:
         """Halve the commits. The night's pairs have shown that the last one is bad, and how much."""
         plan, runs = self.plans[finding.series], self.tickets.runs
-        trials = BuildTrials(plan, build_of(commits[0], say=self.say), figure, runs, self.plugins, self.say)
+        trials = BuildTrials(plan, checkout_build(commits[0], say=self.say), figure, runs, self.plugins, self.say)
         trials.records = records = self._ran.setdefault((finding.series, commits[0]), {})
         trials.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
         trial_count = 0
@@ -269,7 +269,7 @@ class NightBisection:
                 return "unknown"
             trial_count += 1
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")
-            return trials.judge(build_of(commit, say=self.say))
+            return trials.judge(checkout_build(commit, say=self.say))
 
         search = first_bad(commits, side)
         good, bad = commits[search.good], commits[search.bad]

@@ -27,7 +27,7 @@ from levelfield.user_folders import own_cache
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 GIT_SECONDS = 300.0
-_BETWEEN = "\x1f"  # the fields of a commit; no author or subject has one
+_FIELD_SEPARATOR = "\x1f"  # the fields of a commit; no author or subject has one
 NO_STORE = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
 
 
@@ -41,7 +41,7 @@ class CommitBuild(NamedTuple):
         return self.commit[:12]
 
 
-def build_of(commit: str, *, say: Say) -> CommitBuild:
+def checkout_build(commit: str, *, say: Say) -> CommitBuild:
     """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
     if not _COMMIT.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
@@ -65,14 +65,14 @@ def build_of(commit: str, *, say: Say) -> CommitBuild:
 
 
 def commits_between(good: str, bad: str) -> list[str]:
-    """Return the commits after `good` up to `bad`, the oldest first. Raises RunFailed where `bad` does not follow."""
-    names = []
-    for name in (good, bad):
+    """Return `good` and the commits after it up to `bad`, the oldest first. Raises RunFailed where there are none."""
+    hashes = []
+    for revision in (good, bad):
         try:
-            names.append(_git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"))
+            hashes.append(_git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"))
         except RunFailed:
-            raise RunFailed(f"bisect: found '{name[:80]}', expected a commit of this checkout") from None
-    first, last = names
+            raise RunFailed(f"bisect: found '{revision[:80]}', expected a commit of this checkout") from None
+    first, last = hashes
     commits = _git("rev-list", "--reverse", "--first-parent", f"{first}..{last}").split()
     if not commits or _git("merge-base", first, last) != first:
         raise RunFailed(
@@ -87,7 +87,7 @@ class LoggedCommit(NamedTuple):
     subject: str
 
 
-def commit_log(first: str, last: str, most: int) -> tuple[list[LoggedCommit], int]:
+def commit_log(first: str, last: str, max_commits: int) -> tuple[list[LoggedCommit], int]:
     """Return the newest commits that `last` has and `first` has not, and how many there are. Raises RunFailed."""
     for commit in (first, last):
         if not _COMMIT.fullmatch(commit):
@@ -100,12 +100,14 @@ def commit_log(first: str, last: str, most: int) -> tuple[list[LoggedCommit], in
         raise RunFailed(
             f"the checkout has no commit {first[:12]}: {reason}; `git fetch --unshallow` gets more"
         ) from None
-    log = _git("log", f"--max-count={most}", f"--format=%H{_BETWEEN}%an{_BETWEEN}%s", f"{first}..{last}")
+    log = _git(
+        "log", f"--max-count={max_commits}", f"--format=%H{_FIELD_SEPARATOR}%an{_FIELD_SEPARATOR}%s", f"{first}..{last}"
+    )
     count = int(_git("rev-list", "--count", f"{first}..{last}"))
-    return [LoggedCommit(*line.split(_BETWEEN, 2)) for line in log.splitlines()], count
+    return [LoggedCommit(*line.split(_FIELD_SEPARATOR, 2)) for line in log.splitlines()], count
 
 
-def run_of(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_seconds: float) -> RunPaths:
+def run_with_build(build: CommitBuild, arguments: Sequence[str], runs: Path, limit_seconds: float) -> RunPaths:
     """Start one run with the code of a build and return its directory in `runs`, valid or not. Raises RunFailed."""
     argv = [sys.executable, str(build.folder / "run_benchmarks.py"), *arguments, "--runs", str(runs), "--json"]
     try:

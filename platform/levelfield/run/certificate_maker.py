@@ -20,8 +20,8 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result
 
-Certified = Callable[[Job], Job]  # gives a job its certificate, or the reason why it has none
-LEFT_OUT = "it was left out (--no-certificate)"
+JobUpdate = Callable[[Job], Job]  # gives a job its certificate, or the reason why it has none
+LEFT_OUT_REASON = "it was left out (--no-certificate)"
 
 
 def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
@@ -33,13 +33,13 @@ def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
     if reference is None or job.entry is None:
         raise NotHere("no reference in fp32 at smoke scale has its work")
     entry = certifying_entry(registry, job.plan, reference, job.entry.request)
-    (made,) = jobs(registry, [entry], None)
-    if made.plan.work_digest != reference.identity.work:
+    (certifying_job,) = jobs(registry, [entry], None)
+    if certifying_job.plan.work_digest != reference.identity.work:
         raise NotHere(f"the reference {reference.name} is stale: its case has changed since")
-    used = job.plan.certificate
-    if used and used.subject and (difference := subject_mismatch(used.subject, made.plan)):
+    need = job.plan.certificate
+    if need and need.subject and (difference := subject_mismatch(need.subject, certifying_job.plan)):
         raise NotHere(difference)
-    return made, reference
+    return certifying_job, reference
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,33 @@ class CertificateMaker:
     registry: Registry
     runs: Path
     listener: runner.Listener
-    outcomes: dict[str, Certified] = field(default_factory=dict)  # by the subject's fingerprint
+    updates: dict[str, JobUpdate] = field(default_factory=dict)  # by the subject's fingerprint
 
     def certify(self, job: Job) -> CertificateAttempt:
         """Return the job with its certificate, or with the reason why it has none."""
-        used = job.plan.certificate
-        if job.certificate or job.plan.refusal or used is None or used.subject is None:
+        need = job.plan.certificate
+        if job.certificate or job.plan.refusal or need is None or need.subject is None:
             return CertificateAttempt(job)
-        key = used.subject.fingerprint()
-        if key not in self.outcomes:
-            made = self._made(job, used.subject)
-            if isinstance(made, Result):
-                return CertificateAttempt(job, made)
-            self.outcomes[key] = made
-        return CertificateAttempt(self.outcomes[key](job))
+        key = need.subject.fingerprint()
+        if key not in self.updates:
+            update = self._train(job, need.subject)
+            if isinstance(update, Result):
+                return CertificateAttempt(job, update)
+            self.updates[key] = update
+        return CertificateAttempt(self.updates[key](job))
 
-    def _made(self, job: Job, subject: CertificateSubject) -> Certified | Result:
+    def _train(self, job: Job, subject: CertificateSubject) -> JobUpdate | Result:
         """Train, and return what certifies a job, or the result of an interrupted run."""
         try:
-            needed, reference = certificate_run(self.registry, job)
+            certifying_job, reference = certificate_run(self.registry, job)
         except UsageError as error:
-            return self._none(_not_here(error))
-        plan = needed.plan
+            return self._without_certificate(_not_here_reason(error))
+        plan = certifying_job.plan
         self.listener.say(
             f"no certificate of this code yet: training {plan.case} first, in fp32 at smoke scale, "
             f"{plan.tuning.layout} on {plan.world_size} device(s), about a minute (--no-certificate leaves it out)"
         )
-        result = runner.run(plan, needed.vendor, self.runs, self.listener, platform.node(), reference)
+        result = runner.run(plan, certifying_job.vendor, self.runs, self.listener, platform.node(), reference)
         if result.status.failure == "interrupted":
             return result
         paths = RunPaths(self.runs.absolute() / result.run_id)
@@ -88,38 +88,38 @@ class CertificateMaker:
                     "after the command began"
                 )
         except GateFailed as error:
-            return self._none(str(error), result.run_id)
+            return self._without_certificate(str(error), result.run_id)
         self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
-        if problem := certificate_store.keep(certificate, paths):
+        if problem := certificate_store.store_certificate(certificate, paths):
             self.listener.say(problem)
         return partial(with_certificate, certificate=certificate)
 
-    def _none(self, reason: str, failed_run: str | None = None) -> Certified:
+    def _without_certificate(self, reason: str, failed_run: str | None = None) -> JobUpdate:
         self.listener.say(f"no certificate: {reason}")
         return partial(without_certificate, reason=reason, failed_run=failed_run)
 
 
-def left_out(job: Job) -> CertificateAttempt:
+def skip_certification(job: Job) -> CertificateAttempt:
     """Return the job of a command with --no-certificate: a stored certificate counts, and none is made."""
-    used = job.plan.certificate
-    if job.certificate or used is None or used.reason:
+    need = job.plan.certificate
+    if job.certificate or need is None or need.reason:
         return CertificateAttempt(job)
-    return CertificateAttempt(without_certificate(job, LEFT_OUT))
+    return CertificateAttempt(without_certificate(job, LEFT_OUT_REASON))
 
 
-def foreseen(registry: Registry, job: Job, is_left_out: bool) -> Job:
+def preview_certificate(registry: Registry, job: Job, is_left_out: bool) -> Job:
     """Return the job as a command would start it, with its stored certificate or why it would have none."""
-    used = job.plan.certificate
-    if job.certificate or used is None or used.reason or job.plan.hardware.assumed:
+    need = job.plan.certificate
+    if job.certificate or need is None or need.reason or job.plan.hardware.assumed:
         return job
     if is_left_out:
-        return left_out(job).job
+        return skip_certification(job).job
     try:
         certificate_run(registry, job)
     except UsageError as error:
-        return without_certificate(job, _not_here(error))
+        return without_certificate(job, _not_here_reason(error))
     return job
 
 
-def _not_here(error: UsageError) -> str:
+def _not_here_reason(error: UsageError) -> str:
     return f"none can be made here: {' '.join(str(error).split())}"

@@ -32,8 +32,8 @@ class StoredCertificate:
     problem: str | None = None  # why the file is no certificate of it, as a sentence with the path
 
 
-def stored(subject: CertificateSubject) -> StoredCertificate:
-    path = place(subject)
+def load_certificate(subject: CertificateSubject) -> StoredCertificate:
+    path = certificate_file(subject)
     if not path.exists():
         return StoredCertificate()
     try:
@@ -50,24 +50,24 @@ def stored(subject: CertificateSubject) -> StoredCertificate:
     return StoredCertificate(certificate)
 
 
-def keep(certificate: Certificate, paths: RunPaths) -> str | None:
+def store_certificate(certificate: Certificate, paths: RunPaths) -> str | None:
     """Store a certificate with the raw files of its run. Return the reason where it cannot be stored.
 
     The run that needs it has it nevertheless.
     """
-    path, folder = place(certificate.subject), runs_place(certificate.subject)
+    path, folder = certificate_file(certificate.subject), certifying_run_folder(certificate.subject)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+        unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
         try:
             for name, file in [*raw_paths(paths.root), (OUTCOME, paths.outcome)]:
-                copy = made / paths.root.name / name
+                copy = unfinished / paths.root.name / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy, follow_symlinks=False)
             shutil.rmtree(folder, ignore_errors=True)
-            made.rename(folder)
+            unfinished.rename(folder)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(certificate))
     except OSError as error:
@@ -75,33 +75,35 @@ def keep(certificate: Certificate, paths: RunPaths) -> str | None:
     return None
 
 
-def forget(subject: CertificateSubject) -> None:
+def delete_certificate(subject: CertificateSubject) -> None:
     """Delete a certificate that did not hold for its run, so that the next run makes it again."""
-    place(subject).unlink(missing_ok=True)
-    shutil.rmtree(runs_place(subject), ignore_errors=True)
+    certificate_file(subject).unlink(missing_ok=True)
+    shutil.rmtree(certifying_run_folder(subject), ignore_errors=True)
 
 
-def place(subject: CertificateSubject) -> Path:
+def certificate_file(subject: CertificateSubject) -> Path:
     return own_cache() / "certificates" / f"{short_digest(subject.fingerprint(), 24)}.json"
 
 
-def runs_place(subject: CertificateSubject) -> Path:
+def certifying_run_folder(subject: CertificateSubject) -> Path:
     """Return the folder with the run that certifies a subject."""
     return own_cache() / "certificate-runs" / short_digest(subject.fingerprint(), 24)
 
 
 def _mismatch(certificate: Certificate) -> str | None:
     """Return why a certificate does not follow from the raw files of its run; None where it does."""
-    paths = RunPaths(runs_place(certificate.subject) / certificate.run_id)
+    paths = RunPaths(certifying_run_folder(certificate.subject) / certificate.run_id)
     if not paths.plan.is_file():
         return "they are not kept beside it"
     try:
-        made = certificate_from(paths, read_plan(paths), collect(paths), certificate.subject)
+        recomputed = certificate_from(paths, read_plan(paths), collect(paths), certificate.subject)
     except GateFailed as error:
         return str(error)
     except (DocumentError, OSError, *DAMAGE_ERRORS) as error:
         return " ".join(str(error).split())
-    ours, theirs = (document.model_dump(exclude={"made", "digest"}) for document in (made, certificate))
-    if differ := [name for name in ours if ours[name] != theirs[name]]:
-        return f"{', '.join(differ)} differ"
+    recomputed_fields, stored_fields = (
+        document.model_dump(exclude={"made", "digest"}) for document in (recomputed, certificate)
+    )
+    if different_fields := [name for name in recomputed_fields if recomputed_fields[name] != stored_fields[name]]:
+        return f"{', '.join(different_fields)} differ"
     return None

@@ -25,8 +25,8 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import CorpusUsed, Plan
 from levelfield.specs.short_names import short_value
 
-Mark = tuple[int, int, int, int]
-_MOST_NAMED = 3  # files
+FileState = tuple[int, int, int, int]  # inode, bytes, and the times of the last write and of the last change
+_MAX_LISTED_FILES = 3  # in a warning
 
 
 class InputWatch:
@@ -38,18 +38,18 @@ class InputWatch:
     def __init__(self, paths: RunPaths) -> None:
         """Raises OSError."""
         inputs = (paths.plan, paths.reference, paths.certificate, paths.preflight, paths.job, paths.request)
-        self._written = {path: read_regular(path) for path in (*inputs, paths.provenance) if path.exists()}
+        self._contents_at_start = {path: read_regular(path) for path in (*inputs, paths.provenance) if path.exists()}
 
     def revised(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what was changed, and write that again. Raises OSError where it cannot be written."""
         changed = []
-        for path, content in self._written.items():
+        for path, content in self._contents_at_start.items():
             with suppress(OSError):
                 if read_regular(path) == content:
                     continue
             changed.append(path)
         for path in changed:
-            write_atomically(path, self._written[path].decode())
+            write_atomically(path, self._contents_at_start[path].decode())
         if not changed:
             return outcome
         names = ", ".join(path.name for path in changed)
@@ -68,23 +68,23 @@ class CorpusWatch:
 
     def __init__(self, corpus: CorpusUsed) -> None:
         self._corpus = corpus
-        self._marks = self._marked()
-        if self._marks:
+        self._states_at_start = self._file_states()
+        if self._states_at_start:
             self._check(again=False)
 
     def revised(self, outcome: Outcome, say: Callable[[str], None]) -> Outcome:
         """Return the outcome. A training that ended well on a corpus that was overwritten meanwhile has another."""
-        if outcome.cause != "exited" or not self._marks:
+        if outcome.cause != "exited" or not self._states_at_start:
             return outcome
         try:
-            if self._marked() != self._marks:
+            if self._file_states() != self._states_at_start:
                 say(f"{self._corpus.prefix}: its files were written to during the run; checking their content again")
                 self._check(again=True)
         except CorpusError as error:
             return replace(outcome, cause="corpus", evidence=f"during the run: {error}")
         return outcome
 
-    def _marked(self) -> list[Mark]:
+    def _file_states(self) -> list[FileState]:
         """Return what changes when a file is written to or replaced; nothing for a synthetic corpus."""
         kind, prefix = self._corpus.kind, self._corpus.prefix
         if kind == "synthetic" or prefix is None:
@@ -112,40 +112,45 @@ class CodeWatch:
 
     def __init__(self, plan: Plan, paths: RunPaths) -> None:
         self._plan, self._paths = plan, paths
-        self._is_here = plan.launch is None and plan.implementation.rests_on is not None
-        self._marks = self._files() if self._is_here else {}
-        self._start = self._digest() if self._is_here else None
+        self._is_local = plan.launch is None and plan.implementation.rests_on is not None
+        self._states_at_start = self._file_states() if self._is_local else {}
+        self._digest_at_start = self._digest() if self._is_local else None
 
     def refusal(self) -> Outcome | None:
         """Return the outcome of a run whose code was changed since it was planned; None where it may train."""
         planned = self._plan.implementation.rests_on
-        if self._start in (None, planned):
+        if self._digest_at_start in (None, planned):
             return None
         evidence = (
             f"{self._plan.implementation.folder}, a folder that it uses, or the worker has changed since the plan was "
-            f"made: found {short_value(str(self._start))}, planned {short_value(str(planned))}. Run the command again"
+            f"made: found {short_value(str(self._digest_at_start))}, planned {short_value(str(planned))}. Run the "
+            "command again"
         )
         return Outcome("code-changed", (), evidence)
 
     def revised(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the digests of the code at the run's start and end."""
-        if not self._is_here:
+        if not self._is_local:
             nodes = range(self._plan.hardware.nodes if self._plan.launch else 0)
             # a node that is lost has no last record, and its run is not valid anyway
             digests = {
                 f"at the end of node {node}": (last_fields(self._paths.root, node) or {}).get("code") for node in nodes
             }
             return replace(outcome, code={key: digest for key, digest in digests.items() if isinstance(digest, str)})
-        code = {"at its start": str(self._start), "at its end": self._digest()}
-        if code["at its end"] != self._start:
-            before, now = self._marks, self._files()
-            names = [str(path) for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
-            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            files = ", ".join(names[:_MOST_NAMED]) or "a part of the platform"
-            says = f"the code changed during the run: {files}{more}. What a training writes belongs outside its folder"
-            outcome = replace(outcome, warnings=(*outcome.warnings, says))
+        digests_of_code = {"at its start": str(self._digest_at_start), "at its end": self._digest()}
+        if digests_of_code["at its end"] != self._digest_at_start:
+            before, now = self._states_at_start, self._file_states()
+            changed_files = [str(path) for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+            more = (
+                f" and {len(changed_files) - _MAX_LISTED_FILES} more" if len(changed_files) > _MAX_LISTED_FILES else ""
+            )
+            files = ", ".join(changed_files[:_MAX_LISTED_FILES]) or "a part of the platform"
+            warning = (
+                f"the code changed during the run: {files}{more}. What a training writes belongs outside its folder"
+            )
+            outcome = replace(outcome, warnings=(*outcome.warnings, warning))
         if outcome.cause != "exited":
-            return replace(outcome, code=code, elsewhere=None)
+            return replace(outcome, code=digests_of_code, elsewhere=None)
         # the files that ranks imported and that the digest of the code does not cover, with their digests
         folders = [Path(self._plan.implementation.folder)]
         with suppress(OSError):
@@ -159,18 +164,18 @@ class CodeWatch:
             except (OSError, ValueError, LookupError, TypeError):
                 imported = {f"rank {rank}": "it did not say what it imported"}
             elsewhere |= {path: digest for path, digest in imported.items() if not path.startswith(covered)}
-        return replace(outcome, code=code, elsewhere=elsewhere)
+        return replace(outcome, code=digests_of_code, elsewhere=elsewhere)
 
-    def _files(self) -> dict[Path, tuple[int, int]]:
+    def _file_states(self) -> dict[Path, tuple[int, int]]:
         """Return size and time of each file that the digest of the code covers; none of those that are going away."""
-        marks: dict[Path, tuple[int, int]] = {}
+        states: dict[Path, tuple[int, int]] = {}
         implementation = Path(self._plan.implementation.folder)
         with suppress(OSError):
             for folder in (implementation, *shared_folders(implementation)):
                 for path in source_files(folder):
                     status = path.stat()
-                    marks[path] = (status.st_size, status.st_mtime_ns)
-        return marks
+                    states[path] = (status.st_size, status.st_mtime_ns)
+        return states
 
     def _digest(self) -> str:
         try:

@@ -11,30 +11,34 @@ from types import FrameType
 class _Interrupt:
     """The handler of a block's signals."""
 
-    came = False
+    was_raised = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self.came:
-            self.came = True
+        if not self.was_raised:
+            self.was_raised = True
             raise KeyboardInterrupt
 
 
 @contextmanager
-def interrupted_once(to_the_end: bool = False) -> Iterator[None]:
+def interrupt_once(process_ends: bool = False) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP of the block, and ignore later ones.
 
     After the first one the processes are stopped and the result is written, which takes seconds. An ignored signal
-    stays ignored, as in a shell's background job. A block inside another one is a part of it. to_the_end: the process
-    ends after the block, and later signals do not change its exit code.
+    stays ignored, as in a shell's background job. A block inside another one does nothing. process_ends: the
+    process ends after the block, and later signals do not change its exit code.
     """
-    handled = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    if any(isinstance(signal.getsignal(number), _Interrupt) for number in handled):
+    signal_numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    if any(isinstance(signal.getsignal(number), _Interrupt) for number in signal_numbers):
         yield
         return
     interrupt = _Interrupt()
-    before = {number: signal.signal(number, interrupt) for number in handled}
+    previous_handlers = {number: signal.signal(number, interrupt) for number in signal_numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_IGN if to_the_end and interrupt.came else handler)
+        for number, handler in previous_handlers.items():
+            signal.signal(number, signal.SIG_IGN if process_ends and interrupt.was_raised else handler)

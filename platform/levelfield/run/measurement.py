@@ -43,17 +43,17 @@ from levelfield.specs.plan import PeakMeasurement, Plan
 from levelfield.specs.vendor import HOST_KIND
 from levelfield.user_folders import own_cache
 
-PEAK_SECONDS = 3.0  # of each dtype
-PEAK_LIMIT_SECONDS = 180.0
-# What a probe on the host is held to. On two cores beside other work torch's gave 2 to 9 times numpy's rate.
-PLAIN, PLAIN_SECONDS, PLAIN_SIZE, LEAST_OF_PLAIN = "fp32", 0.3, 1024, 0.25
+PEAK_SECONDS = 3.0  # for each dtype
+PEAK_TIMEOUT_SECONDS = 180.0
+# A probe on the host must reach this share of numpy's rate. On two busy cores torch's gave 2 to 9 times that rate.
+NUMPY_DTYPE, NUMPY_SECONDS, NUMPY_SIZE, MIN_SHARE_OF_NUMPY = "fp32", 0.3, 1024, 0.25
 HOST_PRECISIONS = "fp32,bf16"
-HOST_SECONDS = 0.1  # of each size
-HOST_LIMIT_SECONDS = 300.0
-CONTROL_SECONDS = 1.0  # of each part
+HOST_SECONDS = 0.1  # for each size
+HOST_TIMEOUT_SECONDS = 300.0
+CONTROL_SECONDS = 1.0  # for the product, and for the copy
 CONTROL_SIZE = 768
-CONTROL_COPIED = 64 * 2**20
-_NO_ANSWER = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+CONTROL_COPY_BYTES = 64 * 2**20
+_ANSWER_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError)
 
 
 def store_text(path: Path, text: str) -> None:
@@ -63,8 +63,8 @@ def store_text(path: Path, text: str) -> None:
         write_atomically(path, text)
 
 
-def _file(folder: Path, *measured: str) -> Path:
-    """measured: what the file is for. Another value of one of them is another file."""
+def _digest_named_file(folder: Path, *measured: str) -> Path:
+    """Return a file that is named by the digest of what it was measured for, so that other values have another file."""
     return folder / (hashlib.sha256("\0".join(measured).encode()).hexdigest()[:16] + ".json")
 
 
@@ -87,21 +87,21 @@ class StoredPeak(NamedTuple):
     measurement: PeakMeasurement | None  # when and beside what it was measured
 
 
-def known_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
+def stored_peaks(plan: Plan, machine: str) -> MeasuredPeaks:
     """Return the stored peaks of this machine, framework and device; empty without an earlier probe.
 
-    Where a launcher reaches the nodes, these are the machine.
+    With a launcher they are the peaks of its nodes.
     """
-    stored = _stored_peaks(plan, machine)
-    return _measured(plan, stored) if stored else MeasuredPeaks(limits=_limits(plan))
+    stored = _read_peak_file(plan, machine)
+    return _peaks_per_device(plan, stored) if stored else MeasuredPeaks(limits=_device_limits(plan))
 
 
 def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> MeasuredPeaks:
     """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
-    doubtful, or with --probe. Nothing is measured for a run whose tensors are read, and not its speed."""
-    if plan.launch and _probed(plan, machine) is None:
+    doubtful, or with --probe. Nothing is measured for a run that captures tensors, as its speed is not judged."""
+    if plan.launch and _peak_owner(plan, machine) is None:
         return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
-    stored, precision = known_peaks(plan, machine), plan.work.training.precision
+    stored, precision = stored_peaks(plan, machine), plan.work.training.precision
     is_needed = precision not in plan.hardware.chip.peaks and plan.capture_step is None
     if not (is_needed or plan.probe_peak):
         return stored
@@ -110,8 +110,8 @@ def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> Meas
     reason = remeasure_reason(stored.measurements.get(precision), datetime.now(timezone.utc))
     if reason is None:
         return stored
-    again = measure_peaks(plan, machine, runtime, say, reason)
-    return again if again.tflops else stored
+    remeasured = measure_peaks(plan, machine, runtime, say, reason)
+    return remeasured if remeasured.tflops else stored
 
 
 def measure_peaks(
@@ -123,28 +123,28 @@ def measure_peaks(
     """
     precision, framework = plan.work.training.precision, plan.implementation.framework
     if not plan.implementation.peak_probe:
-        return MeasuredPeaks(how=f"{framework} has no probe", limits=_limits(plan))
-    again = f"again ({PEAK_SECONDS:g} s): {reason}" if reason else f"({PEAK_SECONDS:g} s; kept for later runs)"
-    where = str(_probed(plan, machine)).partition(",")[0] if plan.launch else "this machine"
-    say(f"measuring the {precision} matmul peak of {framework} on {where} {again}")
+        return MeasuredPeaks(how=f"{framework} has no probe", limits=_device_limits(plan))
+    detail = f"again ({PEAK_SECONDS:g} s): {reason}" if reason else f"({PEAK_SECONDS:g} s; kept for later runs)"
+    where = str(_peak_owner(plan, machine)).partition(",")[0] if plan.launch else "this machine"
+    say(f"measuring the {precision} matmul peak of {framework} on {where} {detail}")
     values = {"python": plan.environment.python, "folder": plan.implementation.folder}
     argv = [text.format_map(values) for text in plan.implementation.peak_probe]
     argv += ["--device", plan.access.device, "--dtype", precision, "--seconds", str(PEAK_SECONDS)]
-    before = _counters(plan)
+    before = _load_counters(plan)
     try:
         if plan.launch is None:
             cores = str(usable_cores())
         else:  # those that a node gives the probe
             counting = (plan.environment.python, "-c", "import os; print(len(os.sched_getaffinity(0)))")
-            cores = str(int(runtime.output(plan, counting, {}, PEAK_LIMIT_SECONDS)))
+            cores = str(int(runtime.output(plan, counting, {}, PEAK_TIMEOUT_SECONDS)))
         argv += ["--threads", cores]
-        printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": cores}, PEAK_LIMIT_SECONDS)
+        printed = runtime.output(plan, argv, {"OMP_NUM_THREADS": cores}, PEAK_TIMEOUT_SECONDS)
         answer = json.loads(printed.splitlines()[-1])  # libraries may print before it
-        peaks = _peaks(answer, before, _counters(plan))
-    except (OSError, subprocess.SubprocessError, *_NO_ANSWER) as error:
-        return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}", limits=_limits(plan))
+        peaks = _parse_peaks(answer, before, _load_counters(plan))
+    except (OSError, subprocess.SubprocessError, *_ANSWER_ERRORS) as error:
+        return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}", limits=_device_limits(plan))
     refusals = _refusals(plan, peaks)
-    stored, now = _stored_peaks(plan, machine), datetime.now(timezone.utc)
+    stored, now = _read_peak_file(plan, machine), datetime.now(timezone.utc)
     for dtype, peak in peaks.items():
         if dtype not in refusals and (dtype not in stored or is_better(peak.tflops, *stored[dtype], now)):
             stored[dtype] = peak
@@ -154,18 +154,18 @@ def measure_peaks(
             content[dtype]["measurement"] = peak.measurement.model_dump(mode="json")
     store_text(_peak_file(plan, machine), json.dumps(content, indent=2) + "\n")
     if precision in refusals and precision not in stored:
-        return MeasuredPeaks(how=refusals[precision], refused=tuple(refusals.values()), limits=_limits(plan))
+        return MeasuredPeaks(how=refusals[precision], refused=tuple(refusals.values()), limits=_device_limits(plan))
     if precision not in peaks:
-        return MeasuredPeaks(how=f"the probe gave no {precision} rate", limits=_limits(plan))
-    return replace(_measured(plan, stored), refused=tuple(refusals.values()))
+        return MeasuredPeaks(how=f"the probe gave no {precision} rate", limits=_device_limits(plan))
+    return replace(_peaks_per_device(plan, stored), refused=tuple(refusals.values()))
 
 
-def _probed(plan: Plan, machine: str) -> str | None:
+def _peak_owner(plan: Plan, machine: str) -> str | None:
     """Return whose peak a stored one is: this machine's or a launcher's nodes'; None where no probe can run there."""
     return probed_nodes(plan, plan.launch) if plan.launch else machine
 
 
-def _counters(plan: Plan) -> dict[str, Any] | None:
+def _load_counters(plan: Plan) -> dict[str, Any] | None:
     """Return this machine's load, which says nothing about the nodes of a launcher."""
     return None if plan.launch else host_counters(ranks_are_children=plan.runtime != "docker")
 
@@ -178,12 +178,12 @@ def _other_cores(before: dict[str, Any] | None, after: dict[str, Any] | None) ->
     return max(0.0, busy - ours) / (nanoseconds / 1e9) if nanoseconds > 0 else None
 
 
-def _peaks(
+def _parse_peaks(
     answer: dict[str, dict[str, float]], before: dict[str, Any] | None, after: dict[str, Any] | None
 ) -> dict[str, StoredPeak]:
     """Return TFLOP/s by dtype, without rates that are NaN, infinite, zero or negative. Raises for other content."""
     now, cores = datetime.now(timezone.utc).isoformat(timespec="seconds"), after["cores"] if after else None
-    beside, peaks = PeakMeasurement(at=now, other_cores=_other_cores(before, after), cores=cores), {}
+    conditions, peaks = PeakMeasurement(at=now, other_cores=_other_cores(before, after), cores=cores), {}
     for dtype, best in [(dtype, float(fields["tflops"])) for dtype, fields in answer.items()]:
         if not (math.isfinite(best) and best > 0):
             continue
@@ -195,7 +195,7 @@ def _peaks(
             "repeats": repeats if isinstance(repeats, int) and repeats >= 1 else None,
             "onednn_over_mkl": ratio if is_ratio else None,
         }
-        peaks[dtype] = StoredPeak(best, beside.model_copy(update=details))
+        peaks[dtype] = StoredPeak(best, conditions.model_copy(update=details))
     return peaks
 
 
@@ -212,11 +212,11 @@ def _refusals(plan: Plan, peaks: dict[str, StoredPeak]) -> dict[str, str]:
         for dtype, peak in peaks.items()
         if dtype in limits and not peak.tflops <= limits[dtype]
     }
-    if PLAIN not in peaks or PLAIN in refusals or plan.runtime == "docker":
+    if NUMPY_DTYPE not in peaks or NUMPY_DTYPE in refusals or plan.runtime == "docker":
         return refusals
-    if (rate := peaks[PLAIN].tflops) < (least := LEAST_OF_PLAIN * plain_rate()):
-        expected = f"expected at least {least:.3g}, {LEAST_OF_PLAIN:.0%} of numpy's product here"
-        refusals[PLAIN] = f"{start} {rate:.3g} TFLOP/s in {PLAIN}, {expected}"
+    if (rate := peaks[NUMPY_DTYPE].tflops) < (least := MIN_SHARE_OF_NUMPY * numpy_rate()):
+        expected = f"expected at least {least:.3g}, {MIN_SHARE_OF_NUMPY:.0%} of numpy's product here"
+        refusals[NUMPY_DTYPE] = f"{start} {rate:.3g} TFLOP/s in {NUMPY_DTYPE}, {expected}"
     return refusals
 
 
@@ -227,42 +227,42 @@ def _host_limits(plan: Plan) -> dict[str, float]:
     return host_limits(usable_cores(), processor_flags()) if is_here else {}
 
 
-def _limits(plan: Plan) -> dict[str, float]:
+def _device_limits(plan: Plan) -> dict[str, float]:
     """Return what a device of the plan cannot exceed, in TFLOP/s by dtype: its share of this host's processors."""
-    return {dtype: limit / _shares(plan) for dtype, limit in _host_limits(plan).items()}
+    return {dtype: limit / _sharing_devices(plan) for dtype, limit in _host_limits(plan).items()}
 
 
-def _shares(plan: Plan) -> int:
+def _sharing_devices(plan: Plan) -> int:
     """Return how many devices share the cores that a probe measures."""
-    on_the_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
-    return on_the_host if plan.hardware.is_host or not plan.hardware.device_indices else 1
+    devices_on_host = plan.hardware.devices_per_node if plan.launch else plan.world_size  # containers share one host
+    return devices_on_host if plan.hardware.is_host or not plan.hardware.device_indices else 1
 
 
-def plain_rate() -> float:
+def numpy_rate() -> float:
     """Return the best rate of numpy's float32 product of two square matrices on this machine, in TFLOP/s."""
-    left, right = (np.ones((PLAIN_SIZE, PLAIN_SIZE), np.float32) for _ in range(2))
-    return 2 * PLAIN_SIZE**3 / min(_durations(lambda: np.matmul(left, right), PLAIN_SECONDS)) / 1e12
+    left, right = (np.ones((NUMPY_SIZE, NUMPY_SIZE), np.float32) for _ in range(2))
+    return 2 * NUMPY_SIZE**3 / min(_durations(lambda: np.matmul(left, right), NUMPY_SECONDS)) / 1e12
 
 
-def forget_peaks(plan: Plan, machine: str) -> None:
+def delete_peaks(plan: Plan, machine: str) -> None:
     """Delete a measured peak that a run exceeded: the machine was busy, so the next run measures again."""
     _peak_file(plan, machine).unlink(missing_ok=True)
 
 
-def _measured(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
+def _peaks_per_device(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks:
     """Return the peaks per device. The devices of a host share its cores, and its peak is divided too."""
-    shares = _shares(plan)
+    shares = _sharing_devices(plan)
     name = f"{plan.implementation.framework} {plan.implementation.version}"
     threads = "a node's" if plan.launch else usable_cores()
     return MeasuredPeaks(
         tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},
         how=f"best matmul rate of {name} with {threads} threads, divided by {shares} device(s)",
         measurements={dtype: peak.measurement for dtype, peak in peaks.items() if peak.measurement},
-        limits=_limits(plan),
+        limits=_device_limits(plan),
     )
 
 
-def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
+def _read_peak_file(plan: Plan, machine: str) -> dict[str, StoredPeak]:
     """Return the stored rates that can be; none where the file is missing or damaged. An earlier version kept any."""
     stored = {}
     try:
@@ -273,7 +273,7 @@ def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
                 if datetime.fromisoformat(measurement.at).tzinfo is None:  # no time that can be compared
                     return {}
             stored[dtype] = StoredPeak(float(fields["tflops"]), measurement)
-    except (OSError, *_NO_ANSWER):
+    except (OSError, *_ANSWER_ERRORS):
         return {}
     limits = _host_limits(plan)
     return {dtype: peak for dtype, peak in stored.items() if 0 < peak.tflops <= limits.get(dtype, sys.float_info.max)}
@@ -281,14 +281,14 @@ def _stored_peaks(plan: Plan, machine: str) -> dict[str, StoredPeak]:
 
 def _peak_file(plan: Plan, machine: str) -> Path:
     software = (plan.implementation.framework, plan.implementation.version, plan.access.device, plan.runtime)
-    where = _probed(plan, machine) or machine
-    return _file(own_cache() / "peaks", where, plan.hardware.description, *software, str(usable_cores()))
+    where = _peak_owner(plan, machine) or machine
+    return _digest_named_file(own_cache() / "peaks", where, plan.hardware.description, *software, str(usable_cores()))
 
 
-def known_host_rates(registry: Registry) -> HostRates | None:
+def stored_host_rates(registry: Registry) -> HostRates | None:
     """Return the stored rates of this machine; None where there are none, or the file is damaged."""
     try:
-        return load(HostRates, _host_file(registry))
+        return load(HostRates, _host_rates_file(registry))
     except DocumentError:
         return None
 
@@ -312,23 +312,23 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
         say("measuring matmul, memory and message rates of this machine, once (about a minute)")
         before = host_counters(ranks_are_children=True)
         try:
-            printed = command_output(argv, implementation.environment(HOST_KIND), HOST_LIMIT_SECONDS)
+            printed = command_output(argv, implementation.environment(HOST_KIND), HOST_TIMEOUT_SECONDS)
         except subprocess.CalledProcessError as error:
             last = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
             raise RunFailed(f"the probe of this host ended with exit status {error.returncode}: {last}") from None
         except subprocess.TimeoutExpired:
-            limit = f"{HOST_LIMIT_SECONDS:g} s; run again on an idle machine"
+            limit = f"{HOST_TIMEOUT_SECONDS:g} s; run again on an idle machine"
             raise RunFailed(f"the probe of this host took more than {limit}") from None
         except (OSError, subprocess.SubprocessError) as error:
             raise RunFailed(f"the probe of this host has no answer: {argv[0]}: {error}") from None
         others = _other_cores(before, host_counters(ranks_are_children=True))
         changes = {"measured_at": datetime.now(timezone.utc).replace(microsecond=0), "other_cores": others}
-        rates = rates_from(printed).model_copy(update=changes)
-    store_text(_host_file(registry), dump(rates))
+        rates = parse_host_rates(printed).model_copy(update=changes)
+    store_text(_host_rates_file(registry), dump(rates))
     return rates
 
 
-def rates_from(printed: str) -> HostRates:
+def parse_host_rates(printed: str) -> HostRates:
     """Return the rates of the probe's last line, with fitted messages. Raises RunFailed, which names a wrong rate."""
     try:
         answer = json.loads(printed.splitlines()[-1])  # libraries may print before it
@@ -361,13 +361,13 @@ def rates_from(printed: str) -> HostRates:
         return parse(HostRates, content, "the probe of this host")
     except DocumentError as error:
         raise RunFailed(str(error)) from None
-    except _NO_ANSWER as error:
+    except _ANSWER_ERRORS as error:
         raise RunFailed(f"the probe of this host: found no usable rates: {type(error).__name__}: {error}") from None
 
 
-def _host_file(registry: Registry) -> Path:
+def _host_rates_file(registry: Registry) -> Path:
     version = registry.implementation("torch")[0].version
-    return _file(own_cache() / "hosts", platform.node(), version, str(usable_cores()))
+    return _digest_named_file(own_cache() / "hosts", platform.node(), version, str(usable_cores()))
 
 
 def control_rates(seconds: float = CONTROL_SECONDS) -> dict[str, float]:
@@ -377,12 +377,12 @@ def control_rates(seconds: float = CONTROL_SECONDS) -> dict[str, float]:
     and never a regression. It never divides a figure.
     """
     left = np.ones((CONTROL_SIZE, CONTROL_SIZE), np.float32)
-    source = np.ones(CONTROL_COPIED // 4, np.float32)
+    source = np.ones(CONTROL_COPY_BYTES // 4, np.float32)
     product, target = np.empty_like(left), np.empty_like(source)
-    products = _durations(lambda: np.matmul(left, left, out=product), seconds)
-    copies = _durations(lambda: np.copyto(target, source), seconds)
+    product_seconds = _durations(lambda: np.matmul(left, left, out=product), seconds)
+    copy_seconds = _durations(lambda: np.copyto(target, source), seconds)
     # by the fastest tenth: a short pause is not the machine's rate
     return {
-        "matmul_flops_per_second": 2.0 * CONTROL_SIZE**3 / float(np.quantile(products, 0.1)),
-        "copy_bytes_per_second": 2.0 * CONTROL_COPIED / float(np.quantile(copies, 0.1)),
+        "matmul_flops_per_second": 2.0 * CONTROL_SIZE**3 / float(np.quantile(product_seconds, 0.1)),
+        "copy_bytes_per_second": 2.0 * CONTROL_COPY_BYTES / float(np.quantile(copy_seconds, 0.1)),
     }

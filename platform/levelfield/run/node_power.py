@@ -26,7 +26,7 @@ from levelfield.specs.variables import MASK, SECRET_VALUE
 
 NO_NODE_POWER = {"LEVELFIELD_NODE_POWER": "none"}  # of the environment: no node power, whatever the site's file says
 COMMAND_SECONDS = 10.0
-LEAVE_SECONDS = 4.0  # the longest wait for the last reading, after the training
+END_WAIT_SECONDS = 4.0  # the longest wait for the last reading, after the training
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*", re.ASCII)
 MOST_FAILURES = 3  # before the first reading: a BMC may lock out a user whose password is wrong
 
@@ -35,7 +35,7 @@ class NodePowerError(Exception):
     """Why the command gave no reading of a node."""
 
 
-def printed_by(site: NodePowerSite, host: str) -> str:
+def run_power_command(site: NodePowerSite, host: str) -> str:
     """Return what the command prints. host: replaces {host}. Raises NodePowerError where it fails or hangs."""
     if site.is_per_host and not _HOST.fullmatch(host):
         raise NodePowerError(f"found the host name {host[:40]!r}, which cannot be part of a command for sh")
@@ -48,17 +48,17 @@ def printed_by(site: NodePowerSite, host: str) -> str:
     return output.text
 
 
-def watts_of(printed: str, host: str, is_alone: bool) -> float:
+def parse_watts(printed: str, host: str, is_only_host: bool) -> float:
     """Return the watts of a host in lines `HOST WATTS`, or in a single number where the host is alone.
 
     Raises NodePowerError for everything else: several lines, no positive finite number, no line of the host.
     """
     lines = [line.split() for line in printed.splitlines() if line.strip()]
     matches = [line[1] for line in lines if len(line) == 2 and line[0] == host]
-    if len(lines) == 1 and len(lines[0]) == 1 and is_alone:
+    if len(lines) == 1 and len(lines[0]) == 1 and is_only_host:
         matches = lines[0]
     if len(matches) != 1:
-        expected = f"one line '{host} WATTS'" + (" or one number" if is_alone else "")
+        expected = f"one line '{host} WATTS'" + (" or one number" if is_only_host else "")
         first = f", the first {' '.join(lines[0])[:40]!r}" if lines else ""
         raise NodePowerError(f"the site's command printed {len(lines)} line(s){first}; expected {expected}")
     try:
@@ -74,13 +74,13 @@ def node_power_findings(site: NodePowerSite, hosts: Sequence[str]) -> Iterator[S
     """Run the command once for each host and return what it printed."""
     for host in hosts:
         try:
-            watts = watts_of(printed_by(site, host), host, site.is_per_host or len(hosts) == 1)
+            watts = parse_watts(run_power_command(site, host), host, site.is_per_host or len(hosts) == 1)
             yield ok(f"power of {host}", f"{watts:g} W by {site.source}")
         except NodePowerError as error:
             yield missing(f"power of {host}", str(error), "correct `node_power`; runs go on without it")
 
 
-def node_power_sampled(plan: Plan, paths: RunPaths) -> AbstractContextManager[object]:
+def sample_node_power(plan: Plan, paths: RunPaths) -> AbstractContextManager[object]:
     """Return what reads the power of the plan's nodes during a block; nothing where the site has no command."""
     site = plan.node_power and plan.node_power.site
     return NodePowerSampler(plan, site, paths) if site else nullcontext()
@@ -91,7 +91,7 @@ class NodePowerSampler:
 
     def __init__(self, plan: Plan, site: NodePowerSite, paths: RunPaths) -> None:
         self._plan, self._site, self._paths = plan, site, paths
-        self._stop, self._writing, self._has_left = threading.Event(), threading.Lock(), False
+        self._stop, self._write_lock, self._is_closed = threading.Event(), threading.Lock(), False
         nodes = range(plan.hardware.nodes if plan.launch else 1)
         self._groups = [[node] for node in nodes] if site.is_per_host else [list(nodes)]
         self._threads = [
@@ -107,13 +107,13 @@ class NodePowerSampler:
     def __exit__(self, *raised: object) -> None:
         """Wait for the last readings. A command that hangs is ended, and what it prints later is dropped."""
         self._stop.set()
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + END_WAIT_SECONDS
         for group, thread in zip(self._groups, self._threads, strict=True):
             thread.join(max(0.0, deadline - time.monotonic()))
             for node in group if thread.is_alive() else ():
                 self._write(node, error="no answer before the end of the training")
-        with self._writing:
-            self._has_left = True  # the file is sealed after this
+        with self._write_lock:
+            self._is_closed = True  # the file is sealed after this
         for thread in self._threads:
             if thread.is_alive():
                 end_tools(thread.ident or 0)
@@ -125,7 +125,7 @@ class NodePowerSampler:
         while not is_last and failures < MOST_FAILURES:
             is_last, begin_ns = self._stop.is_set(), time.monotonic_ns()
             for node in group:
-                if node not in hosts and (host := _host(self._plan, self._paths, node)):
+                if node not in hosts and (host := _host_name(self._plan, self._paths, node)):
                     hosts[node] = host
                     self._write(node, source=self._site.source)
             if hosts:
@@ -133,11 +133,11 @@ class NodePowerSampler:
                 failures = 0 if has_read else failures + 1
             self._stop.wait(max(0.0, self._site.seconds - (time.monotonic_ns() - begin_ns) / 1e9))
 
-    def _read(self, hosts: dict[int, str], is_alone: bool) -> bool:
+    def _read(self, hosts: dict[int, str], is_only_host: bool) -> bool:
         """Run the command once and write a line for each node. Return whether a node has a reading."""
         begin_ns = time.monotonic_ns()
         try:
-            printed = printed_by(self._site, next(iter(hosts.values())))
+            printed = run_power_command(self._site, next(iter(hosts.values())))
         except NodePowerError as error:
             for node in hosts:
                 self._write(node, error=str(error))
@@ -145,7 +145,7 @@ class NodePowerSampler:
         middle_ns, has_read = (begin_ns + time.monotonic_ns()) // 2, False
         for node, host in hosts.items():
             try:
-                self._write(node, middle_ns, watts=watts_of(printed, host, is_alone))
+                self._write(node, middle_ns, watts=parse_watts(printed, host, is_only_host))
                 has_read = True
             except NodePowerError as error:
                 self._write(node, error=str(error))
@@ -156,13 +156,13 @@ class NodePowerSampler:
         now, wall = time.monotonic_ns(), time.time_ns()
         time_ns = now if time_ns is None else time_ns
         line = {"time_ns": time_ns, "wall_ns": wall - (now - time_ns), "node": node, **content}
-        with self._writing, suppress(OSError):  # of a full disk, which the run's own files report
-            if not self._has_left:
+        with self._write_lock, suppress(OSError):  # of a full disk, which the run's own files report
+            if not self._is_closed:
                 with self._paths.node_power.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def _host(plan: Plan, paths: RunPaths, node: int) -> str | None:
+def _host_name(plan: Plan, paths: RunPaths, node: int) -> str | None:
     """Return the name of a node's machine: of this one, by the hosts file, or by what the node's agent wrote."""
     if plan.launch is None:
         return platform.node()

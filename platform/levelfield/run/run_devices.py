@@ -22,7 +22,7 @@ INTERVAL_SECONDS = 1.0
 
 
 @contextmanager
-def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Iterator[DeviceLocks]:
+def lock_devices(plan: Plan, say: Callable[[str], None] = lambda text: None) -> Iterator[DeviceLocks]:
     """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock, and where a
     launcher reaches other nodes, each node locks its own.
 
@@ -36,11 +36,11 @@ def devices_locked(plan: Plan, say: Callable[[str], None] = lambda text: None) -
         say(sentence)
     with ExitStack() as stack:
         devices = [f"{plan.hardware.vendor}-{index}" for index in plan.hardware.device_indices]
-        yield DeviceLocks([stack.enter_context(_locked(device, plan.run_id)) for device in devices])
+        yield DeviceLocks([stack.enter_context(_lock_device(device, plan.run_id)) for device in devices])
 
 
 @contextmanager
-def _locked(device: str, run_id: str) -> Iterator[FileIO]:
+def _lock_device(device: str, run_id: str) -> Iterator[FileIO]:
     with ExitStack() as stack:
         try:
             file = stack.enter_context(lock_device(lock_folder(), device, run_id))
@@ -52,7 +52,7 @@ def _locked(device: str, run_id: str) -> Iterator[FileIO]:
         yield file
 
 
-def devices_sampled(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
+def sample_devices(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
     """Sample the plan's devices, or the host where it is divided into shares. Each node of a launcher samples its own.
 
     A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
@@ -60,13 +60,13 @@ def devices_sampled(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractCont
     if plan.launch:
         return nullcontext()
     present, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
-    lost = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
-    devices = [present.get(index) or Device(index, *lost) for index in hardware.device_indices]
+    fields_of_missing = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
+    devices = [present.get(index) or Device(index, *fields_of_missing) for index in hardware.device_indices]
     devices = devices or list(present.values())
-    return watching(vendor, devices, paths.telemetry, ranks_are_children=plan.runtime != "docker")
+    return device_sampler(vendor, devices, paths.telemetry, ranks_are_children=plan.runtime != "docker")
 
 
-def watching(vendor: Vendor, devices: Sequence[Device], path: Path, ranks_are_children: bool = True) -> Sampler:
+def device_sampler(vendor: Vendor, devices: Sequence[Device], path: Path, ranks_are_children: bool = True) -> Sampler:
     """Return what samples during a block. A tool that is slow, missing or failing leaves a reason in the file.
 
     The block begins after the first reading. A tool that still runs at the end is ended.

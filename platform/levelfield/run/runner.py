@@ -29,12 +29,12 @@ from levelfield.preflight.preflight_run import Preflight, failed_preflight, run_
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
-from levelfield.run.interruption import interrupted_once
+from levelfield.run.interruption import interrupt_once
 from levelfield.run.launchers import reporting_to, runtime_and_launcher
 from levelfield.run.launchers.node_records import node_remarks
-from levelfield.run.node_power import node_power_sampled
+from levelfield.run.node_power import sample_node_power
 from levelfield.run.provenance import provenance
-from levelfield.run.run_devices import devices_locked, devices_sampled
+from levelfield.run.run_devices import lock_devices, sample_devices
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_parts import node_parts
@@ -79,11 +79,11 @@ def run(
     paths = directory.create_run(runs, plan.run_id, plan.save_weights)
     plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
-    with directory.status_ended_on_error(paths), interrupted_once():
+    with directory.status_ended_on_error(paths), interrupt_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
         result = _store_and_finish(paths, outcome)
     if plan.peak.tflops is None and any(peak_share.is_above_peak for peak_share in result.utilisation):
-        measurement.forget_peaks(plan, machine)
+        measurement.delete_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     for hint in filter(None, (feature.hint(paths) for feature in FEATURES)):
         listener.say(hint)
@@ -95,7 +95,7 @@ def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Callable[[str], None]
     """Prepare the plan's environment, run its preflight and return the report, also when the launch failed."""
     runtime, launcher = runtime_and_launcher(plan)
     try:
-        with devices_locked(plan), runtime.in_use(plan, say) as ready:
+        with lock_devices(plan), runtime.in_use(plan, say) as ready:
             return run_preflight(plan, vendor, runs, ready, reporting_to(launcher, say), say)
     except (DeviceInUse, RunFailed) as error:
         return failed_preflight(plan, launcher, " ".join(str(error).split()))
@@ -121,7 +121,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
         raise UsageError(
             f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `evidence collect` it"
         )
-    with directory.status_ended_on_error(paths), interrupted_once():
+    with directory.status_ended_on_error(paths), interrupt_once():
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")
@@ -148,7 +148,7 @@ def _store_and_finish(paths: RunPaths, outcome: Outcome) -> Result:
         directory.write_status(paths, "collecting", "running")
         try:
             directory.write_json(paths.outcome, with_seal(paths, outcome.to_dict()))
-        except KeyboardInterrupt:  # comes once (`interrupted_once`), maybe while a long log is read for the seal
+        except KeyboardInterrupt:  # comes once (`interrupt_once`), maybe while a long log is read for the seal
             directory.write_json(paths.outcome, with_seal(paths, outcome.to_dict()))
             raise
         paths.outcome_of_full_disk.unlink(missing_ok=True)
@@ -202,7 +202,7 @@ def _attempt(
     if plan.launch:  # raises UsageError for what a site cannot run, before anything starts
         launcher.request(plan, paths, runtime)
     try:
-        with devices_locked(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
+        with lock_devices(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             prepared = PreparedRun(plan, vendor, paths, ready, reporting_to(launcher, listener.say), listener.say)
             for refusal in filter(None, (feature.before(prepared) for feature in FEATURES)):
                 return refusal
@@ -247,7 +247,7 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
-        with node_power_sampled(plan, paths), devices_sampled(plan, vendor, paths):
+        with sample_node_power(plan, paths), sample_devices(plan, vendor, paths):
             if load := load_before(plan, paths):
                 listener.say(load)
             outcome = reporting_to(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))

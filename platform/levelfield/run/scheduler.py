@@ -86,7 +86,7 @@ def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) 
 
 def plan_with_known_peak(job: Job) -> Plan:
     """Return the job's plan with the peak that an earlier probe measured on this machine, if there is one."""
-    return with_peak(job.plan, measurement.known_peaks(job.plan, platform.node()))
+    return with_peak(job.plan, measurement.stored_peaks(job.plan, platform.node()))
 
 
 def run_all(
@@ -112,7 +112,7 @@ def run_all(
             machine = platform.node()
             result = runner.run(plan, attempt.job.vendor, runs, listener, machine, reference(plan), certificate)
             if certificate and result.status.word == "valid" and result.certificate and not result.certificate.holds:
-                certificate_store.forget(certificate.subject)
+                certificate_store.delete_certificate(certificate.subject)
                 listener.say("the certificate did not hold for this run; the next run makes it again")
         yield result
         if result.status.is_interrupted:
@@ -124,7 +124,7 @@ def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
     need = job.plan.certificate
     if need is None or need.subject is None:
         return job
-    stored = certificate_store.stored(need.subject)
+    stored = certificate_store.load_certificate(need.subject)
     if stored.problem:
         say(stored.problem)
     return with_certificate(job, stored.certificate) if stored.certificate else job

@@ -67,7 +67,7 @@ def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
 
 def rates_here(registry: Registry, say: Callable[[str], None]) -> HostRates:
     """Return the rates of this host. They are measured once; later calls return the stored ones."""
-    return measurement.known_host_rates(registry) or measurement.measure_host_rates(registry, say)
+    return measurement.stored_host_rates(registry) or measurement.measure_host_rates(registry, say)
 
 
 def question_here(

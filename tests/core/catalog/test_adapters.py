@@ -16,7 +16,7 @@ from levelfield.cli.main import main
 from levelfield.contracts import checked_adapter
 from levelfield.contracts.vendor import Device
 from levelfield.node import sampling
-from levelfield.run.run_devices import watching
+from levelfield.run.run_devices import device_sampler
 
 HEAD = """
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample
@@ -135,7 +135,7 @@ def test_a_tool_of_an_adapter_ends_with_the_telemetry(
     monkeypatch.setattr(sampling, "END_WAIT_SECONDS", 0.1)
     _, plugins = adapted("sample", "from levelfield.contracts.command import ask; ask(['sleep', '9'], 9)")
     vendor = Registry([Path(plugins)]).vendor("fake")
-    with watching(vendor, [Device(0, "F1", "Fake One", None)], tmp_path / "telemetry.jsonl"):
+    with device_sampler(vendor, [Device(0, "F1", "Fake One", None)], tmp_path / "telemetry.jsonl"):
         time.sleep(0.5)
         assert ["sleep", "9"] in commands()
     wait_for_no_tool()

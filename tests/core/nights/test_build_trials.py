@@ -98,7 +98,7 @@ def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPat
         quiet, subject = SimpleNamespace(other_use=None), SimpleNamespace(commit=None)
         return SimpleNamespace(word="valid", series=series, run_id="r", subject=subject, result=quiet, **figures)
 
-    monkeypatch.setattr(build_pairs, "run_of", run_of)
+    monkeypatch.setattr(build_pairs, "run_with_build", run_of)
     monkeypatch.setattr(bisection, "record_of", record_of)
     monkeypatch.setattr(bisection, "series_of", lambda plan: series)
     monkeypatch.setattr(bisection, "arms_of", lambda plan, a, b, *rest: (Arm("a", a, ()), Arm("b", b, ())))

@@ -190,7 +190,7 @@ def test_a_pair_run_during_a_pull_is_not_stored(
         repository.pull()
         return RunPaths(tmp_path / "r")
 
-    monkeypatch.setattr("levelfield.nights.build_pairs.run_of", run)
+    monkeypatch.setattr("levelfield.nights.build_pairs.run_with_build", run)
     series: Any = SimpleNamespace()
     with pytest.raises(ArmFailed, match="moved"):
         next(paired_records(arms, 1, tmp_path, series, lambda arm, paths: pytest.fail("stored")))

@@ -77,7 +77,7 @@ def test_a_run_that_gives_no_reason_is_a_note_and_no_part_of_the_finding(monkeyp
     def no_result(*arguments: Any) -> Any:
         raise RunFailed("it gave no result, exit code 2")
 
-    monkeypatch.setattr(build_pairs, "run_of", no_result)
+    monkeypatch.setattr(build_pairs, "run_with_build", no_result)
     monkeypatch.setattr(night_session, "gate_input", lambda *_: GateInput(night, {}, {}))
     monkeypatch.setattr(night_session, "compared", lambda inputs: GateReport(night, (finding,), 1, 1))
     assert NightSession.judge(session).findings == (finding,)

@@ -80,7 +80,9 @@ def test_the_shortest_series_with_a_level_has_null_pairs_once_a_week_on_each_mac
 
 
 def test_null_arms_have_one_commit_and_a_dirty_tree_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_pairs, "build_of", lambda commit, say: SimpleNamespace(commit=commit, folder="cache"))
+    monkeypatch.setattr(
+        build_pairs, "checkout_build", lambda commit, say: SimpleNamespace(commit=commit, folder="cache")
+    )
     monkeypatch.setattr(build_pairs, "arms_of", lambda plan, a, b, python, plugins: (a, b))
     monkeypatch.setattr(build_pairs, "shared_python", lambda plan, before, now: None)
     plan: Any = None
@@ -106,7 +108,7 @@ def test_recorded_steps_that_are_not_slower_say_no_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, after: float, half: float | None, says: str
 ) -> None:
     outcome = StepDifference(PartChange("step", 10.0, after, half), (), ("mlp takes 1.0 ms more",), 1.0)
-    monkeypatch.setattr(build_pairs, "run_of", lambda build, *_: build)
+    monkeypatch.setattr(build_pairs, "run_with_build", lambda build, *_: build)
     monkeypatch.setattr(build_pairs, "explained", lambda build: build)
     monkeypatch.setattr(build_pairs, "step_difference", lambda before, now: outcome)
     arms = [SimpleNamespace(build=name, arguments=()) for name in ("old", "new")]

@@ -255,7 +255,7 @@ class Search:
 @pytest.fixture
 def search(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Search:
     outcome = Search(repository.commits[2], repository.commits)
-    monkeypatch.setattr(module, "build_of", lambda commit, say: SimpleNamespace(commit=commit))
+    monkeypatch.setattr(module, "checkout_build", lambda commit, say: SimpleNamespace(commit=commit))
     monkeypatch.setattr(module, "BuildTrials", lambda *arguments: SimpleNamespace(effect=None, judge=outcome.judge))
     return outcome
 

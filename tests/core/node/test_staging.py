@@ -15,7 +15,7 @@ from agents import Node
 from levelfield.contracts.execution import NodesNotReady
 from levelfield.node import node_setup
 from levelfield.node.node_setup import SetupError, stage_environment
-from levelfield.run.launchers.slurm.slurm_launcher import _pack
+from levelfield.run.launchers.slurm.slurm_launcher import _pack_environment
 
 DIGEST = "sha256:" + "7" * 64
 
@@ -32,7 +32,7 @@ def archive(tmp_path: Path) -> Path:
     (folder / "bin/tool").chmod(0o755)
     (folder / node_setup.STAMP).write_text(json.dumps({"digest": DIGEST}))
     (folder / "staged-old.tar").write_bytes(b"old")
-    _pack(folder / "staged-new.tar")
+    _pack_environment(folder / "staged-new.tar")
     return folder / "staged-new.tar"
 
 
@@ -104,7 +104,7 @@ def test_a_node_that_waits_for_another_job_says_so(
 
 def test_an_environment_that_cannot_be_packed_ends_the_run(archive: Path) -> None:
     with pytest.raises(NodesNotReady, match=r"missing.*slurm\.local_folder"):
-        _pack(archive.parent / "missing" / "staged-x.tar")
+        _pack_environment(archive.parent / "missing" / "staged-x.tar")
 
 
 def test_the_node_s_part_stages_before_it_looks_at_the_stamp(node: Node, archive: Path, tmp_path: Path) -> None:

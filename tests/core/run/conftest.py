@@ -12,7 +12,7 @@ from planted_slurm import PlantedSlurm
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
     """Slurm's commands, and a watch that does not wait between two questions to them."""
-    for name in ("STEP_SECONDS", "QUICKEST", "SLOWEST", "RECORD_SECONDS"):
+    for name in ("END_POLL_SECONDS", "MIN_POLL_SECONDS", "MAX_POLL_SECONDS", "RECORD_WAIT_SECONDS"):
         monkeypatch.setattr(slurm_watch, name, 0.01)
     return PlantedSlurm(tmp_path / "slurm", monkeypatch)
 

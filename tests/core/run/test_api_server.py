@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.contracts.execution import Outcome, Request
-from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, path_of
+from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, object_path
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from test_cluster_objects import RESTRICTED, WHOLE, Fields, documents_of, request_for
 
@@ -105,9 +105,9 @@ def sent_and_kept(plane: ControlPlane, document: Fields) -> dict[str, str]:
     """Return what differs after the object was created and read. It is removed again."""
     plane.api.create(document)
     try:
-        return dropped(document, plane.api.get(path_of(document)))
+        return dropped(document, plane.api.get(object_path(document)))
     finally:
-        plane.api.answer("DELETE", path_of(document), {"propagationPolicy": "Background"})
+        plane.api.answer("DELETE", object_path(document), {"propagationPolicy": "Background"})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from levelfield.errors import RunFailed
 from levelfield.run import builds
-from levelfield.run.builds import CommitBuild, build_of, commits_between, run_of
+from levelfield.run.builds import CommitBuild, checkout_build, commits_between, run_with_build
 
 PROGRAM = """\
 import json, os, sys
@@ -47,10 +47,10 @@ def say(text: str) -> None:
 
 def test_a_build_has_the_code_of_its_commit_and_is_made_once(commits: list[str], tmp_path: Path) -> None:
     sentences: list[str] = []
-    first = build_of(commits[0], say=sentences.append)
-    assert build_of(commits[0], say=sentences.append) == first and len(sentences) == 1
-    assert run_of(first, ["--case", "x"], tmp_path / "runs", 60).root == tmp_path / "runs" / "0"
-    assert run_of(build_of(commits[1], say=say), [], tmp_path / "runs", 60).root.name == "1"
+    first = checkout_build(commits[0], say=sentences.append)
+    assert checkout_build(commits[0], say=sentences.append) == first and len(sentences) == 1
+    assert run_with_build(first, ["--case", "x"], tmp_path / "runs", 60).root == tmp_path / "runs" / "0"
+    assert run_with_build(checkout_build(commits[1], say=say), [], tmp_path / "runs", 60).root.name == "1"
     assert [path.name for path in first.folder.parent.iterdir() if path.name.startswith(".")] == []
 
 
@@ -59,7 +59,7 @@ def test_what_is_no_commit_of_the_checkout_is_refused_and_leaves_nothing(
     commits: list[str], commit: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RunFailed):
-        build_of(commit, say=say)
+        checkout_build(commit, say=say)
     assert not [*(tmp_path / "cache").rglob("run_benchmarks.py")]
     assert not [path for path in (tmp_path / "cache").rglob(".*") if path.is_dir() and path.name != ".git"]
 
@@ -73,16 +73,16 @@ def test_commits_between_two(commits: list[str]) -> None:
 
 def test_a_build_that_gives_no_result_is_named_with_its_last_words(commits: list[str], tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"\b3\b.*reason"):
-        run_of(build_of(commits[0], say=say), ["--fail"], tmp_path, 60)
+        run_with_build(checkout_build(commits[0], say=say), ["--fail"], tmp_path, 60)
     with pytest.raises(RunFailed, match="0 seconds"):
-        run_of(build_of(commits[0], say=say), [], tmp_path, 0.0)
+        run_with_build(checkout_build(commits[0], say=say), [], tmp_path, 0.0)
     with pytest.raises(RunFailed, match=r"\b2\b.*none/run_benchmarks"):
-        run_of(CommitBuild(commits[0], tmp_path / "none"), [], tmp_path, 60)
+        run_with_build(CommitBuild(commits[0], tmp_path / "none"), [], tmp_path, 60)
 
 
 def test_the_store_is_not_written_by_a_build(commits: list[str], tmp_path: Path) -> None:
-    build = build_of(commits[0], say=say)
+    build = checkout_build(commits[0], say=say)
     (build.folder / "run_benchmarks.py").write_text(
         "import json, os\nprint(json.dumps([{'run_id': os.environ['LEVELFIELD_STORE']}]))"
     )
-    assert run_of(build, [], tmp_path, 60).root.name == "none"
+    assert run_with_build(build, [], tmp_path, 60).root.name == "none"

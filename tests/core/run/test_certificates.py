@@ -29,7 +29,7 @@ from levelfield.plan.certificate_need import certificate_need, certifying_entry
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker
 from levelfield.run.certificate_maker import CertificateMaker, certificate_run
-from levelfield.run.certificate_store import runs_place, stored
+from levelfield.run.certificate_store import certifying_run_folder, load_certificate
 from levelfield.run.runner import Listener
 from levelfield.run.scheduler import Job, with_certificate
 from levelfield.rundir.directory import read_plan
@@ -188,7 +188,7 @@ def test_without_a_certificate_of_its_layout_a_run_is_consistent_and_the_exit_co
     code, result = certified.bench.run("--no-certificate", "--layout", "DP2SH1SP2")
     assert (code, result["alignment"]["verdict"], result["certificate"]["holds"]) == (0, "consistent", False)
     assert "bf16" in result["alignment"]["reason"]
-    assert result["certificate"]["reason"] == certificate_maker.LEFT_OUT
+    assert result["certificate"]["reason"] == certificate_maker.LEFT_OUT_REASON
     root = certified.bench.paths(result["run_id"]).root
     assert main(["align", str(root), "--plugins", str(certified.bench.plugins)]) == 0
     assert "consistent" in capsys.readouterr().out
@@ -377,7 +377,7 @@ def test_dry_run_says_whether_there_is_a_certificate(
     assert shown().endswith(f"run {certified.small.root.name}")
     certified.bench.kept().unlink()
     assert "none yet:" in shown()
-    assert certificate_maker.LEFT_OUT in shown("--no-certificate")
+    assert certificate_maker.LEFT_OUT_REASON in shown("--no-certificate")
     only_in_bf16(certified.bench.plugins)
     sixteen = shown(case="small16:sixteen:maker:1:2")
     assert "sixteen" in sixteen and "precision fp32" in sixteen
@@ -428,7 +428,7 @@ def test_a_damaged_certificate_does_not_count_in_the_store_nor_in_the_run_direct
 ) -> None:
     path = certified.bench.kept()
     DAMAGES[name](path)
-    stored_certificate = stored(certified.subject)
+    stored_certificate = load_certificate(certified.subject)
     assert (
         stored_certificate.certificate is None
         and stored_certificate.problem is not None
@@ -446,12 +446,12 @@ def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: Cer
     for changes in ({"layers": layers}, {"reason": "because"}, {"framework_version": "9"}, {"software": "sha256:0"}):
         content = {**right.model_dump(exclude={"digest", "subject", "layers"}), "layers": right.layers, **changes}
         path.write_text(dump(Certificate.seal(subject=right.subject, **content)))
-        stored_certificate = stored(certified.subject)
+        stored_certificate = load_certificate(certified.subject)
         assert stored_certificate.certificate is None and f"{path}: {next(iter(changes))}" in str(
             stored_certificate.problem
         )
     path.write_text(dump(right))
-    assert stored(certified.subject).certificate == right
+    assert load_certificate(certified.subject).certificate == right
     before = len(certified.bench.runs_of("small"))
     assert certified.bench.run()[1]["alignment"]["verdict"] == "aligned"
     assert len(certified.bench.runs_of("small")) == before
@@ -459,22 +459,22 @@ def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: Cer
 
 def test_the_kept_raw_files_are_held_to_their_seal(certified: CertifiedRun) -> None:
     """Of a run that differed nobody makes a certificate by editing what was kept."""
-    stored_run = RunPaths(runs_place(certified.subject) / certified.small.root.name)
+    stored_run = RunPaths(certifying_run_folder(certified.subject) / certified.small.root.name)
     events = stored_run.events / "rank0.jsonl"
     before = events.read_text()
     events.write_text(before + "{}\n")
-    assert "is tampered" in str(stored(certified.subject).problem)
+    assert "is tampered" in str(load_certificate(certified.subject).problem)
     events.write_text(before)
-    assert stored(certified.subject).certificate is not None
+    assert load_certificate(certified.subject).certificate is not None
     for name in ("reference.json", "plan.json", "outcome.json"):
         text = (stored_run.root / name).read_text()
         (stored_run.root / name).write_text("{")
-        assert stored(certified.subject).certificate is None, name
+        assert load_certificate(certified.subject).certificate is None, name
         (stored_run.root / name).write_text(text)
     shutil.rmtree(stored_run.root)
-    assert "kept beside" in str(stored(certified.subject).problem)
+    assert "kept beside" in str(load_certificate(certified.subject).problem)
     code, result = certified.bench.run()
-    assert (code, result["alignment"]["verdict"]) == (0, "aligned") and stored(certified.subject).certificate
+    assert (code, result["alignment"]["verdict"]) == (0, "aligned") and load_certificate(certified.subject).certificate
 
 
 def test_a_damaged_certificate_is_made_again(certified: CertifiedRun) -> None:
@@ -489,8 +489,8 @@ def test_a_damaged_certificate_is_made_again(certified: CertifiedRun) -> None:
 def test_a_certificate_in_the_place_of_another_does_not_count(certified: CertifiedRun) -> None:
     path = certified.bench.kept()
     path.write_text(dump(resealed(certified, path=code_branches(Tuning()))))
-    assert "other code" in str(stored(certified.subject).problem) and str(path) in str(
-        stored(certified.subject).problem
+    assert "other code" in str(load_certificate(certified.subject).problem) and str(path) in str(
+        load_certificate(certified.subject).problem
     )
 
 

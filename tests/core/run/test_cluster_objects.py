@@ -21,7 +21,7 @@ from levelfield.contracts.execution import Request
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
-from levelfield.run.launchers.kubernetes.cluster_objects import MOST_DATA_BYTES, divided, object_name
+from levelfield.run.launchers.kubernetes.cluster_objects import MOST_DATA_BYTES, divide_files, object_name
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
@@ -251,7 +251,7 @@ def test_an_accelerator_without_its_resource_is_refused() -> None:
 
 def test_many_nodes_need_several_configmaps() -> None:
     works = {f"node{n}.json": "x" * 20_000 for n in range(100)}
-    parts = divided(works)
+    parts = divide_files(works)
     assert len(parts) == 3 and {k: v for part in parts for k, v in part.items()} == works
     assert all(sum(len(k) + len(v) for k, v in part.items()) <= MOST_DATA_BYTES for part in parts)
 

@@ -34,27 +34,27 @@ def summary(ends: tuple[ProcessEnd, ...]) -> list[tuple[int, int | None, int | N
 
 
 def test_a_rank_that_has_ended_is_not_asked_for_a_heartbeat(request_of_two: Request, tmp_path: Path) -> None:
-    assert container_launcher._alive(request_of_two) == [0, 1], "nothing is written yet"
+    assert container_launcher._alive_ranks(request_of_two) == [0, 1], "nothing is written yet"
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    assert container_launcher._alive(request_of_two) == [1]
+    assert container_launcher._alive_ranks(request_of_two) == [1]
 
 
 @pytest.mark.parametrize("damage", ["", "[", "{}", '[{"rank": 0}]', '[{"rank": 0, "other": 1}]'])
 def test_a_damaged_file_is_as_none(damage: str, request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(damage)
-    assert container_launcher._alive(request_of_two) == [0, 1]
+    assert container_launcher._alive_ranks(request_of_two) == [0, 1]
 
 
 def test_of_a_killed_container_only_those_that_ran_were_killed(request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
-    ends = container_launcher._ends(request_of_two, {0: PlantedContainer(137)})  # type: ignore[dict-item]
+    ends = container_launcher._rank_ends(request_of_two, {0: PlantedContainer(137)})  # type: ignore[dict-item]
     assert summary(ends) == [(0, 0, None, False), (1, None, 9, False)]
-    stopped = container_launcher._ends(request_of_two, {0: PlantedContainer(137)}, {0})  # type: ignore[dict-item]
+    stopped = container_launcher._rank_ends(request_of_two, {0: PlantedContainer(137)}, {0})  # type: ignore[dict-item]
     assert summary(stopped)[1] == (1, None, 9, True)
 
 
 def test_a_first_process_that_failed_is_no_signal(request_of_two: Request) -> None:
-    ends = container_launcher._ends(request_of_two, {0: PlantedContainer(1)})  # type: ignore[dict-item]
+    ends = container_launcher._rank_ends(request_of_two, {0: PlantedContainer(1)})  # type: ignore[dict-item]
     assert summary(ends) == [(0, 1, None, False), (1, 1, None, False)]
 
 
@@ -99,7 +99,7 @@ class PlantedContainer:
 def test_a_container_that_cannot_be_ended_is_named_by_its_process(request_of_two: Request, tmp_path: Path) -> None:
     (tmp_path / "node0.ends.json").write_text(json.dumps([ENDED, RUNS]))
     planted = PlantedContainer(0, is_running=True)
-    outcome = container_launcher._stopped(request_of_two, {0: planted}, "hang", "silent")  # type: ignore[dict-item]
+    outcome = container_launcher._stop_containers(request_of_two, {0: planted}, "hang", "silent")  # type: ignore[dict-item]
     first, second = outcome.ends
     assert outcome.cause == "hang" and first.process is None
     assert (second.process, second.state, second.stopped_by_us) == (os.getpid(), "R", True)

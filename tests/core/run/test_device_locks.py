@@ -19,7 +19,7 @@ from levelfield.errors import RunFailed
 from levelfield.node import device_files
 from levelfield.node.device_files import HELD_PREFIX, DeviceInUse, DeviceLocks, lock_folder
 from levelfield.node.process_identity import identity_of
-from levelfield.run.run_devices import _locked, devices_locked
+from levelfield.run.run_devices import _lock_device, lock_devices
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
 
@@ -41,9 +41,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_second_run_is_told_who_holds_the_device() -> None:
     first, second = plan_of("tiny:fake:F1:1:2"), plan_of("tiny:fake:F1:1:1")
     taken = pytest.raises(DeviceInUse, match=f"fake-0.*{first.run_id}")
-    with devices_locked(first), taken, devices_locked(second):
+    with lock_devices(first), taken, lock_devices(second):
         pytest.fail("both hold it")
-    with devices_locked(second):
+    with lock_devices(second):
         pass
 
 
@@ -51,27 +51,27 @@ def test_a_run_that_gets_one_device_of_two_holds_neither() -> None:
     one, two = plan_of("tiny:fake:F1:1:1"), plan_of("tiny:fake:F1:1:2")
     second = two.model_copy(update={"hardware": two.hardware.model_copy(update={"device_indices": (1, 0)})})
     third = two.model_copy(update={"hardware": two.hardware.model_copy(update={"device_indices": (1,)})})
-    with devices_locked(one):
-        with pytest.raises(DeviceInUse), devices_locked(second):
+    with lock_devices(one):
+        with pytest.raises(DeviceInUse), lock_devices(second):
             pytest.fail("it got a device that is taken")
-        with devices_locked(third):
+        with lock_devices(third):
             pass
 
 
 @pytest.mark.drill
 def test_the_lock_of_a_killed_process_is_gone(folder: Path) -> None:
     plan = plan_of("tiny:fake:F1:1:1")
-    with devices_locked(plan):
+    with lock_devices(plan):
         pass
     file = str(folder / "fake-0.lock")
     hold = f"import fcntl, os; file = open({file!r}); fcntl.flock(file, fcntl.LOCK_EX); os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", hold]).returncode == -9
-    with devices_locked(plan):
+    with lock_devices(plan):
         pass
 
 
 def test_a_lock_file_is_everybodys(folder: Path) -> None:
-    with devices_locked(plan_of("tiny:fake:F1:1:1")):
+    with lock_devices(plan_of("tiny:fake:F1:1:1")):
         assert stat.S_IMODE((folder / "fake-0.lock").stat().st_mode) == 0o666
         assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
 
@@ -85,14 +85,14 @@ def test_the_locks_are_in_one_place_whatever_the_temporary_folder_is(
 
 
 def test_a_host_that_is_divided_is_not_locked(folder: Path) -> None:
-    with devices_locked(plan_of("gpt3_6.7B:torch:cpu:1:2")):
+    with lock_devices(plan_of("gpt3_6.7B:torch:cpu:1:2")):
         assert not folder.exists()
 
 
 def test_locks_that_cannot_be_made_say_where(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
     refused = pytest.raises(RunFailed, match=r"fake-0.*locks.*LEVELFIELD_LOCKS")
-    with refused, devices_locked(plan_of("tiny:fake:F1:1:1")):
+    with refused, lock_devices(plan_of("tiny:fake:F1:1:1")):
         pytest.fail("it has no lock")
 
 
@@ -102,7 +102,7 @@ def test_another_user_is_told_and_gets_the_device_afterwards(monkeypatch: pytest
     with TemporaryDirectory() as folder:  # another user gets into no folder of pytest's
         Path(folder).chmod(0o711)
         monkeypatch.setenv("LEVELFIELD_LOCKS", f"{folder}/locks")
-        with devices_locked(plan):
+        with lock_devices(plan):
             assert as_another_user() == "taken"
         assert as_another_user() == "held"
 
@@ -113,7 +113,7 @@ def as_another_user() -> str:
     if os.fork() == 0:
         os.setuid(12345)
         try:
-            with _locked("fake-0", "another"):
+            with _lock_device("fake-0", "another"):
                 os.write(write, b"held")
         except DeviceInUse:
             os.write(write, b"taken")
@@ -133,16 +133,16 @@ def as_another_user() -> str:
 def test_a_device_stays_locked_while_a_process_lives_that_could_not_be_ended() -> None:
     first, second = plan_of("tiny:fake:F1:1:2"), plan_of("tiny:fake:F1:1:1")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        with devices_locked(first) as locks:
+        with lock_devices(first) as locks:
             locks.hold_for([process.pid])
         says = f"device fake-0 is in use by process {process.pid}, which SIGKILL did not end .* run {first.run_id}"
         for _ in range(2):  # a refused run does not free it
-            with pytest.raises(DeviceInUse, match=says), devices_locked(second):
+            with pytest.raises(DeviceInUse, match=says), lock_devices(second):
                 pytest.fail("it got a device that a process may still use")
         process.kill()
-    with devices_locked(second) as locks:
+    with lock_devices(second) as locks:
         locks.hold_for([])
-    with devices_locked(second):
+    with lock_devices(second):
         pass
 
 
@@ -152,7 +152,7 @@ def test_a_number_that_another_process_has_now_keeps_no_device(folder: Path) -> 
     assert identity is not None
     for old in (replace(identity, started=identity.started + 1), replace(identity, boot="an earlier boot")):
         (folder / "fake-0.lock").write_text(f"run old (process 1)\n{HELD_PREFIX}{old.to_text()}")
-        with _locked("fake-0", "new"):
+        with _lock_device("fake-0", "new"):
             assert (folder / "fake-0.lock").read_text() == NEW_LOCK
 
 
@@ -160,7 +160,7 @@ def test_a_number_that_another_process_has_now_keeps_no_device(folder: Path) -> 
 def test_a_damaged_lock_keeps_no_device(content: str, folder: Path) -> None:
     folder.mkdir()
     (folder / "fake-0.lock").write_text(content, encoding="latin-1")
-    with _locked("fake-0", "new"):
+    with _lock_device("fake-0", "new"):
         assert (folder / "fake-0.lock").read_text() == NEW_LOCK
 
 
@@ -172,9 +172,9 @@ def test_a_full_disk_locks_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch
         write = full  # type: ignore[assignment]
 
     monkeypatch.setattr(device_files, "FileIO", FullFile)
-    with _locked("fake-0", "first") as file:
+    with _lock_device("fake-0", "first") as file:
         DeviceLocks([file]).hold_for([os.getpid()])
-        with pytest.raises(DeviceInUse, match=r"fake-0.*another run"), _locked("fake-0", "second"):
+        with pytest.raises(DeviceInUse, match=r"fake-0.*another run"), _lock_device("fake-0", "second"):
             pytest.fail("both hold it")
 
 
@@ -190,7 +190,7 @@ def test_a_disk_that_became_read_only_ends_no_run(folder: Path, monkeypatch: pyt
     class ReadOnly(FileIO):
         truncate = refuse
 
-    with devices_locked(plan), ReadOnly(str(folder / "fake-0.lock"), "r+") as file:
+    with lock_devices(plan), ReadOnly(str(folder / "fake-0.lock"), "r+") as file:
         DeviceLocks([file]).hold_for([os.getpid()])
 
 
@@ -207,7 +207,7 @@ def test_nothing_planted_in_place_of_a_lock_is_opened_or_changed(kind: str, fold
         "pipe": lambda: os.mkfifo(lock),
         "folder": lock.mkdir,
     }[kind]()
-    with pytest.raises(RunFailed, match=r"fake-0\b.*fake-0\.lock"), _locked("fake-0", "run"):
+    with pytest.raises(RunFailed, match=r"fake-0\b.*fake-0\.lock"), _lock_device("fake-0", "run"):
         pytest.fail("it was locked")
     assert victim.exists() == (kind != "dangling link")
     assert kind == "dangling link" or (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("precious", 0o644)
@@ -216,7 +216,7 @@ def test_nothing_planted_in_place_of_a_lock_is_opened_or_changed(kind: str, fold
 def test_a_link_in_place_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunFailed, match=r"fake-0.*a link"), _locked("fake-0", "run"):
+    with pytest.raises(RunFailed, match=r"fake-0.*a link"), _lock_device("fake-0", "run"):
         pytest.fail("it was locked")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o700
@@ -225,13 +225,13 @@ def test_a_link_in_place_of_the_folder_is_not_followed(folder: Path, tmp_path: P
 def test_a_folder_that_was_there_keeps_its_mode(folder: Path) -> None:
     folder.mkdir(mode=0o750)
     before = stat.S_IMODE(folder.stat().st_mode)
-    with _locked("fake-0", "run"):
+    with _lock_device("fake-0", "run"):
         assert stat.S_IMODE(folder.stat().st_mode) == before
 
 
 def test_what_a_lock_holds_is_shown_without_control_characters(folder: Path) -> None:
     taken = pytest.raises(DeviceInUse)
-    with _locked("fake-0", "\x1b[2Jrun\x07" + "x" * 500), taken as raised, _locked("fake-0", "other"):
+    with _lock_device("fake-0", "\x1b[2Jrun\x07" + "x" * 500), taken as raised, _lock_device("fake-0", "other"):
         pytest.fail("both hold it")
     text = str(raised.value)
     assert "\x1b" not in text and "\x07" not in text and "[2Jrun" in text and len(text) < 350

@@ -77,7 +77,7 @@ def test_times_that_no_message_takes_are_refused(measured: dict[int, float], say
 
 
 def test_rates_are_found_by_the_division_of_the_cores() -> None:
-    rates = measurement.rates_from("a warning\n" + answer())
+    rates = measurement.parse_host_rates("a warning\n" + answer())
     alone, two = rates.share(1, 2), rates.share(2, 1)
     assert alone is not None and two is not None and rates.share(4, 1) is None
     assert alone.memory_bytes_per_second == 2e10 and alone.per_operation_seconds == 1e-6
@@ -94,7 +94,7 @@ def test_what_is_no_rate_refuses_the_whole_answer(key: str, value: Any) -> None:
         "collectives": {"all_reduce": {**times(), 1024: value}},
     }
     with pytest.raises(RunFailed, match="this host: "):
-        measurement.rates_from(answer(share(2, 1, **{key: table.get(key, value)})))
+        measurement.parse_host_rates(answer(share(2, 1, **{key: table.get(key, value)})))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_is_no_rate_refuses_the_whole_answer(key: str, value: Any) -> None:
 )
 def test_an_answer_that_is_none_is_refused_and_named(printed: str, says: str) -> None:
     with pytest.raises(RunFailed, match=says):
-        measurement.rates_from(printed)
+        measurement.parse_host_rates(printed)
 
 
 @pytest.fixture
@@ -137,11 +137,11 @@ def probe(folder: Path, *lines: str) -> None:
 
 
 def test_a_probe_is_remembered(registry: Registry, tmp_path: Path) -> None:
-    assert measurement.known_host_rates(registry) is None
+    assert measurement.stored_host_rates(registry) is None
     probe(tmp_path, f"print('''{answer()}''')")
     sentences: list[str] = []
     rates = measurement.measure_host_rates(registry, sentences.append)
-    assert measurement.known_host_rates(registry) == rates and "a minute" in sentences[0]
+    assert measurement.stored_host_rates(registry) == rates and "a minute" in sentences[0]
 
 
 def test_rates_have_the_time_and_the_load_at_which_they_were_measured(
@@ -182,7 +182,7 @@ def test_a_probe_that_fails_leaves_nothing_behind(registry: Registry, tmp_path: 
     probe(tmp_path, *lines)
     with pytest.raises(RunFailed, match="this host"):
         measurement.measure_host_rates(registry, print)
-    assert measurement.known_host_rates(registry) is None
+    assert measurement.stored_host_rates(registry) is None
 
 
 def test_an_interpreter_that_cannot_be_started_is_named(
@@ -204,7 +204,7 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started(
         "import os, subprocess, sys, time",
         f'subprocess.Popen([sys.executable, "-c", """import os, time; {sleeper}"""]).wait()',
     )
-    monkeypatch.setattr(measurement, "HOST_LIMIT_SECONDS", 2.0)
+    monkeypatch.setattr(measurement, "HOST_TIMEOUT_SECONDS", 2.0)
     with pytest.raises(RunFailed, match=r"\b2 s\b"):
         measurement.measure_host_rates(registry, print)
     end = time.monotonic() + 5
@@ -219,11 +219,11 @@ def test_a_damaged_cache_is_none(registry: Registry, tmp_path: Path, content: st
     measurement.measure_host_rates(registry, print)
     (file,) = (tmp_path / "cache/levelfield/hosts").iterdir()
     file.write_text(content)
-    assert measurement.known_host_rates(registry) is None
+    assert measurement.stored_host_rates(registry) is None
 
 
 def test_a_kept_rate_is_validated_like_a_measured_one(tmp_path: Path) -> None:
     path = tmp_path / "rates.json"
-    path.write_text(dump(measurement.rates_from(answer())).replace("1e-06", "-1e-06"))
+    path.write_text(dump(measurement.parse_host_rates(answer())).replace("1e-06", "-1e-06"))
     with pytest.raises(DocumentError, match=r"per_operation_seconds'.*-1e-06"):
         load(HostRates, path)

@@ -348,7 +348,7 @@ def warned(*messages: str) -> SimulatedCluster:
 
 
 def test_pods_that_the_cluster_forbids_end_the_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_run, "JOB_POLL_SECONDS", 0.0)
     monkeypatch.setattr(cluster_run, "REFUSED_SECONDS", 0.5)
     cluster.api = warned(QUOTA, STANDARD)
     outcome = cluster.execute(cluster.plan())
@@ -357,7 +357,7 @@ def test_pods_that_the_cluster_forbids_end_the_run(cluster: Cluster, monkeypatch
 
 
 def test_a_quota_is_waited_for_and_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_run, "JOB_POLL_SECONDS", 0.0)
     monkeypatch.setattr(cluster_run, "REFUSED_SECONDS", 0.0)
     cluster.api = warned(STANDARD, QUOTA)
     looks: list[None] = []
@@ -374,7 +374,7 @@ def test_a_quota_is_waited_for_and_said(cluster: Cluster, monkeypatch: pytest.Mo
 def test_without_the_right_to_read_events_a_run_waits_as_before(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_run, "JOB_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_run, "JOB_POLL_SECONDS", 0.0)
     cluster.api.refusals["GET", "/events"] = 403, "events is forbidden"
     assert cluster.execute(cluster.plan()).cause == "exited"
 

@@ -12,7 +12,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError
 from levelfield.run import node_power
-from levelfield.run.node_power import NodePowerError, NodePowerSampler, printed_by, watts_of
+from levelfield.run.node_power import NodePowerError, NodePowerSampler, parse_watts, run_power_command
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.telemetry_files import read_node_power
 from levelfield.specs.base import dump, parse
@@ -30,7 +30,7 @@ def site(command: str, **more: Any) -> NodePowerSite:
     [("  512.5\n\n", True, 512.5), ("b 100\na 200\nc 300\n", False, 200), ("b 100\na 200\n", True, 200)],
 )
 def test_one_number_or_the_line_of_the_host(printed: str, is_alone: bool, watts: float) -> None:
-    assert watts_of(printed, "a", is_alone) == watts
+    assert parse_watts(printed, "a", is_alone) == watts
 
 
 # What is printed for host a, whether a is the only node, and a part of the reason.
@@ -55,14 +55,14 @@ UNUSABLE = {
 def test_what_is_no_reading_has_a_reason() -> None:
     for name, (printed, is_alone, reason) in UNUSABLE.items():
         with pytest.raises(NodePowerError) as caught:
-            watts_of(printed, "a", is_alone)
+            parse_watts(printed, "a", is_alone)
         assert reason in str(caught.value), (name, str(caught.value))
 
 
 def test_the_command_is_a_line_for_sh_in_the_c_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     command = site("echo {host}-bmc $LC_ALL | awk '{print $1, $2}'")
-    assert printed_by(command, "node-1.x") == "node-1.x-bmc C\n"
+    assert run_power_command(command, "node-1.x") == "node-1.x-bmc C\n"
 
 
 def test_a_command_that_fails_or_hangs_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,14 +75,14 @@ def test_a_command_that_fails_or_hangs_has_a_reason(monkeypatch: pytest.MonkeyPa
         "printf 'https:%s' '//me:horse@bmc refused' >&2; exit 1": "(masked)",
     }.items():
         with pytest.raises(NodePowerError) as caught:
-            printed_by(site(command), "a")
+            run_power_command(site(command), "a")
         assert reason in str(caught.value) and "horse" not in str(caught.value), (command, str(caught.value))
 
 
 def test_a_host_name_is_never_code(tmp_path: Path) -> None:
     for host in (f"a; touch {tmp_path}/made", "$(id)", "-rf", "a'b", "a b", ""):
         with pytest.raises(NodePowerError, match=re.escape(repr(host[:40]))):
-            printed_by(site("echo '{host}'"), host)
+            run_power_command(site("echo '{host}'"), host)
     assert not any(tmp_path.iterdir())
 
 
@@ -138,7 +138,7 @@ def test_one_that_worked_runs_again_after_failures(run: RunPaths, tmp_path: Path
 
 
 def test_a_command_that_hangs_is_ended(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_power, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(node_power, "END_WAIT_SECONDS", 0.1)
     begin = time.monotonic()
     trace = sampled(run, "sleep 60; echo 220", 0.2)[0]
     assert "no answer" in str(trace.error) and not trace.readings

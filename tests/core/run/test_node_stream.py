@@ -57,7 +57,7 @@ def test_frames_in_any_parts_become_the_files(stream: NodeStream, root: Path) ->
     for byte in sent:
         stream.receive(bytes([byte]))
     assert (root / NAME).read_text() == "one\nzwé\n" and (root / "logs/node1.log").read_bytes() == b"\xff\xfe"
-    assert stream.code == 3 and stream.is_complete() and stream.frames == 5
+    assert stream.end_code == 3 and stream.is_complete() and stream.frame_count == 5
 
 
 def test_a_heartbeat_replaces_the_last_one(stream: NodeStream, root: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_part_that_repeats_is_broken_and_one_after_the_end_is_left_out(stream:
         stream.receive(file(data="ab"))
     stream.receive(frame_line({"end": 0}) + b"a driver says good bye\n")
     stream.receive(file(at=2, data="cd"))
-    assert stream.code == 0
+    assert stream.end_code == 0
     assert (root / NAME).read_text() == "ab"
 
 

@@ -146,7 +146,7 @@ def test_the_processes_of_a_lost_engine_are_ended(
     plays: bool, lost: str, request_of_one: Request, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process of this machine plays the container's first one; `plays`: it ends on SIGTERM and writes its ends."""
-    monkeypatch.setattr("levelfield.run.runtimes.engine.PATIENCE_SECONDS", 2)
+    monkeypatch.setattr("levelfield.run.runtimes.engine.TIMEOUT_SECONDS", 2)
     monkeypatch.setattr("levelfield.run.launchers.container_launcher.STOP_SECONDS", 1)
     node = request_of_one.nodes[0]
     script, file = tmp_path / "first.py", Path(str(node.file))

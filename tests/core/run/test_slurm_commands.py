@@ -24,19 +24,19 @@ AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect f
 )  # fmt: skip
 def test_states_of_the_controller(planted: PlantedSlurm, printed: str, expected: JobState) -> None:
     planted.says("squeue", printed)
-    assert slurm.state_of(JOB) == expected
+    assert slurm.job_state(JOB) == expected
 
 
 def test_a_list_of_nodes_is_in_the_job_s_order(planted: PlantedSlurm) -> None:
     planted.says("squeue", "RUNNING|None|node[2-3,11]\n")
     planted.says("scontrol", "node2\nnode3\nnode11\n")
-    assert slurm.state_of(JOB).nodes == ("node2", "node3", "node11")
+    assert slurm.job_state(JOB).nodes == ("node2", "node3", "node11")
     assert planted.calls("scontrol") == [["show", "hostnames", "node[2-3,11]"]]
 
 
 def test_a_controller_that_does_not_answer_is_unknown_and_not_ended(planted: PlantedSlurm) -> None:
     planted.says("squeue", AWAY)
-    state = slurm.state_of(JOB)
+    state = slurm.job_state(JOB)
     assert state == UNKNOWN and not state.is_ended
     assert planted.calls("sacct") == []
 
@@ -59,14 +59,14 @@ def test_a_job_that_the_controller_forgot_is_looked_up_in_the_accounting(
     planted.says("squeue", GONE)
     planted.says("sacct", printed)
     planted.says("scontrol", "node1\nnode2\n")
-    state = slurm.state_of(JOB)
-    assert (state.word, state.by, state.is_ended) == (word, by, word is not None)
+    state = slurm.job_state(JOB)
+    assert (state.word, state.cancelled_by, state.is_ended) == (word, by, word is not None)
 
 
 def test_the_position_counts_the_waiting_jobs_of_the_same_partition(planted: PlantedSlurm) -> None:
     planted.says("squeue", "7|gpu\n8|cpu\n9|gpu\n12|gpu\n13|gpu\n")
-    assert slurm.position(JOB) == 2
-    assert slurm.position(SlurmJob("99")) is None
+    assert slurm.queue_position(JOB) == 2
+    assert slurm.queue_position(SlurmJob("99")) is None
 
 
 def test_a_job_is_submitted_with_its_secrets_and_without_the_user_s_own_defaults(
@@ -117,13 +117,13 @@ def test_without_slurm_s_commands_the_message_says_where_to_start(monkeypatch: p
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SubmissionError, match=r"^sbatch .*\bPATH\b"):
         slurm.submit(("sbatch", "x"), {})
-    assert slurm.state_of(JOB) == UNKNOWN
+    assert slurm.job_state(JOB) == UNKNOWN
 
 
 def test_a_lost_number_is_found_by_the_job_s_name(planted: PlantedSlurm) -> None:
     planted.says("squeue", "")
     planted.says("sacct", "9\n12\n12.batch\n")
-    assert slurm.find("levelfield.run") == SlurmJob("12")
+    assert slurm.find_job("levelfield.run") == SlurmJob("12")
     assert any("--name=levelfield.run" in call for call in planted.calls("sacct"))
 
 

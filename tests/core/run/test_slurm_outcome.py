@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from levelfield.contracts.execution import DISK_IS_FULL, NodeWork, Outcome, ProcessWork, Request
 from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, JobState, SlurmJob
-from levelfield.run.launchers.slurm.slurm_watch import Intent, outcome_of
+from levelfield.run.launchers.slurm.slurm_watch import Intent, job_outcome
 from planted_slurm import PlantedSlurm, ended
 
 JOB = SlurmJob("12")
@@ -28,7 +28,7 @@ def outcome(node_run: Path, word: str, *records: str | None, intent: Intent | No
     for node, text in enumerate(records):
         if text is not None:
             (node_run / "nodes" / f"node{node}.record.jsonl").write_text(text)
-    return outcome_of(request_of(node_run), JOB, JobState(word, nodes=NODES, **state), intent)
+    return job_outcome(request_of(node_run), JOB, JobState(word, nodes=NODES, **state), intent)
 
 
 def words(ended_run: Outcome) -> list[str]:

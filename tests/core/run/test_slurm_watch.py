@@ -31,7 +31,7 @@ class Watched:
         self._watch = JobWatch(request, SlurmJob("12"), self._look, self.said.append)
 
     def outcome(self) -> Outcome:
-        return self._watch.until_end()
+        return self._watch.watch_until_end()
 
     def _look(self) -> None:
         self.looks += 1
@@ -71,7 +71,7 @@ def test_a_controller_that_is_away_is_asked_again(node_run: Path, planted: Plant
 def test_a_controller_that_stays_away_leaves_what_the_nodes_recorded(
     node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_watch, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(slurm_watch, "CONTROLLER_WAIT_SECONDS", 0.05)
     planted.says("squeue", AWAY)
     good(node_run)
     ended_run = Watched(node_run).outcome()
@@ -80,11 +80,11 @@ def test_a_controller_that_stays_away_leaves_what_the_nodes_recorded(
     assert warning.endswith("`scancel 12`")
 
 
-@pytest.mark.parametrize("reason", sorted(slurm_watch._HOPELESS))
+@pytest.mark.parametrize("reason", sorted(slurm_watch._ENDLESS_WAITS))
 def test_a_job_that_waits_forever_is_cancelled(node_run: Path, planted: PlantedSlurm, reason: str) -> None:
     planted.says("squeue", f"PENDING|{reason}|\n", "12|gpu\n", "CANCELLED|None|\n")
     ended_run = Watched(node_run).outcome()
-    assert ended_run.cause == "launch-error" and f"({reason}): {slurm_watch._HOPELESS[reason]}" in str(
+    assert ended_run.cause == "launch-error" and f"({reason}): {slurm_watch._ENDLESS_WAITS[reason]}" in str(
         ended_run.evidence
     )
     assert planted.calls("scancel") == [["12"]]
@@ -158,7 +158,7 @@ class Beating(Watched):
 
 def limited(node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch, *signs: str) -> Outcome:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
-    for name in ("QUICKEST", "SLOWEST"):  # each question is a process of its own
+    for name in ("MIN_POLL_SECONDS", "MAX_POLL_SECONDS"):  # each question is a process of its own
         monkeypatch.setattr(slurm_watch, name, 0.1)
     for rank in (0, 1):
         (node_run / f"events/rank{rank}.alive").write_text("0")

@@ -25,10 +25,10 @@ from levelfield.node import node_setup
 from levelfield.node.code_digest import code_digest
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh import ssh_runtime
-from levelfield.run.launchers.ssh.connection import Connection, explained, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, explain_failure, wait_for_output
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
 from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
-from levelfield.run.launchers.ssh.ssh_setup import prepare
+from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import Host, LaunchPlan, Site
 from levelfield.testing.rehearsal import DRILL
@@ -172,12 +172,12 @@ def test_modules_are_loaded_by_a_login_shell() -> None:
     ],
 )
 def test_each_failure_of_ssh_has_its_meaning(complaint: str, words: str, code: int) -> None:
-    sentence = explained("h1", code, complaint)
+    sentence = explain_failure("h1", code, complaint)
     assert sentence.startswith("h1: ") and words in sentence
 
 
 def test_what_a_host_prints_reaches_no_terminal_as_it_is() -> None:
-    sentence = explained("h1", 1, "fine\n\x1b[31mred\x07 text\u202e\n")
+    sentence = explain_failure("h1", 1, "fine\n\x1b[31mred\x07 text\u202e\n")
     assert sentence.endswith("[31mred text") and sentence.isprintable()
 
 
@@ -349,7 +349,7 @@ def test_the_loader_names_an_old_python(version: str) -> None:
 @pytest.mark.parametrize("answer", ["hello", "[]", "{}", '{"need": "wheels"}', '{"need": []}', '{"ready": 1}'])
 def test_a_node_that_answers_something_else_is_named(tmp_path: Path, answer: str) -> None:
     with pytest.raises(NodesNotReady, match=r"^h1: "):
-        prepare(plan_by(f"echo '{answer}'\nexec sleep 600", tmp_path), lambda message: None)
+        prepare_nodes(plan_by(f"echo '{answer}'\nexec sleep 600", tmp_path), lambda message: None)
 
 
 # ---- the process of a connection

@@ -15,7 +15,7 @@ from levelfield.contracts.command import ask
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.node import sampling
 from levelfield.run import run_devices
-from levelfield.run.run_devices import watching
+from levelfield.run.run_devices import device_sampler
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
@@ -42,7 +42,7 @@ class Tool:
 
 
 def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> RawRecords:
-    with watching(tool, DEVICES, paths.telemetry):  # type: ignore[arg-type]
+    with device_sampler(tool, DEVICES, paths.telemetry):  # type: ignore[arg-type]
         for _ in range(readings):
             assert tool.read.acquire(timeout=30)
     return read_raw(paths)
@@ -73,7 +73,7 @@ def test_readings_are_kept_with_the_time_in_their_middle(paths: RunPaths) -> Non
 
 def test_a_reading_is_taken_before_the_block_and_one_after_it(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_devices, "INTERVAL_SECONDS", 30.0)
-    with watching(Tool(lambda: [Sample(0, power_watts=50.0)]), DEVICES, paths.telemetry):  # type: ignore[arg-type]
+    with device_sampler(Tool(lambda: [Sample(0, power_watts=50.0)]), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         begin = time.monotonic_ns()
         end = time.monotonic_ns()
     first, last = read_raw(paths).telemetry[0].readings
@@ -94,7 +94,7 @@ def test_the_hosts_counters_are_in_every_line_and_tell_own_processes_apart(paths
 
 def test_a_containers_processes_are_no_children_and_their_time_is_not_known(paths: RunPaths) -> None:
     tool = Tool(lambda: [Sample(0, power_watts=50.0)])
-    with watching(tool, DEVICES, paths.telemetry, ranks_are_children=False):  # type: ignore[arg-type]
+    with device_sampler(tool, DEVICES, paths.telemetry, ranks_are_children=False):  # type: ignore[arg-type]
         for _ in range(2):
             assert tool.read.acquire(timeout=30)
     before, after = (
@@ -128,7 +128,7 @@ def test_a_tool_that_still_runs_at_the_end_is_ended_with_what_it_started(
         return []
 
     tool = Tool(sample)
-    with watching(tool, DEVICES, paths.telemetry):  # type: ignore[arg-type]
+    with device_sampler(tool, DEVICES, paths.telemetry):  # type: ignore[arg-type]
         deadline = time.monotonic() + 30
         while not (tmp_path / "child").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -168,7 +168,7 @@ def test_a_tool_that_hangs_does_not_hold_up_the_end(paths: RunPaths, monkeypatch
         answered.set()
         return []
 
-    with watching(Tool(sample), DEVICES, paths.telemetry):  # type: ignore[arg-type]
+    with device_sampler(Tool(sample), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         assert requests.wait(30)
     assert not answered.is_set()  # the block has ended before the tool has
     free.set()
@@ -181,10 +181,10 @@ def test_a_value_that_json_cannot_say_does_not_stop_the_readings(paths: RunPaths
 
 
 def test_a_file_that_cannot_be_written_ends_the_readings_only(tmp_path: Path) -> None:
-    with watching(Tool(list), DEVICES, tmp_path / "absent" / "telemetry.jsonl"):  # type: ignore[arg-type]
+    with device_sampler(Tool(list), DEVICES, tmp_path / "absent" / "telemetry.jsonl"):  # type: ignore[arg-type]
         pass
 
 
 def test_an_error_in_the_run_passes_through(paths: RunPaths) -> None:
-    with pytest.raises(ZeroDivisionError), watching(Tool(list), DEVICES, paths.telemetry):  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), device_sampler(Tool(list), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         1 / 0  # noqa: B018

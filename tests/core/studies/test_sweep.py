@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 from fuzzing import commands
 from levelfield.cli.main import main
-from levelfield.run.measurement import rates_from
+from levelfield.run.measurement import parse_host_rates
 from levelfield.specs.host_rates import HostRates
 from plans import PLUGINS
 
@@ -118,7 +118,7 @@ def test_wrong_sweeps(
 
 
 def rates() -> HostRates:
-    return rates_from(json.dumps(RATES))
+    return parse_host_rates(json.dumps(RATES))
 
 
 DRY_RUNS = {
@@ -160,7 +160,7 @@ def test_a_plan_on_this_host_says_how_old_and_how_quiet_its_rates_are(
 ) -> None:
     measured_at = None if age is None else datetime.now(timezone.utc) - age
     stored = rates().model_copy(update={"measured_at": measured_at, "other_cores": cores})
-    monkeypatch.setattr("levelfield.run.measurement.known_host_rates", lambda registry: stored)
+    monkeypatch.setattr("levelfield.run.measurement.stored_host_rates", lambda registry: stored)
     monkeypatch.setattr("levelfield.predict.questions.usable_cores", lambda: 2)
     assert main(["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--devices", "1"]) == 0
     assert words in " ".join(capsys.readouterr().out.split())
@@ -169,7 +169,7 @@ def test_a_plan_on_this_host_says_how_old_and_how_quiet_its_rates_are(
 def test_the_host_is_planned_on_by_what_was_measured_of_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.run.measurement.known_host_rates", lambda registry: rates())
+    monkeypatch.setattr("levelfield.run.measurement.stored_host_rates", lambda registry: rates())
     monkeypatch.setattr("levelfield.predict.questions.usable_cores", lambda: 2)
     words = ["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--json", "--top", "999"]
     assert main([*words, "--devices", "1"]) == 0

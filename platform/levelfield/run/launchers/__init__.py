@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from levelfield.specs.site import LaunchPlan
 
 LOCAL = "local"
-GROUP = "levelfield.launchers"
-OWN_CLASS = "SiteLauncher"  # in launchers/NAME/launcher.py of a folder of plugins
+ENTRY_POINT_GROUP = "levelfield.launchers"
+SITE_CLASS = "SiteLauncher"  # in launchers/NAME/launcher.py of a folder of plugins
 
 
 class LauncherParts(NamedTuple):
@@ -59,11 +59,11 @@ LAUNCHERS = {
 def runtime_and_launcher(plan: Plan) -> tuple[Runtime, Launcher]:
     """Return the runtime of the plan, and the launcher for it. Raises UsageError for a launcher that is not here."""
     if plan.launch:
-        launcher = _remote(plan.launch.launcher, plan.launch.code)
+        launcher = _load_launcher(plan.launch.launcher, plan.launch.code)
         keys = tuple(getattr(launcher, "own_keys", ()))
-        if strange := sorted(plan.launch.site.own.keys() - set(keys)):
+        if unexpected := sorted(plan.launch.site.own.keys() - set(keys)):
             expected = f"one of {', '.join(keys)}" if keys else f"none, as launcher {launcher.name} has none"
-            raise UsageError(f"site, own: found {', '.join(strange)}, expected {expected}")
+            raise UsageError(f"site, own: found {', '.join(unexpected)}, expected {expected}")
         return launcher.runtime(plan), launcher
     if plan.runtime == "docker":
         from levelfield.run.launchers.container_launcher import ContainerLauncher
@@ -85,7 +85,7 @@ def reporting_to(launcher: Launcher, say: Say) -> Launcher:
 def launcher_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     """Return what the launcher's checks find, as they find it. A site's own launcher has no checks."""
     if launch.launcher in LAUNCHERS:
-        return _part(LAUNCHERS[launch.launcher].findings)(launch)  # type: ignore[no-any-return]
+        return _import_part(LAUNCHERS[launch.launcher].findings)(launch)  # type: ignore[no-any-return]
     from levelfield.run.launchers.site_findings import ok
 
     return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
@@ -95,7 +95,7 @@ def probed_nodes(plan: Plan, launch: LaunchPlan) -> str | None:
     """Return the name of the nodes whose peak the launcher's probe measures; None where no probe can run on a node."""
     parts = LAUNCHERS.get(launch.launcher)
     if parts and parts.probed_nodes:
-        return _part(parts.probed_nodes)(plan)  # type: ignore[no-any-return]
+        return _import_part(parts.probed_nodes)(plan)  # type: ignore[no-any-return]
     return launch.hosts[0].name if launch.hosts else None
 
 
@@ -109,16 +109,16 @@ def launcher_names(plugins: Sequence[Path]) -> list[str]:
     """Return the launchers of many machines by name: the built-in ones, those of packages, and those of plugins."""
     from importlib.metadata import entry_points
 
-    of_plugins = (file.parent.name for folder in plugins for file in folder.glob("launchers/*/launcher.py"))
-    return sorted({*LAUNCHERS, *(point.name for point in entry_points(group=GROUP)), *of_plugins})
+    plugin_names = (file.parent.name for folder in plugins for file in folder.glob("launchers/*/launcher.py"))
+    return sorted({*LAUNCHERS, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP)), *plugin_names})
 
 
-def _part(name: str) -> Any:
+def _import_part(name: str) -> Any:
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 
 
-def _remote(name: str, code: str | None) -> RemoteLauncher:
+def _load_launcher(name: str, code: str | None) -> RemoteLauncher:
     from importlib.metadata import entry_points
 
     if code is not None:
@@ -127,14 +127,14 @@ def _remote(name: str, code: str | None) -> RemoteLauncher:
         module: Any = importlib.util.module_from_spec(spec) if spec else None
         try:
             spec.loader.exec_module(module)  # type: ignore[union-attr]
-            return getattr(module, OWN_CLASS)()  # type: ignore[no-any-return]
+            return getattr(module, SITE_CLASS)()  # type: ignore[no-any-return]
         except Exception as error:  # a site's file may raise anything
             raise UsageError(
-                f"{path}: {type(error).__name__}: {error}; expected a class {OWN_CLASS}, as docs/writing-a-launcher.md "
-                "says"
+                f"{path}: {type(error).__name__}: {error}; expected a class {SITE_CLASS}, as "
+                "docs/writing-a-launcher.md says"
             ) from None
     if name in LAUNCHERS:
-        return _part(LAUNCHERS[name].launcher)()  # type: ignore[no-any-return]
-    for point in entry_points(group=GROUP, name=name):
+        return _import_part(LAUNCHERS[name].launcher)()  # type: ignore[no-any-return]
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return point.load()()  # type: ignore[no-any-return]
     raise UsageError(f"launcher {name}: found none here; known: {', '.join(launcher_names([]))}")

@@ -36,13 +36,13 @@ from levelfield.run.launchers.launched_ranks import (
 from levelfield.run.launchers.liveness import Liveness, wait_for
 from levelfield.run.runtimes.engine import (
     OWNER_LABEL,
-    SILENT_SECONDS,
+    SILENT_TIMEOUT_SECONDS,
     EngineError,
-    answers,
     connect,
-    hurry,
+    engine_errors,
     owner,
-    started,
+    running_container,
+    shorten_timeout,
 )
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.3
 STOP_SECONDS = int(SETTLE_SECONDS + TERMINATE_SECONDS + 2)
-LOOK_SECONDS = 0.1  # at first processes that are being ended
+END_POLL_SECONDS = 0.1  # at first processes that are being ended
 
 
 class ContainerLauncher:
@@ -68,7 +68,7 @@ class ContainerLauncher:
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all containers and wait. Containers and network are removed before it returns or raises. If the engine
         is gone, their processes are ended, and the next start removes them."""
-        left: list[str] = []
+        not_removed: list[str] = []
         try:
             port = free_port()
             mask = os.umask(0o077)  # the user's mask can only be read by setting another one; this one is the strictest
@@ -82,44 +82,46 @@ class ContainerLauncher:
         except OSError as error:
             return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
         try:
-            with connect() as client, answers(), ExitStack() as stack:
-                outcome = self._run(client, request, watch, stack, left)
+            with connect() as client, engine_errors(), ExitStack() as stack:
+                outcome = self._run(client, request, watch, stack, not_removed)
         except EngineError as error:
-            outcome = Outcome("engine", _ends(request, {}), f"the container engine: {error}")
+            outcome = Outcome("engine", _rank_ends(request, {}), f"the container engine: {error}")
         except RunFailed as error:
             outcome = Outcome("engine", (), str(error))
-        return _end_by_process(request, outcome, left) if left else outcome
+        return _end_leftover_processes(request, outcome, not_removed) if not_removed else outcome
 
-    def _run(self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, left: list[str]) -> Outcome:
+    def _run(
+        self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, not_removed: list[str]
+    ) -> Outcome:
         """left: receives the names of the containers that the engine did not remove."""
         from docker.errors import APIError
 
-        boxes = [node.container for node in request.nodes if node.container]  # a node of this launcher is one
-        for network in sorted({box.network for box in boxes} - {"none", "host"}):
+        works = [node.container for node in request.nodes if node.container]  # a node of this launcher is one
+        for network in sorted({work.network for work in works} - {"none", "host"}):
             stack.enter_context(_network(client, network))
         running: dict[int, Container] = {}
         warnings: list[str] = []
         try:
-            for node, box in zip(request.nodes, boxes, strict=True):
-                container, refused = stack.enter_context(started(client, box, node.address, left))
+            for node, work in zip(request.nodes, works, strict=True):
+                container, refused = stack.enter_context(running_container(client, work, node.address, not_removed))
                 running[node.node_rank] = container
                 warnings += refused
             outcome = _supervise(request, running, Liveness(request), watch)
         except OSError as error:
             if error.filename is None:  # of the connection to the engine, not of the run's files
                 if not isinstance(error, APIError):  # an engine that answers still removes its containers
-                    hurry(client, SILENT_SECONDS)
+                    shorten_timeout(client, SILENT_TIMEOUT_SECONDS)
                 raise
-            outcome = _stopped(request, running, "storage", f"{error.filename}: {error.strerror}")
+            outcome = _stop_containers(request, running, "storage", f"{error.filename}: {error.strerror}")
         except KeyboardInterrupt:
-            hurry(client)
+            shorten_timeout(client)
             try:
-                with answers():
-                    outcome = _stopped(request, running, "interrupted", "interrupted by the user")
+                with engine_errors():
+                    outcome = _stop_containers(request, running, "interrupted", "interrupted by the user")
             except EngineError as error:
-                hurry(client, SILENT_SECONDS)
+                shorten_timeout(client, SILENT_TIMEOUT_SECONDS)
                 warning = f"the container engine did not answer an interrupt ({error})"
-                return Outcome("interrupted", _ends(request, {}), "interrupted by the user", warnings=(warning,))
+                return Outcome("interrupted", _rank_ends(request, {}), "interrupted by the user", warnings=(warning,))
         for node in request.nodes:  # a good run has no output of the containers' first processes
             if node.node_rank in running and (output := running[node.node_rank].logs()):
                 with suppress(OSError):  # a full disk: the ranks' own files show it
@@ -147,24 +149,24 @@ def _supervise(request: Request, running: dict[int, Container], liveness: Livene
         states = [container.attrs["State"] for container in running.values()]
         if any(not state["Running"] and state["ExitCode"] != 0 for state in states):
             break
-        if evidence := liveness.hang(_alive(request)):
-            return _stopped(request, running, "hang", evidence)
+        if evidence := liveness.hang(_alive_ranks(request)):
+            return _stop_containers(request, running, "hang", evidence)
         time.sleep(POLL_SECONDS)
     # a moment for the others to end by themselves and write their errors, after one has failed
     wait_for(lambda: not any(map(_is_running, running.values())), SETTLE_SECONDS, POLL_SECONDS)
     watch()
-    ends = _ends(request, running)
+    ends = _rank_ends(request, running)
     for node in request.nodes:
         container = running[node.node_rank]
         written = () if container.attrs["State"]["Running"] else rank_ends_on_disk(node)
         if any(end.stopped_by_us for end in written) and not first_failure(written):  # and nothing here requested it
             evidence = f"{container.name} was stopped from outside, as by `docker stop`: its first process got a signal"
-            return _stopped(request, running, "cancelled", evidence)
+            return _stop_containers(request, running, "cancelled", evidence)
     failed = first_failure(ends)
-    return _stopped(request, running, "rank-failed", evidence_of(failed)) if failed else Outcome("exited", ends)
+    return _stop_containers(request, running, "rank-failed", evidence_of(failed)) if failed else Outcome("exited", ends)
 
 
-def _alive(request: Request) -> list[int]:
+def _alive_ranks(request: Request) -> list[int]:
     """Return the ranks that have not ended. An ended rank has no heartbeat."""
     return [end.rank for node in request.nodes for end in rank_ends_on_disk(node) if not is_exit_known(end)]
 
@@ -174,16 +176,18 @@ def _is_running(container: Container) -> bool:
     return bool(container.attrs["State"]["Running"])
 
 
-def _stopped(request: Request, running: dict[int, Container], cause: Cause, evidence: str) -> Outcome:
-    left = {rank for rank, container in running.items() if _is_running(container)}
-    for rank in left:
-        with suppress(EngineError), answers():  # it reports an error for a container that SIGKILL does not end
+def _stop_containers(request: Request, running: dict[int, Container], cause: Cause, evidence: str) -> Outcome:
+    still_running = {rank for rank, container in running.items() if _is_running(container)}
+    for rank in still_running:
+        with suppress(EngineError), engine_errors():  # it reports an error for a container that SIGKILL does not end
             running[rank].stop(timeout=STOP_SECONDS)
         running[rank].reload()
-    return Outcome(cause, _ends(request, running, left), evidence)
+    return Outcome(cause, _rank_ends(request, running, still_running), evidence)
 
 
-def _ends(request: Request, running: dict[int, Container], stopped: set[int] | None = None) -> tuple[ProcessEnd, ...]:
+def _rank_ends(
+    request: Request, running: dict[int, Container], stopped: set[int] | None = None
+) -> tuple[ProcessEnd, ...]:
     """Return the ends that each node's first process wrote. If it was killed, its running ranks ended with it."""
     ends = []
     for node in request.nodes:
@@ -202,22 +206,22 @@ def _ends(request: Request, running: dict[int, Container], stopped: set[int] | N
     return tuple(ends)
 
 
-def _end_by_process(request: Request, outcome: Outcome, names: Collection[str]) -> Outcome:
+def _end_leftover_processes(request: Request, outcome: Outcome, names: Collection[str]) -> Outcome:
     """End what runs of these containers. Return the outcome with the ranks' ends as they are then, and a warning.
 
     An engine of this machine is not needed for that: its containers are processes here. A later run on the engine
     removes what is left of them there.
     """
-    boxes = {n.node_rank: n.container for n in request.nodes if n.container and n.container.name in names}
-    first = _ended_processes(boxes)
+    works = {n.node_rank: n.container for n in request.nodes if n.container and n.container.name in names}
+    first_processes = _end_first_processes(works)
     ends, running = {end.rank: end for end in outcome.ends}, []
-    for node in (node for node in request.nodes if node.node_rank in boxes):
+    for node in (node for node in request.nodes if node.node_rank in works):
         ends.update({end.rank: end for end in rank_ends_on_disk(node) if is_exit_known(end) or end.rank not in ends})
-        process = first.get(node.node_rank)
+        process = first_processes.get(node.node_rank)
         still_runs = process is not None and state_of(process) not in "ZX?"
-        unknown = [ends[work.rank] for work in node.processes if not is_exit_known(ends[work.rank])]
+        unknown = [ends[rank_work.rank] for rank_work in node.processes if not is_exit_known(ends[rank_work.rank])]
         if still_runs or (unknown and process is None):
-            running.append(boxes[node.node_rank].name)
+            running.append(works[node.node_rank].name)
         if process is not None:
             for end in unknown:  # nobody wrote how the rank ended
                 if still_runs:
@@ -238,20 +242,20 @@ def _end_by_process(request: Request, outcome: Outcome, names: Collection[str]) 
     return replace(outcome, ends=tuple(ends[rank] for rank in sorted(ends)), warnings=tuple(warnings))
 
 
-def _ended_processes(boxes: Mapping[int, ContainerWork]) -> dict[int, int]:
+def _end_first_processes(works: Mapping[int, ContainerWork]) -> dict[int, int]:
     """End the first processes of containers that run here, and return them, by the nodes' ranks.
 
     On SIGTERM they end their ranks; SIGKILL ends every process of the container.
     """
-    first: dict[int, int] = {}
-    for rank, box in boxes.items():
-        arguments = "\0".join(box.argv[1:]).encode() + b"\0"  # they have the run's path
-        for place in Path("/proc").glob("[0-9]*/cmdline"):
+    first_processes: dict[int, int] = {}
+    for rank, work in works.items():
+        arguments = "\0".join(work.argv[1:]).encode() + b"\0"  # they have the run's path
+        for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
-                if place.read_bytes().partition(b"\0")[2] == arguments:
-                    first[rank] = int(place.parent.name)
+                if cmdline.read_bytes().partition(b"\0")[2] == arguments:
+                    first_processes[rank] = int(cmdline.parent.name)
                     break
-    alive = [identity for process in first.values() if (identity := identity_of(process)) is not None]
+    alive = [identity for process in first_processes.values() if (identity := identity_of(process)) is not None]
     for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         alive = [identity for identity in alive if is_alive(identity)]
         for identity in alive:
@@ -260,5 +264,5 @@ def _ended_processes(boxes: Mapping[int, ContainerWork]) -> dict[int, int]:
         deadline = time.monotonic() + seconds
         with suppress(KeyboardInterrupt):  # the user does not want to wait: SIGKILL is next
             while any(map(is_alive, alive)) and time.monotonic() < deadline:
-                time.sleep(LOOK_SECONDS)
-    return first
+                time.sleep(END_POLL_SECONDS)
+    return first_processes

@@ -15,8 +15,8 @@ from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.regular_files import MOST_BYTES, open_regular, read_regular
 from levelfield.rundir.follower import event_file_sizes
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.0
-SHARE = 0.05  # of one core, which looking takes at most; a look of more than 50 ms takes more
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
+MAX_CORE_SHARE = 0.05  # of one core for looking; a look of more than 50 ms takes more, as pauses have a maximum
 
 
 class Liveness:
@@ -28,8 +28,8 @@ class Liveness:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._events = Path(request.events_dir)
-        self._written = 0
-        self._started = False
+        self._event_bytes = 0
+        self._has_step = False
         self._clock = WatchedTime(lambda: time.monotonic())
         self._heartbeats = HeartbeatWatch(self._events, request.heartbeat_seconds)
         self._last_progress = 0.0
@@ -40,27 +40,27 @@ class Liveness:
         if evidence := self._heartbeats.silence_evidence(alive, watched):
             return evidence
         sizes = event_file_sizes(self._events)
-        if sum(sizes.values()) != self._written:
-            self._written = sum(sizes.values())
+        if sum(sizes.values()) != self._event_bytes:
+            self._event_bytes = sum(sizes.values())
             self._last_progress = watched
-            self._started = self._started or self._has(sizes, b'"event":"step"')
-        limit = self._request.step_seconds if self._started else self._request.start_seconds
+            self._has_step = self._has_step or self._contains(sizes, b'"event":"step"')
+        limit = self._request.step_seconds if self._has_step else self._request.start_seconds
         waited = watched - self._last_progress
         if waited <= limit:
             return None
-        what = "step" if self._started else "first step"
-        hang, nodes = f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)", self._request.nodes
-        if self._started or len(nodes) < 2 or self._has(sizes, b'"event":"weights"', b'"name":"joined"'):
-            return hang
+        what = "step" if self._has_step else "first step"
+        hang_evidence, nodes = f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)", self._request.nodes
+        if self._has_step or len(nodes) < 2 or self._contains(sizes, b'"event":"weights"', b'"name":"joined"'):
+            return hang_evidence
         # none of several nodes recorded what follows on their group: where the ranks sought each other
         variables = nodes[0].processes[0].environment
         parts = (variables.get("MASTER_ADDR", ""), f"port {variables.get('MASTER_PORT', '')}")
         place = ", ".join(part for part in parts if part and "{" not in part)  # Slurm's nodes fill in the address
         first = nodes[0].name or "node0"
         group = f"; no process group came up: every rank was given {place} of the first node, {first}" if place else ""
-        return hang + group
+        return hang_evidence + group
 
-    def _has(self, names: Iterable[str], *marks: bytes) -> bool:
+    def _contains(self, names: Iterable[str], *marks: bytes) -> bool:
         contents = (read_regular(self._events / name, MOST_BYTES) for name in names)
         return any(mark in content for content in contents for mark in marks)
 
@@ -77,9 +77,9 @@ class NodePulse:
         self._clock = WatchedTime(lambda: time.monotonic())
         self._signs: dict[int, tuple[list[tuple[int, int]], float]] = {}
 
-    def silent(self, nodes: list[NodeWork]) -> dict[int, float]:
+    def silent_nodes(self, nodes: list[NodeWork]) -> dict[int, float]:
         """Return the nodes without a sign for longer than a heartbeat may be missing, and for how many seconds."""
-        watched, silent = self._clock.watched_seconds(), {}
+        watched, silent_nodes = self._clock.watched_seconds(), {}
         for node in nodes:
             rank, first = node.node_rank, node.processes[0].rank
             names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")
@@ -88,8 +88,8 @@ class NodePulse:
                 self._signs[rank] = sign, watched
             seconds = watched - self._signs[rank][1]
             if seconds > self._limit:
-                silent[rank] = seconds
-        return silent
+                silent_nodes[rank] = seconds
+        return silent_nodes
 
 
 def file_state(path: Path) -> tuple[int, int]:
@@ -104,7 +104,7 @@ def file_state(path: Path) -> tuple[int, int]:
 
 def pause_after(look_seconds: float) -> float:
     """Return the seconds until the next look. look_seconds: what the last one took, of the processor."""
-    return min(max(SHORTEST_SECONDS, look_seconds / SHARE), LONGEST_SECONDS)
+    return min(max(MIN_PAUSE_SECONDS, look_seconds / MAX_CORE_SHARE), MAX_PAUSE_SECONDS)
 
 
 def wait_for(done: Callable[[], bool], seconds: float, step_seconds: float = 0.2) -> bool:

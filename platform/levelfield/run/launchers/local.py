@@ -35,13 +35,13 @@ class LocalLauncher:
                     environment = {**inherited_variables(), **with_port(process, port)}
                     ranks.start(process.rank, list(process.argv), environment, process.log)
             except OSError as error:
-                outcome = _stopped(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
+                outcome = _stop_ranks(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
             else:
                 outcome = _supervise(ranks, Liveness(request), watch)
         except OSError as error:  # by a look at the run's files
-            outcome = _stopped(ranks, "storage", f"{error.filename or request.events_dir}: {error.strerror}")
+            outcome = _stop_ranks(ranks, "storage", f"{error.filename or request.events_dir}: {error.strerror}")
         except KeyboardInterrupt:
-            outcome = _stopped(ranks, "interrupted", "interrupted by the user")
+            outcome = _stop_ranks(ranks, "interrupted", "interrupted by the user")
         finally:
             ranks.stop()
         killed = memory.kills(ranks.processes())
@@ -54,7 +54,7 @@ def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
         if ranks.first_failed() is not None:
             break
         if evidence := liveness.hang(alive):
-            return _stopped(ranks, "hang", evidence)
+            return _stop_ranks(ranks, "hang", evidence)
         time.sleep(POLL_SECONDS)
     failed = ranks.first_failed()
     if failed is not None:
@@ -63,9 +63,9 @@ def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
     ends = process_ends(ranks.ends())
     if failed is None:
         return Outcome("exited", ends)
-    return _stopped(ranks, "rank-failed", evidence_of(next(end for end in ends if end.rank == failed)))
+    return _stop_ranks(ranks, "rank-failed", evidence_of(next(end for end in ends if end.rank == failed)))
 
 
-def _stopped(ranks: Ranks, cause: Cause, evidence: str | None) -> Outcome:
+def _stop_ranks(ranks: Ranks, cause: Cause, evidence: str | None) -> Outcome:
     ranks.stop()
     return Outcome(cause, process_ends(ranks.ends()), evidence)

@@ -24,8 +24,8 @@ from levelfield.specs.site import rendezvous_port
 from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"
-SAMPLE_SECONDS = 1.0
-FORMAT = tarfile.GNU_FORMAT  # has names of any length, and no time of its own
+SAMPLE_INTERVAL_SECONDS = 1.0
+TAR_FORMAT = tarfile.GNU_FORMAT  # has names of any length, and no time of its own
 
 
 def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource) -> Request:
@@ -41,7 +41,7 @@ def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeS
 
 def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, code: str | None) -> dict[str, Any]:
     """Return what one node is given, without secrets. paths: as the node sees them. code: the expected digest."""
-    launch, hardware, made = launch_of(plan), plan.hardware, plan.environment.folder
+    launch, hardware, environment_folder = launch_of(plan), plan.hardware, plan.environment.folder
     # without the variables that look like secrets: the node's part adds them
     public = [
         (process, {name: value for name, value in process.environment.items() if not is_secret(name, value)})
@@ -58,7 +58,7 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
         "root": str(paths.root),
         "port": rendezvous_port(plan.run_id, launch.site.ports),
         "first_node": request.nodes[0].address,
-        "processes": [asdict(replace(process, environment=ours)) for process, ours in public],
+        "processes": [asdict(replace(process, environment=environment)) for process, environment in public],
         "events_dir": request.events_dir,
         "limits": {
             "start_seconds": request.start_seconds,
@@ -68,15 +68,15 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
         "locks": [f"{hardware.vendor}-{index}" for index in hardware.device_indices],
         "samples": {
             "commands": [command.model_dump(mode="json") for command in launch.samples],
-            "interval_seconds": SAMPLE_SECONDS,
+            "interval_seconds": SAMPLE_INTERVAL_SECONDS,
         },
         "facts": {name: command.model_dump(mode="json") for name, command in launch.facts.items()},
         "binding": binding,
         "expected": {  # the digests of code and environment, which a node checks before it trains, and their places
             "code": code,
             "folder": plan.implementation.folder,
-            "environment": plan.environment.digest if made else None,
-            "stamp": f"{made}/{STAMP}" if made else None,
+            "environment": plan.environment.digest if environment_folder else None,
+            "stamp": f"{environment_folder}/{STAMP}" if environment_folder else None,
         },
         "inherit": sorted(secrets_of(plan)),
         "removed": list(request.removed_variables),
@@ -100,7 +100,7 @@ def code_archive(implementation: Path) -> bytes:
     It has no times, owners or modes of this machine.
     """
     output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=FORMAT) as archive:
+    with tarfile.open(fileobj=output, mode="w", format=TAR_FORMAT) as archive:
         package = Path(levelfield.__file__).parent
         folders = {f"platform/levelfield/{room}": package / room for room in ("worker", "node")}
         folders |= {f"models/{path.name}": path for path in (implementation, *shared_folders(implementation))}
@@ -108,16 +108,16 @@ def code_archive(implementation: Path) -> bytes:
         for name, folder in folders.items():
             members |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in source_files(folder)}
         for name, path in sorted(members.items()):
-            _add(archive, name, path)
+            _add_file(archive, name, path)
     return output.getvalue()
 
 
 def wheels_archive(folder: Path) -> memoryview:
     """Return the wheels of a folder. They may be gigabytes: they lie in a file without a name."""
     with tempfile.TemporaryFile() as output:
-        with tarfile.open(fileobj=output, mode="w", format=FORMAT) as archive:
+        with tarfile.open(fileobj=output, mode="w", format=TAR_FORMAT) as archive:
             for path in wheel_files(folder):
-                _add(archive, path.name, path)
+                _add_file(archive, path.name, path)
         output.flush()
         return memoryview(mmap.mmap(output.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -133,7 +133,7 @@ def wheel_files(folder: Path) -> list[Path]:
     return files
 
 
-def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, path: Path) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = path.stat().st_size, 0o644
     with path.open("rb") as file:

@@ -16,7 +16,7 @@ from typing import Any
 from levelfield.node.file_stream import HEARTBEAT, MOST_FILE_BYTES, MOST_LINE_BYTES, appended_files
 
 _MOST_BEAT_BYTES = 20
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class BrokenStream(Exception):
@@ -34,27 +34,27 @@ class NodeStream:
         # how many bytes of each file came, by name
         self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
         self._heartbeats = frozenset(HEARTBEAT.format(rank=rank) for rank in self.ranks)
-        self._rest = b""
-        self.frames = 0  # how many came
-        self.code: int | None = None  # of the last frame
+        self._partial_line = b""
+        self.frame_count = 0  # how many came
+        self.end_code: int | None = None  # of the last frame
 
     def receive(self, part: bytes) -> None:
         """Take the next bytes of the node. Raises BrokenStream, and OSError where a file cannot be written here."""
-        *lines, self._rest = (self._rest + part).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + part).split(b"\n")
         for line in lines:
-            if self.code is None:  # nothing that is printed after the last frame changes a node's word
-                self._take(line)
-        if len(self._rest) > MOST_LINE_BYTES:
+            if self.end_code is None:  # nothing that is printed after the last frame changes a node's word
+                self._receive_frame(line)
+        if len(self._partial_line) > MOST_LINE_BYTES:
             raise BrokenStream(f"found a frame of more than {MOST_LINE_BYTES} bytes")
 
     def is_complete(self) -> bool:
-        return self.code is not None
+        return self.end_code is not None
 
-    def cut(self) -> tuple[str, ...]:
+    def truncated_files(self) -> tuple[str, ...]:
         """Return the files that came up to their limit: what is more stayed on the node."""
         return tuple(f"{name} (its end)" for name, size in sorted(self.received.items()) if size >= MOST_FILE_BYTES)
 
-    def _take(self, line: bytes) -> None:
+    def _receive_frame(self, line: bytes) -> None:
         if len(line) > MOST_LINE_BYTES:
             raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MOST_LINE_BYTES}")
         try:
@@ -63,18 +63,18 @@ class NodeStream:
             raise BrokenStream(f"found {line[:80]!r}, expected a frame as JSON") from None
         if not isinstance(frame, dict):
             raise BrokenStream(f"found {type(frame).__name__}, expected a frame as a JSON object")
-        self.frames += 1
+        self.frame_count += 1
         if frame.keys() == {"beat"}:
-            _whole(frame, "beat")
+            _whole_number(frame, "beat")
         elif frame.keys() == {"end"}:
-            self.code = _whole(frame, "end")
+            self.end_code = _whole_number(frame, "end")
         elif frame.keys() in ({"file", "at", "data"}, {"file", "at", "base64"}):
             self._write(frame)
         else:
             raise BrokenStream(f"found a frame with the keys {', '.join(sorted(frame))[:200]!r}")
 
     def _write(self, frame: Mapping[str, Any]) -> None:
-        name, offset, key = frame["file"], _whole(frame, "at"), "data" if "data" in frame else "base64"
+        name, offset, key = frame["file"], _whole_number(frame, "at"), "data" if "data" in frame else "base64"
         try:
             content = frame[key].encode() if key == "data" else base64.b64decode(frame[key], validate=True)
         except (ValueError, TypeError, AttributeError):
@@ -91,7 +91,7 @@ class NodeStream:
             raise BrokenStream(f"{name}: found more than {MOST_FILE_BYTES} bytes")
         path = self._root / name
         path.parent.mkdir(exist_ok=True)
-        descriptor = os.open(path, _FLAGS, 0o666)
+        descriptor = os.open(path, _OPEN_FLAGS, 0o666)
         try:
             written = 0
             while written < len(content):
@@ -103,7 +103,7 @@ class NodeStream:
             self.received[name] += len(content)
 
 
-def _whole(frame: Mapping[str, Any], key: str) -> int:
+def _whole_number(frame: Mapping[str, Any], key: str) -> int:
     value = frame[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BrokenStream(f"key '{key}': found {str(value)[:40]!r}, expected a whole number from 0")

@@ -20,17 +20,17 @@ from levelfield.contracts.execution import ContainerWork, NodeWork, Say
 from levelfield.node.regular_files import read_regular
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import (
-    HOME,
+    HOME_VARIABLES,
     OWNER_LABEL,
     RUN_LABEL,
     EngineError,
-    answers,
     connect,
-    container_of,
+    container_plan,
+    engine_errors,
     engine_ready,
     owner,
-    reap,
-    started,
+    remove_leftovers,
+    running_container,
 )
 from levelfield.run.runtimes.process_runtime import packages, rank_work, worker_pythonpath
 from levelfield.rundir.directory import write_atomically
@@ -52,13 +52,13 @@ class DockerRuntime:
     def in_use(self, plan: Plan, say: Say) -> Iterator[ReadyDocker]:
         """Prepare the image. Raises RunFailed."""
         with engine_ready() as client:
-            reap(client, say)
-            built = images.ready(client, container_of(plan), say)
+            remove_leftovers(client, say)
+            built = images.ready_image(client, container_plan(plan), say)
         yield ReadyDocker(built)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the container and the processes of one node, without side effect."""
-        first, visible = address_of(plan, 0), container_of(plan).visible
+        first, visible = node_address(plan, 0), container_plan(plan).visible
         work = (rank_work(plan, paths, rank, first, visible) for rank in plan.ranks_of(node_rank))
         # the file of the node has no secrets: its processes take them from the container
         secrets = {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
@@ -70,14 +70,16 @@ class DockerRuntime:
         script = checkout() / "platform" / "levelfield" / "node" / "rank_processes.py"
         return NodeWork(
             node_rank=node_rank,
-            address=address_of(plan, node_rank),
+            address=node_address(plan, node_rank),
             processes=tuple(processes),
-            container=self._work(plan, f"node{node_rank}", (str(script), str(file)), {str(paths.root): "rw"}, secrets),
+            container=self._container_work(
+                plan, f"node{node_rank}", (str(script), str(file)), {str(paths.root): "rw"}, secrets
+            ),
             file=str(file),
             ends=str(paths.nodes / f"node{node_rank}.ends.json"),
         )
 
-    def _work(
+    def _container_work(
         self,
         plan: Plan,
         role: str,
@@ -85,22 +87,22 @@ class DockerRuntime:
         writable: dict[str, str],
         environment: Mapping[str, str],
     ) -> ContainerWork:
-        container = container_of(plan)
+        container = container_plan(plan)
         network = container.options.network
         if network != "host" and plan.hardware.nodes > 1:  # nodes of one engine share a network without other access
             network = f"levelfield-{plan.run_id}"
         # by default Gloo resolves the hostname, which fails in a container without network
         interface = {} if network == "host" else {"GLOO_SOCKET_IFNAME": "lo" if network == "none" else "eth0"}
         # the worker, all models (some import others), the corpus
-        read = [checkout() / "platform", Path(plan.implementation.folder).parent]
-        read += [Path(plan.corpus.prefix).parent] if plan.corpus.prefix else []
+        read_only = [checkout() / "platform", Path(plan.implementation.folder).parent]
+        read_only += [Path(plan.corpus.prefix).parent] if plan.corpus.prefix else []
         return ContainerWork(
             name=f"levelfield-{plan.run_id}-{role}",
             image=self._image or container.image.name,
             argv=(plan.environment.python, *arguments),
             user=f"{os.getuid()}:{os.getgid()}",
-            environment={**HOME, **interface, **container.options.environment, **environment},
-            mounts={**dict.fromkeys((*map(str, read), *container.options.read_only_mounts), "ro"), **writable},
+            environment={**HOME_VARIABLES, **interface, **container.options.environment, **environment},
+            mounts={**dict.fromkeys((*map(str, read_only), *container.options.read_only_mounts), "ro"), **writable},
             network=network,
             labels={RUN_LABEL: plan.run_id, OWNER_LABEL: owner()},
             options=container.options,
@@ -111,15 +113,15 @@ class DockerRuntime:
 class ReadyDocker(DockerRuntime):
     """The same once the image is there: containers are made from its id."""
 
-    def __init__(self, built: images.Built) -> None:
+    def __init__(self, built: images.BuiltImage) -> None:
         self._built, self._image = built, built.id
 
     def output(self, plan: Plan, argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
         """Return the output of a command in its own container. Raises OSError when it fails or takes too long."""
         variables = {**worker_pythonpath(checkout()), **environment}
-        work = self._work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, variables)
+        work = self._container_work(plan, f"ask-{os.urandom(3).hex()}", tuple(argv[1:]), {}, variables)
         try:
-            with connect() as client, answers(), started(client, work) as (container, _):
+            with connect() as client, engine_errors(), running_container(client, work) as (container, _):
                 code = container.wait(timeout=seconds)["StatusCode"]
                 printed = container.logs(stdout=True, stderr=False).decode(errors="replace")
         except EngineError as error:
@@ -147,9 +149,9 @@ class ReadyDocker(DockerRuntime):
 
     def write_files(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the recipe in the run directory, and the log of the build if it was built for this run."""
-        self._built.write_recipe(container_of(plan).image, paths.image)
+        self._built.write_recipe(container_plan(plan).image, paths.image)
 
 
-def address_of(plan: Plan, node_rank: int) -> str:
+def node_address(plan: Plan, node_rank: int) -> str:
     """Return a node's name in the run's own network, or the loopback address of a single node."""
     return "127.0.0.1" if plan.hardware.nodes == 1 else f"node{node_rank}"

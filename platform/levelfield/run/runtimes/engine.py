@@ -20,10 +20,14 @@ if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
 RUN_LABEL = "levelfield.run"
 OWNER_LABEL = "levelfield.owner"
 IMAGE_LABEL = "levelfield.image"
-PATIENCE_SECONDS = 60
-LAST_SECONDS = 5  # for each answer after an interrupt; a second one is waited for less long
-SILENT_SECONDS = 1
-HOME = {"HOME": "/tmp", "USER": "levelfield", "LOGNAME": "levelfield"}  # of a user that the image does not know
+TIMEOUT_SECONDS = 60
+INTERRUPTED_TIMEOUT_SECONDS = 5  # for each answer after an interrupt; a second one is waited for less long
+SILENT_TIMEOUT_SECONDS = 1
+HOME_VARIABLES = {
+    "HOME": "/tmp",
+    "USER": "levelfield",
+    "LOGNAME": "levelfield",
+}  # of a user that the image does not know
 
 
 class EngineError(Exception):
@@ -37,7 +41,7 @@ def connect() -> Iterator[DockerClient]:
     from docker.errors import DockerException
 
     try:
-        client = DockerClient.from_env(timeout=PATIENCE_SECONDS)
+        client = DockerClient.from_env(timeout=TIMEOUT_SECONDS)
         client.ping()
     except (DockerException, OSError):
         place = os.environ.get("DOCKER_HOST", "the usual socket of Docker's")
@@ -50,7 +54,7 @@ def connect() -> Iterator[DockerClient]:
 
 
 @contextmanager
-def answers() -> Iterator[None]:
+def engine_errors() -> Iterator[None]:
     """Turn every error of the engine or its connection into EngineError, with the first line of its message."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
@@ -65,18 +69,18 @@ def answers() -> Iterator[None]:
 def engine_ready() -> Iterator[DockerClient]:
     """Connect to the engine, where every error of it is RunFailed: a run then ends with a result."""
     try:
-        with connect() as client, answers():
+        with connect() as client, engine_errors():
             yield client
     except EngineError as error:
         raise RunFailed(f"the container engine: {error}") from None
 
 
-def hurry(client: DockerClient, seconds: int = LAST_SECONDS) -> None:
+def shorten_timeout(client: DockerClient, seconds: int = INTERRUPTED_TIMEOUT_SECONDS) -> None:
     """Wait for each later answer of the engine only so long: the user has interrupted the command."""
     client.api.timeout = seconds
 
 
-def container_of(plan: Plan) -> ContainerPlan:
+def container_plan(plan: Plan) -> ContainerPlan:
     assert plan.container is not None, "a plan for runtime docker has a container"
     return plan.container
 
@@ -96,31 +100,31 @@ def owner() -> str:
     return identity.to_text() if identity else ""
 
 
-def is_owned(labels: Mapping[str, str]) -> bool:
+def is_owner_alive(labels: Mapping[str, str]) -> bool:
     """Return whether the process of the label still runs. One of another machine, or of an unknown label, counts so."""
     identity = parse_identity(labels[OWNER_LABEL])
     return identity is None or is_alive(identity) is not False
 
 
-def reap(client: DockerClient, say: Say) -> None:
+def remove_leftovers(client: DockerClient, say: Say) -> None:
     """Remove containers and networks of runs whose platform was killed. A failure to remove one is ignored."""
     from docker.errors import APIError
 
     filters: dict[str, str | list[str] | bool] = {"label": OWNER_LABEL}
     for container in client.containers.list(all=True, filters=filters, ignore_removed=True):
-        if not is_owned(container.labels):
+        if not is_owner_alive(container.labels):
             say(f"removing {container.name}, which a killed run left")
             with suppress(APIError):
                 container.remove(force=True, v=True)
     for network in client.networks.list(filters=filters):
-        if not is_owned(network.attrs["Labels"]):
+        if not is_owner_alive(network.attrs["Labels"]):
             with suppress(APIError):
                 network.remove()
 
 
 @contextmanager
-def started(
-    client: DockerClient, work: ContainerWork, address: str | None = None, left: list[str] | None = None
+def running_container(
+    client: DockerClient, work: ContainerWork, address: str | None = None, not_removed: list[str] | None = None
 ) -> Iterator[tuple[Container, list[str]]]:
     """Yield the running container and sentences about refused options. The block's end removes it.
 
@@ -130,7 +134,7 @@ def started(
 
     ulimits, warnings = dict(work.options.ulimits), []
     while True:
-        with _created(client, _arguments(client, work, ulimits, address), left) as container:
+        with _created_container(client, _container_arguments(client, work, ulimits, address), not_removed) as container:
             try:
                 container.start()
             except APIError as error:
@@ -144,7 +148,9 @@ def started(
 
 
 @contextmanager
-def _created(client: DockerClient, arguments: dict[str, Any], left: list[str] | None = None) -> Iterator[Container]:
+def _created_container(
+    client: DockerClient, arguments: dict[str, Any], not_removed: list[str] | None = None
+) -> Iterator[Container]:
     """Yield the container before its start, with its standard input open.
 
     The system closes that input when the platform is killed. The container's first process then ends all ranks.
@@ -157,7 +163,7 @@ def _created(client: DockerClient, arguments: dict[str, Any], left: list[str] | 
         with closing(client.api.attach_socket(created, params={"stdin": 1, "stream": 1})):
             yield container
     except KeyboardInterrupt:
-        hurry(client)
+        shorten_timeout(client)
         raise
     finally:
         try:
@@ -165,11 +171,11 @@ def _created(client: DockerClient, arguments: dict[str, Any], left: list[str] | 
         except NotFound:
             pass
         except Exception:  # the engine is gone: the next start finds the container by its label and removes it
-            if left is not None:
-                left.append(arguments["name"])
+            if not_removed is not None:
+                not_removed.append(arguments["name"])
 
 
-def _arguments(
+def _container_arguments(
     client: DockerClient, work: ContainerWork, ulimits: dict[str, int], address: str | None
 ) -> dict[str, Any]:
     """Return the arguments for the engine. The only capabilities are those that the vendor names with a reason."""

@@ -24,7 +24,7 @@ from levelfield.plan.environment import STAMP, stamped_digest
 from levelfield.rundir.directory import write_json
 from levelfield.specs.plan import EnvironmentPlan
 
-_WITHOUT = "give an interpreter with --python"
+_PYTHON_ADVICE = "give an interpreter with --python"
 
 
 @contextmanager
@@ -43,11 +43,11 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
             _acquire(lock, fcntl.LOCK_EX, folder, say)
             if not is_ready(plan):
                 try:
-                    _make(plan, folder, say)
+                    _make_environment(plan, folder, say)
                 except OSError as error:
                     if error.errno == errno.EROFS:  # as where no lock can be made on it
                         where = error.filename or folder
-                        raise UsageError(f"{where} cannot be written: {error.strerror}; {_WITHOUT}") from None
+                        raise UsageError(f"{where} cannot be written: {error.strerror}; {_PYTHON_ADVICE}") from None
                     raise RunFailed(f"the environment cannot be made: {write_error(error, folder)}") from None
             fcntl.flock(lock, fcntl.LOCK_UN)
         yield
@@ -71,7 +71,7 @@ def _lock_file(folder: Path, is_complete: bool) -> Iterator[int | None]:
             yield None
             return
         where = error.filename or folder.parent
-        raise UsageError(f"{where} cannot be written: {error.strerror}; {_WITHOUT}") from None
+        raise UsageError(f"{where} cannot be written: {error.strerror}; {_PYTHON_ADVICE}") from None
     try:
         yield descriptor
     finally:
@@ -84,7 +84,7 @@ def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
         fcntl.flock(lock, kind)
 
 
-def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
+def _make_environment(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     """Create the environment from scratch. The rest of a failed or killed attempt is ended and removed first."""
     if plan.offline and not installer.wheels_folder():
         raise RunFailed(
@@ -92,7 +92,7 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
             "fetch DIR` makes one on a machine with network), or start once without --offline"
         )
     installer.end_leftover_installer(folder, say)
-    environment_folder.refuse_foreign(folder, _WITHOUT)
+    environment_folder.refuse_foreign(folder, _PYTHON_ADVICE)
     reason = "the requirements changed" if (folder / STAMP).exists() else "first use"
     names = []
     for requirement in plan.requirements:  # one with a condition by its name: its line for this Python has the version
@@ -112,8 +112,8 @@ def _make(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
         argv = [*install, "--no-build-isolation", *plan.requirements, *step.packages]
         _run(argv, folder, say, {**source, **installer.build_variables(folder, step.home, step.headers)})
     made = [*plan.requirements, *(package for step in plan.builds for package in step.packages)]
-    if lost := installer.lacking(folder, made):
-        raise RunFailed(f"the environment cannot be made: {installer.installed_elsewhere(folder, lost)}")
+    if missing := installer.lacking(folder, made):
+        raise RunFailed(f"the environment cannot be made: {installer.installed_elsewhere(folder, missing)}")
     write_json(folder / STAMP, {"digest": plan.digest, "requirements": made})
     say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
 

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltImage:
     """An existing image."""
 
     tag: str
     id: str
     base_id: str
     log: Path  # the engine's output of the build, if the build was on this machine
-    fresh: bool  # whether it was built for this run
+    is_new: bool  # whether it was built for this run
 
     def to_dict(self) -> dict[str, str]:
         return {"tag": self.tag, "id": self.id, "base_id": self.base_id}
@@ -50,16 +50,16 @@ class Built:
         folder.mkdir(exist_ok=True)
         write_atomically(folder / "Dockerfile", recipe.dockerfile)
         write_atomically(folder / "image.json", json.dumps(self.to_dict(), indent=2) + "\n")
-        if self.fresh:
+        if self.is_new:
             shutil.copyfile(self.log, folder / "build.log")
 
 
-def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
+def ready_image(client: DockerClient, container: ContainerPlan, say: Say) -> BuiltImage:
     """Return the image, and build it if it is missing. Raises RunFailed with the last lines of the engine."""
     from docker.errors import DockerException
 
     image, reference = container.image, container.image.base.reference
-    base_id = _id(client, reference)
+    base_id = _image_id(client, reference)
     if base_id is None and container.offline:
         raise RunFailed(
             f"--offline, and the image {reference} is not on this engine. Load it there, or name "
@@ -76,7 +76,7 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
             ) from None
         base_id = str(client.images.get(reference).id)
     wheels = image_wheels(image, container.offline, say)
-    tag = tag_of(image, base_id, wheels)
+    tag = image_tag(image, base_id, wheels)
     log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -85,21 +85,21 @@ def ready(client: DockerClient, container: ContainerPlan, say: Say) -> Built:
         raise RunFailed(f"{log.parent}: {error.strerror}") from None
     with lock:  # if two runs need it, only one builds it
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if image_id := _id(client, tag):
-            return Built(tag, image_id, base_id, log, fresh=False)
+        if image_id := _image_id(client, tag):
+            return BuiltImage(tag, image_id, base_id, log, is_new=False)
         say(f"building {tag} on {reference}; its log is {log}")
         _build(client, image, wheels, tag, log, say)
-        return Built(tag, str(_id(client, tag)), base_id, log, fresh=True)
+        return BuiltImage(tag, str(_image_id(client, tag)), base_id, log, is_new=True)
 
 
-def tag_of(image: ImagePlan, base_id: str, wheels: Wheels) -> str:
+def image_tag(image: ImagePlan, base_id: str, wheels: Wheels) -> str:
     """Return name:digest over the Dockerfile, the base's id, the requirements and every wheel's content."""
     files = (f"{name} {digest}" for name, digest in sorted(wheels.files.items()))
     parts = (image.dockerfile, base_id, *image.packages, *files)
     return f"{image.name}:{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
 
 
-def _id(client: DockerClient, reference: str) -> str | None:
+def _image_id(client: DockerClient, reference: str) -> str | None:
     from docker.errors import ImageNotFound
 
     try:
@@ -115,7 +115,7 @@ def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log
     """
     verify(wheels)
     last: deque[str] = deque(maxlen=3)
-    with context(image, wheels) as tar, log.open("w", encoding="utf-8") as file:
+    with build_context(image, wheels) as tar, log.open("w", encoding="utf-8") as file:
         stream = client.api.build(
             fileobj=tar,
             custom_context=True,
@@ -141,7 +141,7 @@ def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log
 
 
 @contextmanager
-def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
+def build_context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
     """Yield the build context as a tar file: the Dockerfile, the wheels and the list of requirements."""
     requirements = "".join(f"{line}\n" for line in image.packages)
     with tempfile.TemporaryFile() as file:
@@ -156,7 +156,7 @@ def context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
         yield file
 
 
-def export(client: DockerClient, tag: str, path: Path) -> None:
+def export_image(client: DockerClient, tag: str, path: Path) -> None:
     """Write the image for `docker load`. A failed write leaves no file. Raises OSError."""
     with replacing(path, "b") as file:
         for block in client.images.get(tag).save(named=True):

@@ -9,13 +9,18 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from levelfield.errors import UsageError
-from levelfield.run.launchers.kubernetes.cluster_api import OLDEST, ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.run.launchers.kubernetes.cluster_api import (
+    MIN_MINOR_VERSION,
+    ClusterApi,
+    ClusterRefusal,
+    ClusterSilence,
+)
 from levelfield.run.launchers.site_findings import SiteFinding, missing, ok, unknown
 from levelfield.specs.site import NO_RESOURCE, KubernetesSite, LaunchPlan
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_PARTS = ("configmaps", "secrets", "services")
-_KUEUE = "kueue.x-k8s.io"  # the group of its API, which the cluster prefers in some version
+_PART_COLLECTIONS = ("configmaps", "secrets", "services")
+_KUEUE_GROUP = "kueue.x-k8s.io"  # the group of its API, which the cluster prefers in some version
 
 
 def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
@@ -28,21 +33,21 @@ def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
         return
     with closing(api):
         try:
-            yield from _cluster(api, site)
+            yield from _cluster_findings(api, site)
         except ClusterSilence as error:
             yield missing("cluster", f"{api.address} gave no answer: {error}", "check the context and your network")
 
 
-def _cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
+def _cluster_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     try:
         version = str(api.get("/version").get("gitVersion", "of an unknown version"))
     except ClusterRefusal as error:
         yield missing("cluster", f"{api.address} refused: {error}", "renew your login, or choose another context")
         return
     namespace = f"/api/v1/namespaces/{site.namespace}"
-    yield _version(f"{api.address} is Kubernetes {version}", version)
-    yield _exists(api, "namespace", namespace, site.namespace, "kubernetes.namespace")
-    yield from _rights(api, site)
+    yield _version_finding(f"{api.address} is Kubernetes {version}", version)
+    yield _existence_finding(api, "namespace", namespace, site.namespace, "kubernetes.namespace")
+    yield from _rights_findings(api, site)
     if site.image:
         yield ok("image", f"{site.image} is named; only a pod's machine can tell whether it may be pulled")
     else:
@@ -50,16 +55,18 @@ def _cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         yield missing("image", "kubernetes.image is not given", do)
     if account := site.service_account:
         path = f"{namespace}/serviceaccounts/{account}"
-        yield _exists(api, "service account", path, account, "kubernetes.service_account")
+        yield _existence_finding(api, "service account", path, account, "kubernetes.service_account")
     if site.queue:
         preferred = None
         with suppress(ClusterRefusal):
-            preferred = (api.get(f"/apis/{_KUEUE}").get("preferredVersion") or {}).get("groupVersion")
-        path = f"/apis/{preferred or f'{_KUEUE}/v1beta1'}/namespaces/{site.namespace}/localqueues/{site.queue}"
-        yield _exists(api, "queue", path, site.queue, "kubernetes.queue; `kubectl get localqueues` lists them")
+            preferred = (api.get(f"/apis/{_KUEUE_GROUP}").get("preferredVersion") or {}).get("groupVersion")
+        path = f"/apis/{preferred or f'{_KUEUE_GROUP}/v1beta1'}/namespaces/{site.namespace}/localqueues/{site.queue}"
+        yield _existence_finding(
+            api, "queue", path, site.queue, "kubernetes.queue; `kubectl get localqueues` lists them"
+        )
     if site.claim:
         path = f"{namespace}/persistentvolumeclaims/{site.claim}"
-        yield _exists(api, "claim", path, site.claim, "kubernetes.claim")
+        yield _existence_finding(api, "claim", path, site.claim, "kubernetes.claim")
         folder = Path(str(site.claim_folder))
         if folder.is_dir() and os.access(folder, os.W_OK):
             yield ok("claim folder", f"{folder} is a folder here, and can be written")
@@ -68,23 +75,23 @@ def _cluster(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
             do += "the pods' logs then bring the files"
             yield missing("claim folder", f"{folder} is no folder here that you can write", do)
     if site.devices not in (None, NO_RESOURCE):
-        yield _devices(api, site.devices)
+        yield _devices_finding(api, site.devices)
 
 
-def _version(sentence: str, version: str) -> SiteFinding:
+def _version_finding(sentence: str, version: str) -> SiteFinding:
     minor = re.match(r"v1\.(\d+)", version)
-    if minor and int(minor[1]) < OLDEST:
+    if minor and int(minor[1]) < MIN_MINOR_VERSION:
         do = "an older one drops what a run's Job needs"
-        return missing("cluster", f"{sentence}, expected 1.{OLDEST} or newer", do)
+        return missing("cluster", f"{sentence}, expected 1.{MIN_MINOR_VERSION} or newer", do)
     if minor is None and not re.match(r"v[2-9]\.", version):
-        do = f"see `kubectl version`: a run needs 1.{OLDEST} or newer, and an older cluster refuses it"
+        do = f"see `kubectl version`: a run needs 1.{MIN_MINOR_VERSION} or newer, and an older cluster refuses it"
         return unknown("cluster", f"{sentence}, which says no version that can be compared", do)
     return ok("cluster", sentence)
 
 
-def _rights(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
+def _rights_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     """Yield what this user may not do, or one finding that everything is allowed."""
-    needed = [(verb, "", part, "") for part in _PARTS for verb in ("create", "patch", "delete")]
+    needed = [(verb, "", part, "") for part in _PART_COLLECTIONS for verb in ("create", "patch", "delete")]
     needed += [(verb, "batch", "jobs", "") for verb in ("create", "get", "delete")]
     needed += [(verb, "", "pods", "") for verb in ("list", "watch")] + [("get", "", "pods", "log")]
     refused = []
@@ -102,7 +109,7 @@ def _rights(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
         yield missing("rights", f"you may not {right} in {site.namespace}", do)
 
 
-def _exists(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
+def _existence_finding(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
     """Return whether the cluster has an object, and whether pods on several machines may share a claim.
 
     key: of the site's file, which names the object.
@@ -125,7 +132,7 @@ def _exists(api: ClusterApi, subject: str, path: str, name: str, key: str) -> Si
     return ok("claim", f"{name} is bound, for many machines")
 
 
-def _devices(api: ClusterApi, resource: str) -> SiteFinding:
+def _devices_finding(api: ClusterApi, resource: str) -> SiteFinding:
     try:
         nodes = api.get("/api/v1/nodes").get("items") or []
     except ClusterRefusal as error:

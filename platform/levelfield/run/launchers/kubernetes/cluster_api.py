@@ -18,11 +18,11 @@ from levelfield.errors import UsageError, connection_error
 from levelfield.user_folders import home_folder
 
 PACKAGE = "kubernetes==37.0.2"
-OLDEST = 26  # the minor version: an older one drops keys of a Job without a word
+MIN_MINOR_VERSION = 26  # the minor version: an older one drops keys of a Job without a word
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 30.0
 PART_BYTES = 65536
 MOST_LINE_BYTES = 4 * 2**20  # the API's objects have less than 2 MiB
-CREATED_AT = {  # every apiVersion and kind that a run may create: the path below the namespace
+COLLECTIONS = {  # every apiVersion and kind that a run may create: the path below the namespace
     ("v1", "ConfigMap"): "configmaps",
     ("v1", "Secret"): "secrets",
     ("v1", "Service"): "services",
@@ -80,7 +80,7 @@ class ClusterApi:
 
     def create(self, document: Mapping[str, Any]) -> Fields:
         """Create an object. Return it as the cluster has it. Since 1.25 it refuses an unknown key."""
-        collection = path_of(document).rpartition("/")[0]
+        collection = object_path(document).rpartition("/")[0]
         return self.answer("POST", collection, {"fieldValidation": "Strict"}, document)
 
     def delete(self, path: str) -> bool:
@@ -157,8 +157,8 @@ class ClusterApi:
         raise ClusterRefusal(answer.status, message)
 
 
-def path_of(document: Mapping[str, Any]) -> str:
+def object_path(document: Mapping[str, Any]) -> str:
     """Return the path of an object, below the collection of its kind in its namespace."""
     version, kind, metadata = document["apiVersion"], document["kind"], document["metadata"]
     root = "/api/v1" if version == "v1" else f"/apis/{version}"
-    return f"{root}/namespaces/{metadata['namespace']}/{CREATED_AT[version, kind]}/{metadata['name']}"
+    return f"{root}/namespaces/{metadata['namespace']}/{COLLECTIONS[version, kind]}/{metadata['name']}"

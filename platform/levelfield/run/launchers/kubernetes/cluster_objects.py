@@ -14,12 +14,14 @@ from levelfield.specs.site import NO_RESOURCE, RDMA, KubernetesSite
 Fields = dict[str, Any]
 RUN_LABEL = "levelfield-run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-KEPT_SECONDS = 3600  # that a cluster keeps an object whose platform was killed
+OBJECT_LIFETIME_SECONDS = 3600  # that a cluster keeps an object whose platform was killed
 MOST_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
-NODE = "node"  # a pod's container
-START, ARCHIVE = "start.py", "code.tar.gz"
-MACHINE = "kubernetes.io/hostname"  # the label that differs between machines
-PACKAGE, WORK, LOCAL = "/levelfield/package", "/levelfield/work", "/levelfield/local"  # folders of a pod
+CONTAINER_NAME = "node"  # a pod's container
+START_FILE, ARCHIVE_FILE = "start.py", "code.tar.gz"
+MACHINE_LABEL = "kubernetes.io/hostname"  # the label that differs between machines
+PACKAGE_FOLDER = "/levelfield/package"  # with start.py and the code; the folders of a pod
+WORK_FOLDER = "/levelfield/work"
+LOCAL_FOLDER = "/levelfield/local"
 _FIRST_FAILURE_ENDS: Sequence[Fields] = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
@@ -38,8 +40,8 @@ class JobManifest:
     python: str
     secrets: Sequence[str]  # names of the variables that a Secret has
     works: Mapping[str, str]  # the JSON of each node, by file name
-    code: bytes
-    start: str
+    code: bytes  # the content of code.tar.gz
+    start: str  # the text of start.py
     deadline_seconds: int  # the cluster's own limit
 
 
@@ -49,42 +51,42 @@ def object_name(run_id: str) -> str:
     return f"lf-{begin}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
-def first_pod(name: str) -> str:
+def first_pod_address(name: str) -> str:
     """Return the DNS name of the first node's pod within its namespace. name: of the run's objects."""
     return f"{name}-0.{name}"
 
 
-def objects_of(run: JobManifest) -> list[Fields]:
+def manifest_documents(manifest: JobManifest) -> list[Fields]:
     """Return all objects in the order in which they are created; the last one runs the pods."""
-    archive = base64.b64encode(run.code).decode("ascii")
-    code = {"immutable": True, "data": {START: run.start}, "binaryData": {ARCHIVE: archive}}
+    archive = base64.b64encode(manifest.code).decode("ascii")
+    code = {"immutable": True, "data": {START_FILE: manifest.start}, "binaryData": {ARCHIVE_FILE: archive}}
     works = [
-        _object(run, "v1", "ConfigMap", f"{run.name}-work-{index}", immutable=True, data=part)
-        for index, part in enumerate(divided(run.works))
+        _object(manifest, "v1", "ConfigMap", f"{manifest.name}-work-{index}", immutable=True, data=part)
+        for index, part in enumerate(divide_files(manifest.works))
     ]
     # headless, so that it gives each pod its DNS name, also before the pod is ready
-    dns = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: run.name}}
-    service = _object(run, "v1", "Service", run.name, spec=dns)
+    dns = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: manifest.name}}
+    service = _object(manifest, "v1", "Service", manifest.name, spec=dns)
     # an Indexed Job: one pod for each node, all at once, none started again
-    annotations = {"annotations": dict(run.site.annotations)} if run.site.annotations else {}
-    template = {"metadata": {"labels": {RUN_LABEL: run.name}, **annotations}, "spec": _pod(run)}
+    annotations = {"annotations": dict(manifest.site.annotations)} if manifest.site.annotations else {}
+    template = {"metadata": {"labels": {RUN_LABEL: manifest.name}, **annotations}, "spec": _pod(manifest)}
     spec = {
         "completionMode": "Indexed",
-        "completions": run.nodes,
-        "parallelism": run.nodes,
+        "completions": manifest.nodes,
+        "parallelism": manifest.nodes,
         "backoffLimit": 0,
-        "activeDeadlineSeconds": run.deadline_seconds,
+        "activeDeadlineSeconds": manifest.deadline_seconds,
         "podFailurePolicy": {"rules": _FIRST_FAILURE_ENDS},
         "template": template,
-        "ttlSecondsAfterFinished": KEPT_SECONDS,
+        "ttlSecondsAfterFinished": OBJECT_LIFETIME_SECONDS,
     }
-    job = _object(run, "batch/v1", "Job", run.name, spec=spec)
-    if run.site.queue:
-        job["metadata"]["labels"][QUEUE_LABEL] = run.site.queue
-    return [_object(run, "v1", "ConfigMap", f"{run.name}-code", **code), *works, service, job]
+    job = _object(manifest, "batch/v1", "Job", manifest.name, spec=spec)
+    if manifest.site.queue:
+        job["metadata"]["labels"][QUEUE_LABEL] = manifest.site.queue
+    return [_object(manifest, "v1", "ConfigMap", f"{manifest.name}-code", **code), *works, service, job]
 
 
-def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
+def divide_files(works: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the files in as many parts as the size of a ConfigMap requires."""
     parts: list[dict[str, str]] = [{}]
     size = 0
@@ -96,21 +98,21 @@ def divided(works: Mapping[str, str]) -> list[dict[str, str]]:
     return parts
 
 
-def _object(run: JobManifest, version: str, kind: str, name: str, **content: Any) -> Fields:
-    labels = {"app.kubernetes.io/managed-by": "levelfield", RUN_LABEL: run.name}
-    metadata = {"name": name, "namespace": run.site.namespace, "labels": labels}
+def _object(manifest: JobManifest, version: str, kind: str, name: str, **content: Any) -> Fields:
+    labels = {"app.kubernetes.io/managed-by": "levelfield", RUN_LABEL: manifest.name}
+    metadata = {"name": name, "namespace": manifest.site.namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
-def _pod(run: JobManifest) -> Fields:
+def _pod(manifest: JobManifest) -> Fields:
     """Return the pod of one node; all pods of a run are alike."""
-    site = run.site
+    site = manifest.site
     network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if site.host_network else {}
     # where and when it may run, as which account and user, and with whose images
-    term = {"labelSelector": {"matchLabels": {RUN_LABEL: run.name}}, "topologyKey": MACHINE}
+    term = {"labelSelector": {"matchLabels": {RUN_LABEL: manifest.name}}, "topologyKey": MACHINE_LABEL}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    numbers = {"runAsUser": site.user, "runAsGroup": site.group, "fsGroup": site.group}
-    security: Fields = {key: number for key, number in numbers.items() if number is not None}
+    ids = {"runAsUser": site.user, "runAsGroup": site.group, "fsGroup": site.group}
+    security: Fields = {key: value for key, value in ids.items() if value is not None}
     if site.restricted:
         security |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     placing = {
@@ -120,36 +122,38 @@ def _pod(run: JobManifest) -> Fields:
         "nodeSelector": dict(site.node_selector),
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in site.tolerations],
         "imagePullSecrets": [{"name": name} for name in site.pull_secrets],
-        "affinity": apart if run.nodes > 1 else None,
+        "affinity": apart if manifest.nodes > 1 else None,
         "securityContext": security,
     }
     return {
         "restartPolicy": "Never",
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
-        "subdomain": run.name,
+        "subdomain": manifest.name,
         **network,
         **{key: value for key, value in placing.items() if value},
-        "containers": [_container(run)],
-        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(run)],
+        "containers": [_container(manifest)],
+        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(manifest)],
     }
 
 
-def _container(run: JobManifest) -> Fields:
-    site = run.site
-    limits = {site.devices: str(run.devices)} if site.devices not in (None, NO_RESOURCE) else {}
+def _container(manifest: JobManifest) -> Fields:
+    site = manifest.site
+    limits = {site.devices: str(manifest.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
-    secret = f"{run.name}-secrets"
+    secret = f"{manifest.name}-secrets"
     # of node/pod_start.py. The node's rank comes from the variable JOB_COMPLETION_INDEX, and without a shared volume
     # the files of the run come through the pod's log.
-    arguments = [f"{PACKAGE}/{START}", "--code", f"{PACKAGE}/{ARCHIVE}", "--folder", LOCAL]
-    arguments += ["--work", f"{WORK}/node{{node_rank}}.json", "--first-node", first_pod(run.name)]
+    arguments = [f"{PACKAGE_FOLDER}/{START_FILE}", "--code", f"{PACKAGE_FOLDER}/{ARCHIVE_FILE}"]
+    arguments += ["--folder", LOCAL_FOLDER]
+    arguments += ["--work", f"{WORK_FOLDER}/node{{node_rank}}.json", "--first-node", first_pod_address(manifest.name)]
     arguments += ["--stream"] if site.claim is None else []
-    container: Fields = {"name": NODE, "image": run.image, "command": [run.python], "args": arguments}
-    if run.secrets:
-        sources = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in run.secrets)
+    container: Fields = {"name": CONTAINER_NAME, "image": manifest.image}
+    container |= {"command": [manifest.python], "args": arguments}
+    if manifest.secrets:
+        sources = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in manifest.secrets)
         container["env"] = [{"name": name, "valueFrom": source} for name, source in sources]
-    container["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _storage(run)]
+    container["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _storage(manifest)]
     if limits:
         container["resources"] = {"limits": limits, "requests": dict(limits)}
     if any(name.startswith(RDMA) for name in site.resources):
@@ -159,13 +163,13 @@ def _container(run: JobManifest) -> Fields:
     return container
 
 
-def _storage(run: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
+def _storage(manifest: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
     """Yield the name of each volume, what it is, and where the container has it."""
-    site, parts = run.site, range(len(divided(run.works)))
-    works = [{"configMap": {"name": f"{run.name}-work-{index}"}} for index in parts]
-    yield "package", {"configMap": {"name": f"{run.name}-code"}}, {"mountPath": PACKAGE, "readOnly": True}
-    yield "work", {"projected": {"sources": works}}, {"mountPath": WORK, "readOnly": True}
-    yield "local", {"emptyDir": {}}, {"mountPath": LOCAL}
+    site, parts = manifest.site, range(len(divide_files(manifest.works)))
+    works = [{"configMap": {"name": f"{manifest.name}-work-{index}"}} for index in parts]
+    yield "package", {"configMap": {"name": f"{manifest.name}-code"}}, {"mountPath": PACKAGE_FOLDER, "readOnly": True}
+    yield "work", {"projected": {"sources": works}}, {"mountPath": WORK_FOLDER, "readOnly": True}
+    yield "local", {"emptyDir": {}}, {"mountPath": LOCAL_FOLDER}
     if site.shared_memory_bytes:
         memory = {"medium": "Memory", "sizeLimit": str(site.shared_memory_bytes)}
         yield "shared-memory", {"emptyDir": memory}, {"mountPath": "/dev/shm"}

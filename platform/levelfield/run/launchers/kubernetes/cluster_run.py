@@ -16,12 +16,12 @@ from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, Pr
 from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.kubernetes.cluster_api import (
-    OLDEST,
+    MIN_MINOR_VERSION,
     ClusterApi,
     ClusterRefusal,
     ClusterSilence,
     Fields,
-    path_of,
+    object_path,
 )
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
 from levelfield.run.launchers.kubernetes.pod_watch import PodLog, PodState, PodWatch
@@ -30,11 +30,11 @@ from levelfield.run.launchers.node_content import secret_values
 from levelfield.run.launchers.node_records import by_engine, last_records
 
 POLL_SECONDS = 0.3
-GONE_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
-JOB_SECONDS = 5.0  # between two readings of the main object, or of the events that say why there is no pod
+POD_END_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
+JOB_POLL_SECONDS = 5.0  # between two readings of the main object, or of the events that say why there is no pod
 REFUSED_SECONDS = 60.0  # after which a refusal of the pods that waiting does not mend ends the run
 SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
-TRIES = 3  # to delete an object
+DELETE_TRIES = 3  # to delete an object
 
 
 def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
@@ -54,12 +54,12 @@ class ClusterRun:
     def __init__(self, request: Request, job: ClusterJob, api: ClusterApi, say: Say) -> None:
         self._request, self._job, self._api = request, job, api
         self._pods = PodWatch(api, job.namespace, f"{RUN_LABEL}={job.name}")
-        self._streams = "--stream" in next(iter(request.submissions[0].files.values()))
+        self._is_streamed = "--stream" in next(iter(request.submissions[0].files.values()))
         self._root = Path(request.events_dir).parent
         self._logs: dict[int, PodLog] = {}
         self._liveness: Liveness | None = None
-        self._looked = self._asked = 0.0
-        self._complaint: str | None = None
+        self._job_read_at = self._warning_read_at = 0.0
+        self._pod_warning: str | None = None
         self._refused_since: float | None = None
         self._say, self._sentences = say, list[str]()
         self._names = [node.name or f"node{rank}" for rank, node in enumerate(request.nodes)]
@@ -72,7 +72,7 @@ class ClusterRun:
         try:
             self._job.create(self._api)
             self._pods.thread.start()
-            cause = self._watched(watch)
+            cause = self._watch_until_end(watch)
         except ClusterRefusal as error:
             cause = "launch-error", f"the cluster refused: {error}"
         except ClusterSilence as error:
@@ -80,28 +80,32 @@ class ClusterRun:
         except KeyboardInterrupt:
             cause = "interrupted", "interrupted by the user"
         states = self._pods.states()
-        left = self._job.delete(self._api)
-        if self._pods.states() and not left and not wait_for(lambda: not self._pods.left(), GONE_SECONDS):
-            left.append(f"pods of {self._job.name} were still there after {GONE_SECONDS:g} s")
-        wait_for(self._logs_are_complete, 0.0 if left else SETTLE_SECONDS)  # for the rest of the logs
+        leftovers = self._job.delete(self._api)
+        if (
+            self._pods.states()
+            and not leftovers
+            and not wait_for(lambda: not self._pods.present_pods(), POD_END_SECONDS)
+        ):
+            leftovers.append(f"pods of {self._job.name} were still there after {POD_END_SECONDS:g} s")
+        wait_for(self._logs_are_complete, 0.0 if leftovers else SETTLE_SECONDS)  # for the rest of the logs
         for log in self._logs.values():
             log.ending.set()
         self._pods.ending.set()
         watch()
-        return self._outcome(*cause, {**self._pods.states(), **states}, left)
+        return self._outcome(*cause, {**self._pods.states(), **states}, leftovers)
 
-    def _watched(self, watch: Watch) -> tuple[Cause, str | None]:
+    def _watch_until_end(self, watch: Watch) -> tuple[Cause, str | None]:
         """Watch until the run ends. Return its cause and the evidence."""
         while True:
             watch()
             states = self._pods.states()
             for node, state in states.items():  # receive the files of each node whose pod has started
-                if self._streams and node not in self._logs and state.phase != "pending":
+                if self._is_streamed and node not in self._logs and state.phase != "pending":
                     ranks = [work.rank for work in self._request.nodes[node].processes]
                     self._logs[node] = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
             self._tell_progress(states)
             if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
-                wait_for(self._logs_are_complete, GONE_SECONDS)
+                wait_for(self._logs_are_complete, POD_END_SECONDS)
                 watch()
                 return "exited", None
             if cause := self._cause(states):
@@ -120,17 +124,17 @@ class ClusterRun:
         if evidence := self._hang(states):
             return "hang", evidence
         now = time.monotonic()
-        if len(states) < len(self._request.nodes) and now - self._asked >= JOB_SECONDS:
-            self._asked, self._complaint = now, self._job.complaint(self._api)
+        if len(states) < len(self._request.nodes) and now - self._warning_read_at >= JOB_POLL_SECONDS:
+            self._warning_read_at, self._pod_warning = now, self._job.newest_warning(self._api)
             # a refusal that no waiting mends; a quota may be free again later
-            complaint = self._complaint or ""
-            is_refused = "forbidden" in complaint and "exceeded quota" not in complaint
+            warning = self._pod_warning or ""
+            is_refused = "forbidden" in warning and "exceeded quota" not in warning
             self._refused_since = (self._refused_since or now) if is_refused else None
             if self._refused_since is not None and now - self._refused_since >= REFUSED_SECONDS:
-                return "launch-error", f"the cluster makes no pod: {self._complaint}"
-        if time.monotonic() - self._looked < JOB_SECONDS:
+                return "launch-error", f"the cluster makes no pod: {self._pod_warning}"
+        if time.monotonic() - self._job_read_at < JOB_POLL_SECONDS:
             return None
-        self._looked = time.monotonic()
+        self._job_read_at = time.monotonic()
         failure = self._job.failure(self._api)
         if failure and failure[0] == "rank-failed":  # of the Job itself: its pods may still give a better reason
             wait_for(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
@@ -145,7 +149,7 @@ class ClusterRun:
             if failure := self._job.failure(self._api):
                 return failure if failure[0] != "rank-failed" else ("cancelled", failure[1])
             with suppress(ClusterSilence, ClusterRefusal):  # then it is not known whether a queue holds the Job
-                if (self._api.get(path_of(self._job.main)).get("spec") or {}).get("suspend"):
+                if (self._api.get(object_path(self._job.main)).get("spec") or {}).get("suspend"):
                     return "preempted", f"{self._names[failed.node_rank]}: its queue suspended the run"
         wait_for(lambda: all(log.stream.is_complete() or log.silence for log in self._logs.values()), SETTLE_SECONDS)
         return failed.cause or "rank-failed", f"{self._names[failed.node_rank]}: {failed.says}"
@@ -168,7 +172,7 @@ class ClusterRun:
         """Say what the run waits for: each reason once, with the number of its pods, until it changes."""
         nodes = len(self._request.nodes)
         waiting = [state.says for state in states.values() if state.phase == "pending"]
-        waiting += [self._complaint or "waits for its queue or its controller: no pod yet"] * (nodes - len(states))
+        waiting += [self._pod_warning or "waits for its queue or its controller: no pod yet"] * (nodes - len(states))
         sentences = [f"{count} of {nodes} pods: {says}" for says, count in Counter(waiting).items()]
         if self._pods.silence:
             sentences = [f"the cluster does not answer, and its state is unknown: {self._pods.silence}"]
@@ -177,9 +181,11 @@ class ClusterRun:
                 self._say(f"kubernetes: {printable(one_line(sentence))}")
         self._sentences = sentences
 
-    def _outcome(self, cause: Cause, evidence: str | None, states: dict[int, PodState], left: list[str]) -> Outcome:
+    def _outcome(
+        self, cause: Cause, evidence: str | None, states: dict[int, PodState], leftovers: list[str]
+    ) -> Outcome:
         killed = sum(state.out_of_memory for state in states.values())
-        kills = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
+        kill_evidence = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
         # a pod without a word of its own has the whole job's, or it was stopped for another pod
         words: dict[Cause, NodeWord] = {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}
         word = words.get(cause, "stopped")
@@ -188,14 +194,16 @@ class ClusterRun:
         nodes, ends = node_ends(self._request, states, word)
         logs = [self._logs.get(node.node_rank) for node in nodes]
         nodes = tuple(
-            replace(node, missing=(*node.missing, *log.stream.cut()), detail=log.fault or node.detail) if log else node
+            replace(node, missing=(*node.missing, *log.stream.truncated_files()), detail=log.fault or node.detail)
+            if log
+            else node
             for node, log in zip(nodes, logs, strict=True)
         )
-        return Outcome(cause, ends, evidence, killed, kills, tuple(left), nodes=nodes)
+        return Outcome(cause, ends, evidence, killed, kill_evidence, tuple(leftovers), nodes=nodes)
 
 
 def node_ends(
-    request: Request, states: Mapping[int, PodState], others: NodeWord
+    request: Request, states: Mapping[int, PodState], default_word: NodeWord
 ) -> tuple[tuple[NodeEnd, ...], tuple[ProcessEnd, ...]]:
     """Return the ends of the nodes and of their ranks. others: the word of a node that has none of its own."""
     nodes: list[NodeEnd] = []
@@ -206,14 +214,14 @@ def node_ends(
         # where no failure of the pod explains the ends of the ranks, the cluster ended them
         ends += record.ends if is_explained else by_engine(record).ends
         word: NodeWord = "unreachable"
-        where = "no pod was created"
+        detail = "no pod was created"
         if state is not None:
-            where = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
+            detail = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
             if state.word and state.word != "cancelled":  # of a deleted pod its job says why
                 word = state.word
-            elif state.phase != "pending" or others != "stopped":
-                word = others
-        nodes.append(NodeEnd(record.node_rank, record.name, word, where, record.missing))
+            elif state.phase != "pending" or default_word != "stopped":
+                word = default_word
+        nodes.append(NodeEnd(record.node_rank, record.name, word, detail, record.missing))
     return tuple(nodes), tuple(ends)
 
 
@@ -221,11 +229,13 @@ class ClusterJob:
     """The documents of a manifest, of which the last one runs the pods. Only what was created here is deleted."""
 
     def __init__(self, request: Request) -> None:
-        (sent,) = request.submissions
-        self.documents: list[Fields] = list(yaml.safe_load_all(next(iter(sent.files.values()))))
+        (submission,) = request.submissions
+        self.documents: list[Fields] = list(yaml.safe_load_all(next(iter(submission.files.values()))))
         self.main = self.documents[-1]
-        self.name, self.namespace = sent.name, str(self.main["metadata"]["namespace"])
-        self.context = sent.argv[sent.argv.index("--context") + 1] if "--context" in sent.argv else None
+        self.name, self.namespace = submission.name, str(self.main["metadata"]["namespace"])
+        self.context = (
+            submission.argv[submission.argv.index("--context") + 1] if "--context" in submission.argv else None
+        )
         self._secrets = secret_values(request)
         self._created: list[Fields] = []
 
@@ -253,20 +263,22 @@ class ClusterJob:
         # podFailurePolicy a run goes on after a pod was lost.
         if dropped := sorted(self.main["spec"].keys() - (owner.get("spec") or {}).keys()):
             keys = ", ".join(f"spec.{key}" for key in dropped)
-            raise ClusterRefusal(200, f"it does not know {keys} of a Job; expected Kubernetes 1.{OLDEST} or newer")
+            raise ClusterRefusal(
+                200, f"it does not know {keys} of a Job; expected Kubernetes 1.{MIN_MINOR_VERSION} or newer"
+            )
         reference = {key: self.main[key] for key in ("apiVersion", "kind")}
         reference |= {"name": self.name, "uid": str(owner.get("metadata", {}).get("uid", ""))}
         for document in parts:
-            api.answer("PATCH", path_of(document), body={"metadata": {"ownerReferences": [reference]}})
+            api.answer("PATCH", object_path(document), body={"metadata": {"ownerReferences": [reference]}})
 
     def delete(self, api: ClusterApi) -> list[str]:
         """Delete what was created, the main object first. Return a sentence for each object that may be left."""
-        left = []
+        leftovers = []
         while self._created:
             document, reason = self._created.pop(), ""
-            for attempt in range(TRIES):
+            for attempt in range(DELETE_TRIES):
                 try:
-                    api.delete(path_of(document))
+                    api.delete(object_path(document))
                     reason = ""
                     break
                 except ClusterRefusal as error:
@@ -276,18 +288,18 @@ class ClusterJob:
                     reason = str(error)
                     time.sleep(attempt + 1)
             if reason:
-                what = f"{document['kind'].lower()}/{document['metadata']['name']}"
-                command = f"kubectl -n {self.namespace} delete {what}"
-                left.append(f"{what} could not be deleted: {reason}; run `{command}`")
-        return left
+                name = f"{document['kind'].lower()}/{document['metadata']['name']}"
+                command = f"kubectl -n {self.namespace} delete {name}"
+                leftovers.append(f"{name} could not be deleted: {reason}; run `{command}`")
+        return leftovers
 
     def failure(self, api: ClusterApi) -> tuple[Cause, str] | None:
         """Return why the main object ended or was removed, by its own conditions; None where it is well, or unknown."""
         try:
-            job = api.get(path_of(self.main))
+            job = api.get(object_path(self.main))
         except ClusterRefusal as error:
-            what = f"{self.main['kind']} {self.name}"
-            return ("cancelled", f"{what} was deleted by somebody else") if error.status == 404 else None
+            name = f"{self.main['kind']} {self.name}"
+            return ("cancelled", f"{name} was deleted by somebody else") if error.status == 404 else None
         except ClusterSilence:
             return None
         if (job.get("metadata") or {}).get("deletionTimestamp"):
@@ -298,7 +310,7 @@ class ClusterJob:
                 return ("time-limit" if "DeadlineExceeded" in line else "rank-failed"), one_line(line)[:300]
         return None
 
-    def complaint(self, api: ClusterApi) -> str | None:
+    def newest_warning(self, api: ClusterApi) -> str | None:
         """Return the newest warning about the Job, which makes the pods; None without one, or without the right."""
         selector = f"type=Warning,involvedObject.name={self.name}"
         try:

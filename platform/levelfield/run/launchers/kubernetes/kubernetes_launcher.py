@@ -17,7 +17,13 @@ import yaml
 from levelfield.contracts.execution import FIRST_NODE, NodeSource, Outcome, Request, Say, Submission, Watch
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
-from levelfield.run.launchers.kubernetes.cluster_objects import LOCAL, JobManifest, first_pod, object_name, objects_of
+from levelfield.run.launchers.kubernetes.cluster_objects import (
+    LOCAL_FOLDER,
+    JobManifest,
+    first_pod_address,
+    manifest_documents,
+    object_name,
+)
 from levelfield.run.launchers.node_content import code_archive, node_content, request_for_nodes, secrets_of
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of
 from levelfield.specs.paths import RunPaths
@@ -25,17 +31,17 @@ from levelfield.specs.plan import Plan, job_of
 
 MANIFEST = "manifest.yaml"
 SPARE_SECONDS = 3600  # that the cluster's own limit leaves for images, environments and the end
-CODE = Path(LOCAL) / "code"
-_WIDE = 10**9  # columns: no line of the manifest is folded
+CODE = Path(LOCAL_FOLDER) / "code"
+_LINE_WIDTH = 10**9  # columns: no line of the manifest is folded
 
 
 class _Dumper(yaml.SafeDumper):
     """Writes a text of several lines as it is, between the keys."""
 
 
-_STR = "tag:yaml.org,2002:str"
+_STRING_TAG = "tag:yaml.org,2002:str"
 _Dumper.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar(_STR, text, style="|" if "\n" in text else None)
+    str, lambda dumper, text: dumper.represent_scalar(_STRING_TAG, text, style="|" if "\n" in text else None)
 )
 
 
@@ -56,19 +62,21 @@ class KubernetesLauncher:
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """Return the manifest with every rank of every node. Pure. Raises UsageError where the site's file lacks it."""
         image, site = _checked_image(plan, paths), launch_of(plan).site.kubernetes
-        inside = paths if site.claim else RunPaths(Path(LOCAL) / "run")  # as the pods see the run
-        request = request_for_nodes(plan, inside, self.name, runtime)
+        pod_paths = paths if site.claim else RunPaths(Path(LOCAL_FOLDER) / "run")  # as the pods see the run
+        request = request_for_nodes(plan, pod_paths, self.name, runtime)
         name = object_name(plan.run_id)
-        first = first_pod(name)
-        nodes = tuple(replace(node, address=first if node.node_rank == 0 else node.address) for node in request.nodes)
+        first_address = first_pod_address(name)
+        nodes = tuple(
+            replace(node, address=first_address if node.node_rank == 0 else node.address) for node in request.nodes
+        )
         works: dict[str, str] = {}
         for node in request.nodes:
-            content = node_content(plan, inside, request, node, plan.implementation.rests_on)
+            content = node_content(plan, pod_paths, request, node, plan.implementation.rests_on)
             folder = CODE / "models" / Path(plan.implementation.folder).name
             content["expected"] |= {"folder": str(folder), "environment": None, "stamp": None}  # the image's own
             content["locks"] = []  # the kubelet gives the devices to one pod only
-            if inside.root != paths.root:
-                content["files"] = {"job.json": json.dumps(job_of(plan, inside), indent=2) + "\n"}
+            if pod_paths.root != paths.root:
+                content["files"] = {"job.json": json.dumps(job_of(plan, pod_paths), indent=2) + "\n"}
             works[f"node{node.node_rank}.json"] = json.dumps(content)
         limits = plan.work.limits
         longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
@@ -81,15 +89,15 @@ class KubernetesLauncher:
             python=_python(plan),
             secrets=sorted(secrets_of(plan)),
             works=works,
-            code=_code(plan.implementation.folder),
+            code=_compressed_code(plan.implementation.folder),
             start=Path(pod_start.__file__).read_text(encoding="utf-8"),
             deadline_seconds=longest + SPARE_SECONDS,
         )
-        documents = objects_of(manifest)
-        text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_WIDE, allow_unicode=True)
+        documents = manifest_documents(manifest)
+        text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE_WIDTH, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
-        sent = Submission(name, ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
-        return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(sent,))
+        submission = Submission(name, ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
+        return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(submission,))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Create the objects and watch their pods until the end. They are deleted before it returns or raises."""
@@ -156,6 +164,6 @@ def _checked_image(plan: Plan, paths: RunPaths) -> str:
 
 
 @cache
-def _code(implementation: str) -> bytes:
+def _compressed_code(implementation: str) -> bytes:
     """Return Levelfield's code in as few bytes as a ConfigMap needs. The same code gives the same bytes."""
     return gzip.compress(code_archive(Path(implementation)), mtime=0)

@@ -25,15 +25,15 @@ RETRY_SECONDS = 1.0
 MOST_RETRY_SECONDS = 10.0
 SILENCE_SECONDS = 60.0  # of a log, to which the node's part adds a line each second
 MOST_OTHER_BYTES = 2**20  # of a log's lines that are no frames: what start.py or the container wrote
-INDEX = "batch.kubernetes.io/job-completion-index"
+INDEX_KEY = "batch.kubernetes.io/job-completion-index"
 # Reasons that a waiting container does not leave by itself. An image that was not pulled is tried again by the kubelet
 # first: ErrImagePull becomes ImagePullBackOff.
-_STUCK = (
+_STUCK_REASONS = (
     "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
     "RunContainerError",
 )  # fmt: skip
 # The exit codes of the node's own part, and of start.py.
-_CODES: Mapping[int, tuple[NodeWord, Cause | None, str]] = {
+_EXIT_CODES: Mapping[int, tuple[NodeWord, Cause | None, str]] = {
     0: ("ended", None, "all ranks ended"),
     1: ("failed", "rank-failed", "a rank failed"),
     2: ("failed", "launch-error", "the node's part could not read its work"),
@@ -45,7 +45,7 @@ _CODES: Mapping[int, tuple[NodeWord, Cause | None, str]] = {
     8: ("unreachable", "unreachable", "the first node's name has no address"),
 }
 _LOST: tuple[NodeWord, Cause] = ("lost", "node-lost")
-_REASONS: Mapping[str, tuple[NodeWord, Cause]] = {
+_END_REASONS: Mapping[str, tuple[NodeWord, Cause]] = {
     "DeadlineExceeded": ("time-limit", "time-limit"),
     **dict.fromkeys(("Evicted", "NodeLost", "NodeShutdown", "Terminated"), _LOST),
     "Preempting": ("preempted", "preempted"),
@@ -65,7 +65,7 @@ class PodWatch:
         self._label, self._lock = label, threading.Lock()
         self.ending = threading.Event()  # ends the thread at the server's next line
         self._states: dict[int, PodState] = {}
-        self._left: set[str] = set()
+        self._present_pods: set[str] = set()
         self.silence: str | None = None  # why the cluster does not answer now
         self.refusal: str | None = None  # why it lets nobody watch
         self.first_failure: PodState | None = None
@@ -76,10 +76,10 @@ class PodWatch:
         with self._lock:
             return dict(self._states)
 
-    def left(self) -> set[str]:
+    def present_pods(self) -> set[str]:
         """Return the names of the pods that still exist."""
         with self._lock:
-            return set(self._left)
+            return set(self._present_pods)
 
     def _watch(self) -> None:
         wait, version = RETRY_SECONDS, None
@@ -108,7 +108,7 @@ class PodWatch:
             if state.pod not in present:
                 self._remove(state)
         with self._lock:
-            self._left = present
+            self._present_pods = present
         # a pod that was deleted or stopped for another comes after those with a reason of their own
         states = filter(None, map(pod_state, pods))
         for state in sorted(states, key=lambda state: not state.has_failed or state.cause == "cancelled"):
@@ -129,7 +129,7 @@ class PodWatch:
                 return None  # among others 410: the version is too old
             if kind in ("ADDED", "MODIFIED", "DELETED"):
                 with self._lock:
-                    change_names = self._left.discard if kind == "DELETED" else self._left.add
+                    change_names = self._present_pods.discard if kind == "DELETED" else self._present_pods.add
                     change_names(str(_object(pod, "metadata").get("name")))
                 if state := pod_state(pod):
                     self._store(state)
@@ -176,7 +176,7 @@ class PodState:
 def pod_state(pod: Fields) -> PodState | None:
     """Return the state of a pod; None for a pod that is no node of an Indexed Job."""
     metadata, status, machine = _object(pod, "metadata"), _object(pod, "status"), _object(pod, "spec").get("nodeName")
-    rank = str(_object(metadata, "annotations").get(INDEX, _object(metadata, "labels").get(INDEX, "")))
+    rank = str(_object(metadata, "annotations").get(INDEX_KEY, _object(metadata, "labels").get(INDEX_KEY, "")))
     if not rank.isdecimal() or len(rank) >= 7:
         return None
     state = PodState(int(rank), str(metadata.get("name")), "pending", "waits for its node", machine=machine)
@@ -186,27 +186,27 @@ def pod_state(pod: Fields) -> PodState | None:
     terminations = (
         _object(_object(container, "state"), "terminated") for container in _objects(status, "containerStatuses")
     )
-    end = next(filter(None, terminations), None)
-    if not end and status.get("phase") in ("Succeeded", "Failed"):
-        end = {"exitCode": 0 if status["phase"] == "Succeeded" else 1}
-    if end:
-        code, is_out = end.get("exitCode"), end.get("reason") == "OOMKilled"
-        meaning = _CODES.get(code) if isinstance(code, int) else None
+    termination = next(filter(None, terminations), None)
+    if not termination and status.get("phase") in ("Succeeded", "Failed"):
+        termination = {"exitCode": 0 if status["phase"] == "Succeeded" else 1}
+    if termination:
+        code, is_out_of_memory = termination.get("exitCode"), termination.get("reason") == "OOMKilled"
+        meaning = _EXIT_CODES.get(code) if isinstance(code, int) else None
         word, cause, says = meaning or ("failed", "rank-failed", f"the container ended with exit code {code}")
-        if is_out:
+        if is_out_of_memory:
             word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
-        return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out)
+        return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out_of_memory)
     if status.get("phase") == "Running":
         return replace(state, phase="running", says=f"runs on {machine or 'a node'}")
     for container in _objects(status, "containerStatuses"):
         waiting = _object(_object(container, "state"), "waiting")
         if waiting.get("reason"):
-            waits = replace(state, says=_line(waiting))
-            is_stuck = str(waiting["reason"]) in _STUCK
+            waits = replace(state, says=_reason_line(waiting))
+            is_stuck = str(waiting["reason"]) in _STUCK_REASONS
             return replace(waits, word="unreachable", cause="launch-error") if is_stuck else waits
     for condition in _objects(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return replace(state, says=_line(condition))
+            return replace(state, says=_reason_line(condition))
     return state
 
 
@@ -215,12 +215,12 @@ def _disruption(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
     for condition in _objects(status, "conditions"):
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             is_preempted = condition.get("reason") == "PreemptionByScheduler"
-            return ("preempted", "preempted") if is_preempted else _LOST, _line(condition)
+            return ("preempted", "preempted") if is_preempted else _LOST, _reason_line(condition)
     reason = str(status.get("reason", ""))
-    return (_REASONS[reason], _line(status)) if reason in _REASONS else None
+    return (_END_REASONS[reason], _reason_line(status)) if reason in _END_REASONS else None
 
 
-def _line(fields: Fields) -> str:
+def _reason_line(fields: Fields) -> str:
     """Return reason and message as one line of bounded length."""
     parts = [str(fields[key]) for key in ("reason", "message") if fields.get(key)]
     return " ".join(": ".join(parts).split())[:300]
@@ -246,9 +246,9 @@ class PodLog:
 
     def __init__(self, api: ClusterApi, namespace: str, pod: str, root: Path, node_rank: int, ranks: Iterable[int]):
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-        self._other = root / f"logs/pod{node_rank}.log"
+        self._other_file = root / f"logs/pod{node_rank}.log"
         self.stream = NodeStream(root, node_rank, ranks)
-        self.ending, self._repeats = threading.Event(), False
+        self.ending, self._is_replaying = threading.Event(), False
         self.silence: str | None = None  # why nothing comes now
         self.fault: str | None = None  # why the rest of it cannot be used
         threading.Thread(target=self._follow, daemon=True, name=f"log of {pod}").start()
@@ -257,7 +257,7 @@ class PodLog:
         while not (self.ending.is_set() or self.stream.is_complete() or self.fault):
             try:
                 for line in self._api.lines(self._path, SILENCE_SECONDS, follow=True, container="node"):
-                    self._take(line)
+                    self._receive_line(line)
                     self.silence = None
                     if self.ending.is_set() or self.stream.is_complete():
                         break
@@ -270,18 +270,18 @@ class PodLog:
                 self.fault = f"its stream is broken: {error}"
             except OSError as error:
                 self.fault = f"its files cannot be written: {error.filename}: {error.strerror}"
-            self._repeats = True
+            self._is_replaying = True
             self.ending.wait(RETRY_SECONDS)
 
-    def _take(self, line: bytes) -> None:
+    def _receive_line(self, line: bytes) -> None:
         if not line.startswith(b"{"):
-            if not self._repeats and line.strip():
-                self._other.parent.mkdir(exist_ok=True)
-                with self._other.open("ab") as file:
+            if not self._is_replaying and line.strip():
+                self._other_file.parent.mkdir(exist_ok=True)
+                with self._other_file.open("ab") as file:
                     if file.tell() < MOST_OTHER_BYTES:
                         file.write(line[:MOST_OTHER_BYTES] + b"\n")
             return
-        if self._repeats:
+        if self._is_replaying:
             # the receiver names what is wrong with a frame
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 frame = json.loads(line)
@@ -289,5 +289,5 @@ class PodLog:
                 # a part of a file that is received, or a beat, came before
                 if (offset is None and "end" not in frame) or (offset is not None and int(frame["at"]) < offset):
                     return
-        self._repeats = False
+        self._is_replaying = False
         self.stream.receive(line + b"\n")

@@ -21,8 +21,8 @@ from levelfield.run.launchers.site_findings import (
     probe_answer,
     unknown,
 )
-from levelfield.run.launchers.slurm.slurm_commands import environment_of
-from levelfield.run.launchers.slurm.slurm_launcher import FIELDS, OWN_OPTIONS
+from levelfield.run.launchers.slurm.slurm_commands import command_environment
+from levelfield.run.launchers.slurm.slurm_launcher import PLATFORM_OPTIONS, SITE_FIELDS
 from levelfield.specs.site import LaunchPlan, Site, SlurmSite
 from levelfield.user_folders import user_name
 
@@ -40,18 +40,18 @@ def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     yield ok("commands", f"{', '.join(_COMMANDS)} are there")
     answer = _output("scontrol", "ping")
     if answer is None or "is UP" not in answer:
-        yield missing("controller", _line(answer or "no answer"), "`scontrol ping` shows when it answers again")
+        yield missing("controller", _one_line(answer or "no answer"), "`scontrol ping` shows when it answers again")
         return
-    yield ok("controller", _line(answer))
+    yield ok("controller", _one_line(answer))
     if _output("sacct", "--noheader", "--parsable2", "--starttime=now-1hours", "--format=JobID") is None:
         do = "a job's end is then known for some minutes only, which a run that is watched does not need"
         yield unknown("accounting", "sacct has no accounting", do)
     else:
         yield ok("accounting", "sacct answers")
     for option in slurm.options:
-        if option.partition("=")[0] in OWN_OPTIONS:
+        if option.partition("=")[0] in PLATFORM_OPTIONS:
             yield missing("options", f"{option} is set by the platform", "leave it out of slurm.options")
-    yield from _minutes(slurm)
+    yield from _minutes_findings(slurm)
     submission = _test_submission(slurm)
     yield submission
     if slurm.container == "pyxis":
@@ -61,10 +61,10 @@ def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
             do = "install pyxis, or set slurm.container to apptainer"
             yield missing("container", "srun has no --container-image", do)
     if submission.word == "ok":
-        yield from _job(site)
+        yield from _job_findings(site)
 
 
-def _minutes(slurm: SlurmSite) -> Iterator[SiteFinding]:
+def _minutes_findings(slurm: SlurmSite) -> Iterator[SiteFinding]:
     """Yield whether the partition allows the site's minutes: Slurm never starts a job that wants more."""
     answer = _output("scontrol", "--oneliner", "show", "partition") if slurm.minutes else None
     partitions = [dict(word.partition("=")[::2] for word in line.split()) for line in (answer or "").splitlines()]
@@ -90,27 +90,27 @@ def _minutes(slurm: SlurmSite) -> Iterator[SiteFinding]:
 
 def _test_submission(slurm: SlurmSite) -> SiteFinding:
     """Return whether Slurm would take a job: partition, account, qos, constraint, time and resources at once."""
-    argv = ["sbatch", "--test-only", *_options(slurm), "--wrap=true"]
+    argv = ["sbatch", "--test-only", *_job_options(slurm), "--wrap=true"]
     try:
-        done = run_bounded(argv, ANSWER_SECONDS, environment_of({}))
+        done = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
     except (OSError, subprocess.SubprocessError) as error:
         return unknown("job", f"sbatch: {error}")
-    answer = _line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
+    answer = _one_line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
     if done.returncode:
-        keys = ", ".join(f"slurm.{name}" for name in (*FIELDS, "gres", "options") if getattr(slurm, name))
+        keys = ", ".join(f"slurm.{name}" for name in (*SITE_FIELDS, "gres", "options") if getattr(slurm, name))
         do = f"correct {keys} in the site's file" if keys else "name what it asks for, such as slurm.partition"
         return missing("job", f"Slurm refuses a job of one node: {answer}", do)
     return ok("job", f"Slurm takes a job: {answer}")
 
 
-def _options(slurm: SlurmSite) -> Iterator[str]:
-    yield from (f"--{name}={getattr(slurm, name)}" for name in FIELDS if getattr(slurm, name))
+def _job_options(slurm: SlurmSite) -> Iterator[str]:
+    yield from (f"--{name}={getattr(slurm, name)}" for name in SITE_FIELDS if getattr(slurm, name))
     if slurm.gres:
         yield f"--gres={slurm.gres.replace('{devices}', '1')}"
     yield from ("--nodes=1", "--time=1", *slurm.options)
 
 
-def _job(site: Site) -> Iterator[SiteFinding]:
+def _job_findings(site: Site) -> Iterator[SiteFinding]:
     """Yield what a job of a second sees on a node: modules, Python, shared and local folder, interface, apptainer."""
     folder = Path(site.shared or Path.cwd())
     if not folder.is_dir():
@@ -131,20 +131,22 @@ def _job(site: Site) -> Iterator[SiteFinding]:
         local = (site.slurm.local_folder or "").replace("{user}", user_name())
         if local or site.interface:
             script += f"; {shlex.join((python, '-c', PROBE, local or str(folder), ''))} || true"
-        argv = ["srun", *_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
+        argv = ["srun", *_job_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
         try:
-            done = run_bounded([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, environment_of({}))
+            done = run_bounded([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, command_environment({}))
         except (OSError, subprocess.SubprocessError):
             yield unknown("node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`")
             return
     lines = done.stdout.splitlines()
     if len(lines) >= 3:
-        yield from _node(site, lines, python, shared, local)
+        yield from _node_findings(site, lines, python, shared, local)
     else:
-        yield unknown("node", _line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`")
+        yield unknown(
+            "node", _one_line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`"
+        )
 
 
-def _node(site: Site, lines: list[str], python: str, shared: Path, local: str) -> Iterator[SiteFinding]:
+def _node_findings(site: Site, lines: list[str], python: str, shared: Path, local: str) -> Iterator[SiteFinding]:
     """Yield what the node has: Python, modules, interface and the folders that the site's file names."""
     host = lines[0][:64]
     if lines[1].strip() == "True":
@@ -161,7 +163,7 @@ def _node(site: Site, lines: list[str], python: str, shared: Path, local: str) -
         yield missing("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
     loading = [line.removeprefix("modules ") for line in lines[3:] if line.startswith("modules ")]
     if site.modules and loading:
-        names, reason = " ".join(site.modules), _line(loading[0])
+        names, reason = " ".join(site.modules), _one_line(loading[0])
         failed = missing("modules", f"{host} does not load {names}: {reason}", "correct `modules` in the site's file")
         yield failed if reason else ok("modules", f"{host} loads {names}")
     answer = probe_answer(lines[-1], "time", (int, float)) or {}
@@ -174,11 +176,11 @@ def _node(site: Site, lines: list[str], python: str, shared: Path, local: str) -
 def _output(*argv: str) -> str | None:
     """Return what a command of Slurm prints; None where it fails."""
     try:
-        done = run_bounded(argv, ANSWER_SECONDS, environment_of({}))
+        done = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
     except (OSError, subprocess.SubprocessError):
         return None
     return None if done.returncode else done.stdout
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]

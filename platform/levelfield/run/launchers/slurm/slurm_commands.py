@@ -23,10 +23,10 @@ ENDED = (
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 FORGOTTEN = "FORGOTTEN"  # our own word: the controller knows the job no longer, and there is no accounting
 # Complaints that are an answer: the controller forgets a job some minutes after its end, and a site has no accounting.
-_NOTHING = ("Invalid job id", "accounting storage is disabled")
-_CONFIGURATION = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER")
-_BETWEEN = "|"
-_SINCE = "--starttime=now-30days"
+_EMPTY_ANSWERS = ("Invalid job id", "accounting storage is disabled")
+_CONFIGURATION_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER")
+_SEPARATOR = "|"
+_SINCE_OPTION = "--starttime=now-30days"
 
 
 class SubmissionError(Exception):
@@ -41,7 +41,7 @@ class SlurmJob:
     cluster: str | None = None
 
     @property
-    def where(self) -> tuple[str, ...]:
+    def cluster_options(self) -> tuple[str, ...]:
         return (f"--clusters={self.cluster}",) if self.cluster else ()
 
 
@@ -52,7 +52,7 @@ class JobState:
     word: str | None  # its state; None: nobody knows
     reason: str = ""  # why it waits or how it ended
     nodes: tuple[str, ...] = ()  # their names, the first node first
-    by: str | None = None  # the number of the user who cancelled it
+    cancelled_by: str | None = None  # the number of the user who cancelled it
 
     @property
     def is_ended(self) -> bool:
@@ -62,10 +62,10 @@ class JobState:
 UNKNOWN = JobState(None)
 
 
-def environment_of(secrets: Mapping[str, str]) -> dict[str, str]:
+def command_environment(secrets: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of Slurm's commands. A user's own defaults of sbatch would change what was shown."""
     defaults = re.compile(r"S(BATCH|LURM|RUN|QUEUE|ACCT)_")
-    variables = {k: v for k, v in os.environ.items() if not defaults.match(k) or k in _CONFIGURATION}
+    variables = {k: v for k, v in os.environ.items() if not defaults.match(k) or k in _CONFIGURATION_VARIABLES}
     return {**variables, "LC_ALL": os.environ.get("LC_ALL", "C"), **secrets}
 
 
@@ -74,7 +74,7 @@ def submit(argv: Sequence[str], secrets: Mapping[str, str]) -> SlurmJob:
     if shutil.which(argv[0]) is None:
         raise SubmissionError(f"{argv[0]} is not in PATH: start this on a machine that can submit jobs to Slurm")
     try:
-        done = run_bounded(argv, SUBMIT_SECONDS, environment_of(secrets))
+        done = run_bounded(argv, SUBMIT_SECONDS, command_environment(secrets))
     except (OSError, subprocess.SubprocessError) as error:
         raise SubmissionError(f"{argv[0]}: {error}") from None
     match = re.fullmatch(r"(\d+)(?:;(\S+))?", done.stdout.strip())
@@ -101,47 +101,51 @@ _ADVICE = {
 }
 
 
-def state_of(job: SlurmJob) -> JobState:
+def job_state(job: SlurmJob) -> JobState:
     """Return the job's state by the controller, or by the accounting once the controller has forgotten it."""
-    answer = _answer("squeue", *job.where, "--noheader", "--states=all", f"--jobs={job.number}", "--format=%T|%r|%N")
+    answer = _run_command(
+        "squeue", *job.cluster_options, "--noheader", "--states=all", f"--jobs={job.number}", "--format=%T|%r|%N"
+    )
     if answer is None:
         return UNKNOWN
     line = answer.strip().partition("\n")[0]
     if not line:
-        return accounted(job)
-    word, _, rest = line.partition(_BETWEEN)
-    reason, _, nodes = rest.rpartition(_BETWEEN)
+        return accounting_state(job)
+    word, _, rest = line.partition(_SEPARATOR)
+    reason, _, nodes = rest.rpartition(_SEPARATOR)
     return JobState(word, reason, node_names(nodes))
 
 
-def accounted(job: SlurmJob) -> JobState:
+def accounting_state(job: SlurmJob) -> JobState:
     """Return the state by the accounting. A job that it does not have is forgotten."""
-    answer = _answer(
-        "sacct", *job.where, "--noheader", "--parsable2", "--allocations", f"--jobs={job.number}",
+    answer = _run_command(
+        "sacct", *job.cluster_options, "--noheader", "--parsable2", "--allocations", f"--jobs={job.number}",
         "--format=State,Reason,NodeList",
     )  # fmt: skip
     if answer is None:
         return UNKNOWN
     line = answer.strip().partition("\n")[0]
-    if line.count(_BETWEEN) != 2:
+    if line.count(_SEPARATOR) != 2:
         return JobState(FORGOTTEN)
-    state, reason, nodes = line.split(_BETWEEN)
+    state, reason, nodes = line.split(_SEPARATOR)
     words = state.split()
-    by = words[2] if words[1:2] == ["by"] and len(words) > 2 else None
-    return JobState(words[0].rstrip("+"), reason, () if nodes.startswith("None") else node_names(nodes), by)
+    cancelled_by = words[2] if words[1:2] == ["by"] and len(words) > 2 else None
+    return JobState(words[0].rstrip("+"), reason, () if nodes.startswith("None") else node_names(nodes), cancelled_by)
 
 
 def node_names(text: str) -> tuple[str, ...]:
     """Return the nodes of a list such as node[1-3]."""
     if "[" not in text:
         return tuple(name for name in text.split(",") if name)
-    return tuple((_answer("scontrol", "show", "hostnames", text) or "").split())
+    return tuple((_run_command("scontrol", "show", "hostnames", text) or "").split())
 
 
-def position(job: SlurmJob) -> int | None:
+def queue_position(job: SlurmJob) -> int | None:
     """Return how many waiting jobs of its partitions Slurm would start before this one; None where unknown."""
-    answer = _answer("squeue", *job.where, "--noheader", "--states=PENDING", "--sort=-p,i", "--format=%i|%P")
-    jobs = dict(line.split(_BETWEEN) for line in (answer or "").splitlines() if line.count(_BETWEEN) == 1)
+    answer = _run_command(
+        "squeue", *job.cluster_options, "--noheader", "--states=PENDING", "--sort=-p,i", "--format=%i|%P"
+    )
+    jobs = dict(line.split(_SEPARATOR) for line in (answer or "").splitlines() if line.count(_SEPARATOR) == 1)
     if job.number not in jobs:
         return None
     return [number for number, partition in jobs.items() if partition == jobs[job.number]].index(job.number)
@@ -151,42 +155,43 @@ def node_states(nodes: Sequence[str]) -> dict[str, str]:
     """Return state and reason of nodes, as Slurm shows them now."""
     if not nodes:
         return {}
-    answer = _answer("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T|%E")
-    lines = (line.split(_BETWEEN, 2) for line in (answer or "").splitlines() if line.count(_BETWEEN) >= 2)
+    answer = _run_command("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T|%E")
+    lines = (line.split(_SEPARATOR, 2) for line in (answer or "").splitlines() if line.count(_SEPARATOR) >= 2)
     return {name: state if reason in ("", "none") else f"{state} ({reason})" for name, state, reason in lines}
 
 
 def failed_steps(job: SlurmJob) -> str:
     """Return the ends of the job's steps by the accounting, in one line; an empty text without accounting."""
-    answer = _answer(
-        "sacct", *job.where, "--noheader", "--parsable2", f"--jobs={job.number}", "--format=JobID,State,ExitCode"
-    )
-    lines = (line.split(_BETWEEN) for line in (answer or "").splitlines())
+    answer = _run_command(
+        "sacct", *job.cluster_options, "--noheader", "--parsable2", f"--jobs={job.number}",
+        "--format=JobID,State,ExitCode",
+    )  # fmt: skip
+    lines = (line.split(_SEPARATOR) for line in (answer or "").splitlines())
     return ", ".join(f"{f[0]} {f[1]} {f[2]}" for f in lines if len(f) == 3 and "." in f[0] and f[1] != "COMPLETED")
 
 
 def cancel(job: SlurmJob) -> bool:
     """Request the end of a job. Return whether Slurm took the request."""
-    return _answer("scancel", *job.where, job.number) is not None
+    return _run_command("scancel", *job.cluster_options, job.number) is not None
 
 
-def find(name: str) -> SlurmJob | None:
+def find_job(name: str) -> SlurmJob | None:
     """Return the newest job of this user with a name; None where none is known."""
-    jobs = _answer("squeue", "--noheader", "--states=all", "--me", f"--name={name}", "--format=%i")
+    jobs = _run_command("squeue", "--noheader", "--states=all", "--me", f"--name={name}", "--format=%i")
     if not (jobs or "").split():
-        jobs = _answer(
-            "sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=JobID", _SINCE
+        jobs = _run_command(
+            "sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=JobID", _SINCE_OPTION
         )
     numbers = [text for text in (jobs or "").split() if text.isdecimal()]
     return SlurmJob(max(numbers, key=int)) if numbers else None
 
 
-def _answer(*argv: str) -> str | None:
+def _run_command(*argv: str) -> str | None:
     """Return what a command printed. None: nobody answered. Where there is nothing to say, the text is empty."""
     try:
-        done = run_bounded(argv, ANSWER_SECONDS, environment_of({}))
+        done = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
     except (OSError, subprocess.SubprocessError):
         return None
     if done.returncode:
-        return "" if any(words in done.stderr for words in _NOTHING) else None
+        return "" if any(words in done.stderr for words in _EMPTY_ANSWERS) else None
     return done.stdout

@@ -37,9 +37,9 @@ from levelfield.run.launchers.node_content import node_content, request_for_node
 from levelfield.run.launchers.slurm.slurm_commands import (
     SlurmJob,
     SubmissionError,
-    environment_of,
-    find,
-    state_of,
+    command_environment,
+    find_job,
+    job_state,
     submit,
 )
 from levelfield.run.launchers.slurm.slurm_watch import INTERRUPTED, JobWatch
@@ -59,17 +59,18 @@ from levelfield.user_folders import user_name
 SCHEMA = "levelfield.engine/1"
 SCRIPT = "nodes/job.sbatch"
 JOB_NAME = "levelfield.{}"  # of a run; it finds a job whose number was lost
-AGENT = ("platform", "levelfield", "node", "node_agent.py")
+AGENT_PATH = ("platform", "levelfield", "node", "node_agent.py")
 # What sbatch takes from a name of a file, and what a shell or a list of mounts would read otherwise.
-_PLAIN = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
-OWN_OPTIONS = (
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
+PLATFORM_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--requeue", "--no-requeue", "--output", "--error", "--job-name",
     "--chdir", "--array", "--wrap", "--export", "--parsable", "--wait", "--test-only", "--open-mode",
 )  # fmt: skip
-AMD = "/dev/kfd"  # the file of every AMD accelerator
-FREE_SECONDS, PROBE_MINUTES = 60, 5  # until a node must be free for a short command, and of its own
-OWN_LIMITS = "--propagate=NONE"  # a login node's limit of locked memory would end RDMA on the nodes
-FIELDS = ("partition", "account", "qos", "constraint", "reservation")  # options that the site's file names
+AMD_DEVICE_FILE = "/dev/kfd"  # the file of every AMD accelerator
+FREE_SECONDS = 60  # the longest wait for a free node, for a short command
+PROBE_MINUTES = 5  # the time limit of that command
+NO_LIMITS_OPTION = "--propagate=NONE"  # a login node's limit of locked memory would end RDMA on the nodes
+SITE_FIELDS = ("partition", "account", "qos", "constraint", "reservation")  # options that the site's file names
 _CORE_OPTIONS = {"--cpus-per-task", "--cpus-per-gpu"}
 
 
@@ -101,7 +102,7 @@ class SlurmLauncher:
             content["expected"]["folder"] = _absolute(plan.implementation.folder)
             content["expected"]["stamp"] = str((staged or Path(folder)) / STAMP) if folder else None
             if staged:
-                content["stage"] = {"archive": str(_archive(plan)), "folder": str(staged), "digest": digest}
+                content["stage"] = {"archive": str(_staged_archive(plan)), "folder": str(staged), "digest": digest}
             files[f"nodes/node{node.node_rank}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         argv = ("sbatch", "--parsable", str(paths.root / SCRIPT))
         return replace(request, submissions=(Submission(JOB_NAME.format(plan.run_id), argv, files),))
@@ -109,10 +110,10 @@ class SlurmLauncher:
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Submit the job and watch it until its end. An interrupt cancels it."""
         try:
-            job = _submitted(request)
+            job = _submit_job(request)
         except KeyboardInterrupt:
-            if submitted := job_of(request):
-                return JobWatch(request, submitted, watch, self.say).stopped(INTERRUPTED)
+            if submitted := submitted_job(request):
+                return JobWatch(request, submitted, watch, self.say).cancel_and_wait(INTERRUPTED)
             return Outcome("interrupted", (), "interrupted before Slurm took the job")
         if isinstance(job, Outcome):
             return job
@@ -125,15 +126,15 @@ class SlurmLauncher:
             evidence = (
                 f"{error.filename or 'the run directory'}: {error.strerror}; Slurm job {job.number} was cancelled"
             )
-            return job_watch.stopped(("launch-error", evidence))
+            return job_watch.cancel_and_wait(("launch-error", evidence))
         except KeyboardInterrupt:
-            return job_watch.stopped(INTERRUPTED)
+            return job_watch.cancel_and_wait(INTERRUPTED)
         self.say(f"Slurm job {job.number} was submitted")
-        return job_watch.until_end()
+        return job_watch.watch_until_end()
 
     def attach(self, request: Request, watch: Watch) -> Outcome:
         """Watch a job that a killed platform left, until its end. Raises UsageError where none is known."""
-        job = job_of(request)
+        job = submitted_job(request)
         if job is None:
             run_id = Path(request.events_dir).parent.name
             raise UsageError(
@@ -141,7 +142,7 @@ class SlurmLauncher:
                 f"{request.submissions[0].name}: it was not submitted; start the run again"
             )
         self.say(f"attached to Slurm job {job.number}")
-        return JobWatch(request, job, watch, self.say).until_end()
+        return JobWatch(request, job, watch, self.say).watch_until_end()
 
 
 class SlurmRuntime(NodeRuntime):
@@ -151,9 +152,9 @@ class SlurmRuntime(NodeRuntime):
     def in_use(self, plan: Plan, say: Say) -> Iterator[SlurmRuntime]:
         """Raises NodesNotReady where the environment cannot be packed for the nodes' own disks."""
         with super().in_use(plan, say):
-            if staged_folder(plan) and not _archive(plan).is_file():
+            if staged_folder(plan) and not _staged_archive(plan).is_file():
                 say(f"packing {plan.environment.folder} once, for the nodes' own disks")
-                _pack(_archive(plan))
+                _pack_environment(_staged_archive(plan))
             yield self
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
@@ -162,12 +163,12 @@ class SlurmRuntime(NodeRuntime):
             raise OSError("no command runs in the container outside of the run")
         variables = (f"{name}={value}" for name, value in {**worker_pythonpath(checkout()), **environment}.items())
         command = shlex.join(("exec", "env", *variables, *map(_absolute, argv)))
-        script = "\n".join([*_modules(launch_of(plan).site.modules), command])
+        script = "\n".join([*_module_lines(launch_of(plan).site.modules), command])
         options = (  # for one node of the run's kind, which has to be free soon
             *("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet"),
-            *("--chdir=/", "--input=none", "--cpu-bind=none", *_resources(plan)),
+            *("--chdir=/", "--input=none", "--cpu-bind=none", *_resource_options(plan)),
         )
-        done = run_bounded(("srun", *options, "bash", "-c", script), seconds, environment_of({}))
+        done = run_bounded(("srun", *options, "bash", "-c", script), seconds, command_environment({}))
         done.check_returncode()
         return done.stdout
 
@@ -184,12 +185,12 @@ def staged_folder(plan: Plan) -> Path | None:
     return folder / f"{plan.environment.name}-{short_digest(plan.environment.digest, 16)}"
 
 
-def _archive(plan: Plan) -> Path:
+def _staged_archive(plan: Plan) -> Path:
     """Return the file that every node unpacks, within the environment: it ends with it."""
     return Path(str(plan.environment.folder)).absolute() / f"staged-{short_digest(plan.environment.digest, 16)}.tar"
 
 
-def _pack(archive: Path) -> None:
+def _pack_environment(archive: Path) -> None:
     """Write an environment's folder into one file: a file server gives that in one stream. Raises NodesNotReady."""
     part, folder = archive.with_name(f"{archive.name}.{os.getpid()}.part"), archive.parent
     stamp = f"./{STAMP}"
@@ -213,7 +214,7 @@ def probed_nodes(plan: Plan) -> str:
     return " ".join(("a Slurm node,", *words, cores))
 
 
-def _submitted(request: Request) -> SlurmJob | Outcome:
+def _submit_job(request: Request) -> SlurmJob | Outcome:
     """Write the files of the job and submit it. Return the job, or how the run ended without one."""
     (submission,) = request.submissions
     root = Path(request.events_dir).parent
@@ -225,18 +226,18 @@ def _submitted(request: Request) -> SlurmJob | Outcome:
     except OSError as error:
         return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
     except SubmissionError as error:  # Slurm may have taken the job, and the answer was lost
-        job = find(submission.name)
-        if job is None or state_of(job).is_ended:  # Slurm may keep a job that it refused, as FAILED
+        job = find_job(submission.name)
+        if job is None or job_state(job).is_ended:  # Slurm may keep a job that it refused, as FAILED
             return Outcome("launch-error", (), str(error))
         return job
 
 
-def job_of(request: Request) -> SlurmJob | None:
+def submitted_job(request: Request) -> SlurmJob | None:
     """Return the job of a run: as it was recorded, else by its name."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(read_regular(Path(request.events_dir).parent / "nodes" / "engine.json"))
         return SlurmJob(str(int(content["job"])), content["cluster"])
-    return find(request.submissions[0].name)
+    return find_job(request.submissions[0].name)
 
 
 def _absolute(path: str) -> str:
@@ -255,21 +256,22 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
             f"--runs: found {paths.root.parent}, expected a folder below {site.shared}, which every node sees "
             "(`shared` in the site's file)"
         )
-    for path in _folders(plan, paths):
-        if not _PLAIN.fullmatch(path):
+    for path in _needed_folders(plan, paths):
+        if not _PLAIN_PATH.fullmatch(path):
             raise UsageError(f"folder {path!r}: found a character that Slurm changes, expected letters, digits, _.+=@-")
     options = (
         *(f"--job-name={JOB_NAME.format(plan.run_id)}", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue"),
         *("--export=ALL", f"--chdir={paths.root}", f"--output={log}", f"--error={log}", "--open-mode=append"),
-        *(OWN_LIMITS, *([f"--time={site.slurm.minutes}"] if site.slurm.minutes else []), *_resources(plan)),
+        *(NO_LIMITS_OPTION, *([f"--time={site.slurm.minutes}"] if site.slurm.minutes else [])),
+        *_resource_options(plan),
     )
     command = (
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1", "--wait=0"),
-        *(OWN_LIMITS, "--input=none", "--cpu-bind=none", *_container(plan, paths)),
-        *(site.python or "python3", str(checkout().joinpath(*AGENT)), "run"),
+        *(NO_LIMITS_OPTION, "--input=none", "--cpu-bind=none", *_container_command(plan, paths)),
+        *(site.python or "python3", str(checkout().joinpath(*AGENT_PATH)), "run"),
         *(f"{paths.nodes}/node{{node_rank}}.json", "--first-node"),
     )
-    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", *_modules(site.modules)]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", *_module_lines(site.modules)]
     if site.interface:  # of the collectives
         show = f"ip -oneline -4 address show dev {shlex.quote(site.interface)}"
         lines += [f"first_node=$({show} | awk '{{print $4; exit}}')", "first_node=${first_node%/*}"]
@@ -282,13 +284,13 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
     return "\n".join([*lines, f'{shlex.join(command)} "$first_node"', "exit $?", ""])
 
 
-def _resources(plan: Plan) -> Iterator[str]:
+def _resource_options(plan: Plan) -> Iterator[str]:
     """Yield options for what a job of these nodes needs: the site's words, and the devices or cores of each node.
 
     Raises UsageError for an option that the platform sets, and a placeholder that has no value.
     """
     slurm = launch_of(plan).site.slurm
-    yield from (f"--{name}={getattr(slurm, name)}" for name in FIELDS if getattr(slurm, name))
+    yield from (f"--{name}={getattr(slurm, name)}" for name in SITE_FIELDS if getattr(slurm, name))
     if slurm.gres:
         gres = slurm.gres.replace("{devices}", str(plan.hardware.devices_per_node))
         if "{" in gres or "}" in gres:
@@ -300,22 +302,22 @@ def _resources(plan: Plan) -> Iterator[str]:
     elif plan.hardware.is_host and not names & _CORE_OPTIONS:  # its devices are shares of its cores
         yield f"--cpus-per-task={plan.hardware.devices_per_node * (plan.tuning.threads or 1)}"
     for option in slurm.options:
-        if option.partition("=")[0] in OWN_OPTIONS:
+        if option.partition("=")[0] in PLATFORM_OPTIONS:
             raise UsageError(
                 f"site, slurm.options: found '{option}', expected no option that the platform sets: "
-                f"{', '.join(OWN_OPTIONS)}"
+                f"{', '.join(PLATFORM_OPTIONS)}"
             )
         yield option
 
 
-def _modules(names: Sequence[str]) -> Iterator[str]:
+def _module_lines(names: Sequence[str]) -> Iterator[str]:
     """Return lines that load environment modules. Without them the job ends, as it would train with other libraries."""
     if names:
         yield "type module >/dev/null 2>&1 || . /etc/profile"  # a job's shell is no login shell
         yield f'{shlex.join(("module", "load", *names))} || {{ echo "levelfield: module load failed" >&2; exit 1; }}'
 
 
-def _container(plan: Plan, paths: RunPaths) -> tuple[str, ...]:
+def _container_command(plan: Plan, paths: RunPaths) -> tuple[str, ...]:
     """Return what starts the site's container on each node. Raises UsageError where the site has none."""
     if plan.runtime != "docker":
         return ()
@@ -325,17 +327,17 @@ def _container(plan: Plan, paths: RunPaths) -> tuple[str, ...]:
             f"--runtime docker: found slurm.container '{slurm.container}' and slurm.image {slurm.image!r} in the "
             "site's file, expected pyxis or apptainer, and an image"
         )
-    folders = ",".join(f"{folder}:{folder}" for folder in _folders(plan, paths))
+    folders = ",".join(f"{folder}:{folder}" for folder in _needed_folders(plan, paths))
     if slurm.container == "pyxis":
         return (f"--container-image={slurm.image}", f"--container-mounts={folders}", "--no-container-mount-home")
     # apptainer's options that bring the driver's libraries; the devices' files are those of the node
     options = plan.container.options if plan.container else None
     nvidia = ("--nv",) if options and options.request_driver == "nvidia" else ()
-    amd = ("--rocm",) if options and AMD in options.device_nodes else ()
+    amd = ("--rocm",) if options and AMD_DEVICE_FILE in options.device_nodes else ()
     return ("apptainer", "exec", "--no-home", *nvidia, *amd, f"--bind={folders}", slurm.image)
 
 
-def _folders(plan: Plan, paths: RunPaths) -> list[str]:
+def _needed_folders(plan: Plan, paths: RunPaths) -> list[str]:
     """Return the folders of the host that the training needs, in a container at the same path."""
     corpus = [str(Path(plan.corpus.prefix).absolute().parent)] if plan.corpus.prefix else []
     return [str(paths.root), str(checkout()), *corpus]

@@ -23,12 +23,12 @@ from levelfield.run.launchers.slurm.slurm_commands import (
     WAITING,
     JobState,
     SlurmJob,
-    accounted,
+    accounting_state,
     cancel,
     failed_steps,
+    job_state,
     node_states,
-    position,
-    state_of,
+    queue_position,
 )
 
 Intent = tuple[Cause, str]  # why the platform itself ended a job: cause and evidence
@@ -58,14 +58,15 @@ _NODE_CAUSES: dict[str, Cause] = {
     "hang": "hang",
 }
 NODE_FAILED = ("NODE_FAIL", "BOOT_FAIL")
-STEP_SECONDS = 0.3  # between two looks at a job that ends
-QUICKEST, SLOWEST = 0.5, 10.0  # seconds between two questions to Slurm: the longer it takes, the fewer they are
-PATIENCE_SECONDS = 300.0  # with a controller that does not answer, once every node has written its last record
+END_POLL_SECONDS = 0.3  # between two looks at a job that ends
+# between two questions to Slurm: the longer the job takes, the fewer they are
+MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.5, 10.0
+CONTROLLER_WAIT_SECONDS = 300.0  # with a controller that does not answer, once every node has written its last record
 STOP_SECONDS = 120.0  # for the end of a cancelled job; Slurm's own KillWait is 30 s by default
-AGAIN_SECONDS = 10.0  # between two requests to cancel it
-RECORD_SECONDS = 5.0  # for the nodes' last records to appear on a file server
+CANCEL_RETRY_SECONDS = 10.0  # between two requests to cancel it
+RECORD_WAIT_SECONDS = 5.0  # for the nodes' last records to appear on a file server
 # Reasons for which a job waits until somebody changes it or the cluster, and what to do.
-_HOPELESS = {
+_ENDLESS_WAITS = {
     "PartitionTimeLimit": "the time limit is over the partition's; set slurm.minutes in the site's file to less",
     "PartitionNodeLimit": "the partition allows fewer nodes; name another one as slurm.partition",
     "BadConstraints": "no nodes fit; check slurm.constraint, slurm.gres and slurm.options",
@@ -76,7 +77,7 @@ _HOPELESS = {
 }
 
 
-def outcome_of(
+def job_outcome(
     request: Request, job: SlurmJob, state: JobState, intent: Intent | None, lost: Mapping[str, str] | None = None
 ) -> Outcome:
     """Return how the run ended. intent: why the platform ended the job, if it did. lost: nodes that were seen so."""
@@ -86,7 +87,7 @@ def outcome_of(
         records = [by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
     elif {record.cause for record in signalled} - {"stopped", "exited"}:
         records = signalled  # after the failure of one node, Slurm sends SIGTERM to the processes of the others
-    lost = lost or (_down(state) if state.word in NODE_FAILED else {})
+    lost = lost or (_down_nodes(state) if state.word in NODE_FAILED else {})
     cause, evidence = intent or _cause(request, job, state, records, lost)
     if cause in ("launch-error", "interrupted") and all(record.cause is None for record in records):
         return Outcome(cause, (), evidence)  # nothing has started
@@ -100,14 +101,14 @@ def outcome_of(
         nodes.append(end)
     outcome = Outcome(cause, tuple(end for record in records for end in record.ends), evidence, nodes=tuple(nodes))
     if cause == "exited" and state.word in _ENGINE_CAUSES:
-        warning = f"Slurm job {job.number} is {_description(state)}, although every node has ended by itself"
+        warning = f"Slurm job {job.number} is {_state_description(state)}, although every node has ended by itself"
         return replace(outcome, warnings=(warning,))
     if state.word == "OUT_OF_MEMORY":
         return replace(outcome, oom_kills=1, oom_evidence=f"Slurm job {job.number}: OUT_OF_MEMORY")
     return outcome
 
 
-def _down(state: JobState) -> dict[str, str]:
+def _down_nodes(state: JobState) -> dict[str, str]:
     """Return the job's nodes that Slurm shows as lost, and what it says about each."""
     return {name: word for name, word in node_states(state.nodes).items() if word.startswith(("down", "unk", "fail"))}
 
@@ -118,7 +119,7 @@ def _cause(
     """Return Slurm's own word where it has one, else what the nodes wrote, else what is missing."""
     if all(record.cause == "exited" for record in records):
         return "exited", None
-    summary = f"Slurm job {job.number}: {_description(state)}"
+    summary = f"Slurm job {job.number}: {_state_description(state)}"
     silent = [record.name for record in records if record.cause is None]
     if state.word in _ENGINE_CAUSES:
         cause = _ENGINE_CAUSES[state.word]
@@ -158,15 +159,15 @@ def _node_cause(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
     return "rank-failed", f"{failed.name}: {evidence_of(end) + failed.disk if end else failed.evidence}"
 
 
-def _description(state: JobState) -> str:
+def _state_description(state: JobState) -> str:
     """Return Slurm's word with its reason, or with the user who cancelled the job."""
     if state.word == FORGOTTEN:
         return "Slurm knows it no longer"
-    if state.by:
+    if state.cancelled_by:
         try:
-            return f"{state.word} by {pwd.getpwuid(int(state.by)).pw_name}"
+            return f"{state.word} by {pwd.getpwuid(int(state.cancelled_by)).pw_name}"
         except (KeyError, ValueError):
-            return f"{state.word} by user {state.by}"
+            return f"{state.word} by user {state.cancelled_by}"
     is_more = state.reason not in ("", "None", state.word, "NonZeroExitCode")
     return f"{state.word} ({state.reason})" if is_more else str(state.word)
 
@@ -176,52 +177,54 @@ class JobWatch:
 
     def __init__(self, request: Request, job: SlurmJob, watch: Watch, say: Say) -> None:
         self._request, self._job, self._watch, self._say = request, job, watch, say
-        self._began, self._next = time.monotonic(), 0.0
+        self._began, self._next_poll = time.monotonic(), 0.0
         self._state = UNKNOWN
-        self._answered = self._began
+        self._last_answer = self._began
         self._liveness: Liveness | None = None
         self._pulse, self._open_nodes = NodePulse(request), OpenNodes(request)
         self._last_sentence = ""
         self._was_running = False
         self._lost_nodes: dict[str, str] = {}
 
-    def until_end(self) -> Outcome:
+    def watch_until_end(self) -> Outcome:
         """Watch until the job has ended. An interrupt cancels it."""
         intent: Intent | None = None  # why the platform has to end the job
         try:
             while intent is None:
                 began = time.process_time()
                 self._watch()
-                self._look()
+                self._poll()
                 # the training is over by the nodes' records, and Slurm has not answered for long
-                is_given_up = time.monotonic() - self._answered > PATIENCE_SECONDS and not self._open_nodes.read()
+                is_given_up = (
+                    time.monotonic() - self._last_answer > CONTROLLER_WAIT_SECONDS and not self._open_nodes.read()
+                )
                 if self._state.is_ended or is_given_up:
                     break
                 if (intent := self._intent()) is None:
                     time.sleep(pause_after(time.process_time() - began))
         except KeyboardInterrupt:
             intent = INTERRUPTED
-        return self.stopped(intent) if intent else self._outcome(None)
+        return self.cancel_and_wait(intent) if intent else self._outcome(None)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Ask Slurm for the state when it is time, and say what changed about a job that waits."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next_poll:
             return
-        state = state_of(self._job)
-        self._next = time.monotonic() + min(max(QUICKEST, (now - self._began) / 20), SLOWEST)
+        state = job_state(self._job)
+        self._next_poll = time.monotonic() + min(max(MIN_POLL_SECONDS, (now - self._began) / 20), MAX_POLL_SECONDS)
         if state == UNKNOWN:
-            self._tell(f"Slurm does not answer about job {self._job.number}; its state is not known")
+            self._say_once(f"Slurm does not answer about job {self._job.number}; its state is not known")
             return
-        self._answered, self._state = time.monotonic(), state
+        self._last_answer, self._state = time.monotonic(), state
         if state.word in NODE_FAILED:
-            self._lost_nodes = self._lost_nodes or _down(state)  # now: Slurm may take a node back at once
+            self._lost_nodes = self._lost_nodes or _down_nodes(state)  # now: Slurm may take a node back at once
         if state.word in WAITING and state.reason not in ("", "None"):
-            before = position(self._job)
+            before = queue_position(self._job)
             place = "" if before is None else f", {before} job{'' if before == 1 else 's'} before it"
-            self._tell(f"Slurm job {self._job.number} waits{place}: {state.reason}")
+            self._say_once(f"Slurm job {self._job.number} waits{place}: {state.reason}")
 
-    def _tell(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if text != self._last_sentence:
             self._last_sentence = text
             self._say(text)
@@ -239,15 +242,16 @@ class JobWatch:
             if self._was_running:
                 requeued = f"Slurm job {self._job.number} was put back into the queue after it ran"
                 return "cancelled", requeued if reason in ("", "None") else f"{requeued} ({reason})"
-            if reason in _HOPELESS:
-                return "launch-error", f"Slurm job {self._job.number} waits forever ({reason}): {_HOPELESS[reason]}"
+            if reason in _ENDLESS_WAITS:
+                endless = f"Slurm job {self._job.number} waits forever ({reason}): {_ENDLESS_WAITS[reason]}"
+                return "launch-error", endless
         if self._state.word != "RUNNING":
             return None
         self._liveness = self._liveness or Liveness(self._request)
         nodes = self._open_nodes.read()
         if not nodes:
             return None
-        silent = self._pulse.silent(nodes)
+        silent = self._pulse.silent_nodes(nodes)
         if not silent:
             evidence = self._liveness.hang([])
             return ("hang", evidence) if evidence else None
@@ -257,27 +261,28 @@ class JobWatch:
         limit = self._request.heartbeat_seconds
         return "node-lost", f"no sign of {', '.join(names)} for {max(silent.values()):.0f} s (limit {limit:g} s)"
 
-    def stopped(self, intent: Intent) -> Outcome:
+    def cancel_and_wait(self, intent: Intent) -> Outcome:
         """Cancel the job, and wait until Slurm has ended all of it."""
-        deadline, again = time.monotonic() + STOP_SECONDS, 0.0
-        over = (*ENDED, FORGOTTEN, *(["COMPLETING"] if intent[0] == "node-lost" else []))  # what is lost cannot end
-        while self._state.word not in over and time.monotonic() < deadline:
-            if time.monotonic() >= again:
+        deadline, next_cancel = time.monotonic() + STOP_SECONDS, 0.0
+        # what is lost cannot end
+        final_words = (*ENDED, FORGOTTEN, *(["COMPLETING"] if intent[0] == "node-lost" else []))
+        while self._state.word not in final_words and time.monotonic() < deadline:
+            if time.monotonic() >= next_cancel:
                 cancel(self._job)
-                again = time.monotonic() + AGAIN_SECONDS
-            time.sleep(STEP_SECONDS)
-            state = state_of(self._job)
+                next_cancel = time.monotonic() + CANCEL_RETRY_SECONDS
+            time.sleep(END_POLL_SECONDS)
+            state = job_state(self._job)
             self._state = self._state if state == UNKNOWN else state
         return self._outcome(intent)
 
     def _outcome(self, intent: Intent | None) -> Outcome:
-        wait_for(lambda: not self._open_nodes.read(), RECORD_SECONDS, STEP_SECONDS)
+        wait_for(lambda: not self._open_nodes.read(), RECORD_WAIT_SECONDS, END_POLL_SECONDS)
         self._watch()
         state = self._state
-        if state.word == "CANCELLED" and (account := accounted(self._job)).word == "CANCELLED":
+        if state.word == "CANCELLED" and (account := accounting_state(self._job)).word == "CANCELLED":
             state = account  # it alone has the user who cancelled the job
-        outcome = outcome_of(self._request, self._job, state, intent, self._lost_nodes)
+        outcome = job_outcome(self._request, self._job, state, intent, self._lost_nodes)
         if self._state.is_ended or outcome.cause == "node-lost":
             return outcome
-        left = f"Slurm job {self._job.number} may still be there: Slurm did not answer; `scancel {self._job.number}`"
-        return replace(outcome, warnings=(*outcome.warnings, left))
+        warning = f"Slurm job {self._job.number} may still be there: Slurm did not answer; `scancel {self._job.number}`"
+        return replace(outcome, warnings=(*outcome.warnings, warning))

@@ -28,18 +28,24 @@ from levelfield.run.launchers.site_findings import (
     probe_answer,
     unknown,
 )
-from levelfield.run.launchers.ssh.connection import Connection, explained, last_line, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.connection import (
+    Connection,
+    explain_failure,
+    last_line,
+    printable_text,
+    wait_for_output,
+)
 from levelfield.run.launchers.ssh.ssh_places import ssh_argv
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
 from levelfield.user_folders import user_name
 
-AT_ONCE = 16
+MAX_CONNECTIONS = 16
 ANSWER_SECONDS = 40.0  # beside the seconds that the connection may take
-MOST_SECONDS_APART = 60.0  # certificates and file servers begin to fail; Levelfield compares no two clocks
+MAX_CLOCK_OFFSET_SECONDS = 60.0  # certificates and file servers begin to fail; Levelfield compares no two clocks
 # Run on the first host, as the rendezvous of a run: it listens on a port, prints it, and gives its word to each caller.
 # It ends when its standard input does.
-_LISTEN = r"""
+_LISTEN_SCRIPT = r"""
 import random, select, socket, sys, time
 word, first, last, end = sys.argv[1].encode(), int(sys.argv[2]), int(sys.argv[3]), time.time() + float(sys.argv[4])
 def listening(port):
@@ -71,7 +77,7 @@ while time.time() < end:
         caller.close()
 """
 # Runs on every host: it calls the address that a run's ranks are given.
-_CALL = r"""
+_CALL_SCRIPT = r"""
 import json, socket, sys
 address, port, word, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode(), float(sys.argv[4])
 found = {"at": [], "why": ""}
@@ -91,7 +97,7 @@ except OSError as error:
 print(json.dumps(found))
 """
 CALL_SECONDS, LISTEN_SECONDS = 10.0, 600.0
-QUIET = "let its start files, such as .bashrc, print only where the shell is interactive"
+QUIET_SHELL_ADVICE = "let its start files, such as .bashrc, print only where the shell is interactive"
 
 
 def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
@@ -106,12 +112,12 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
         except (UsageError, OSError) as error:
             yield missing("wheels", str(error), f"name another folder, or unset {installer.WHEELS}")
     reached: list[Host] = []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
         for host, findings in zip(launch.hosts, pool.map(partial(_host_findings, launch), launch.hosts), strict=True):
             yield from findings
             reached += [host] if findings[0].word == "ok" else []
     if len(reached) > 1 and reached[0] == launch.hosts[0]:
-        yield from _rendezvous(launch, reached)
+        yield from _rendezvous_findings(launch, reached)
 
 
 def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
@@ -136,26 +142,28 @@ def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
         command = shlex.join((*site.ssh.command, *config, *port, *user, host.name))
         return [missing(host.name, reason, f"mend that; `{command}` shows more")]
     if noise:
-        return [missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET)]
+        return [
+            missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET_SHELL_ADVICE)
+        ]
     index = ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, str(answer.get('index')))[:200]}")
     if not isinstance(answer.get("index"), str):
         says, do = "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here"
         index = unknown(host.name, says, do)
     return [
-        *_pythons(host, site.python, answer),
+        *_python_findings(host, site.python, answer),
         *interface_findings(host.name, host.interface or site.interface, answer),
         folder_finding(host.name, folder, "ssh.folder", answer),
-        _clock(host, answer, begin, time.time()),
+        _clock_finding(host, answer, begin, time.time()),
         index,
     ]
 
 
 def _failure(host: Host, done: subprocess.CompletedProcess[str]) -> str:
     """Return why a command of ssh failed, without the host's name, which a finding has."""
-    return explained(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
+    return explain_failure(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
 
 
-def _pythons(host: Host, python: str | None, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
+def _python_findings(host: Host, python: str | None, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
     """Yield whether the host's Python serves, and the site's one for all nodes, with which no environment is made."""
     version = str(answer.get("python"))[:20]
     if answer.get("old"):
@@ -174,19 +182,21 @@ def _pythons(host: Host, python: str | None, answer: Mapping[str, Any]) -> Itera
         yield missing(host.name, says, do)
 
 
-def _clock(host: Host, answer: Mapping[str, Any], begin: float, end: float) -> SiteFinding:
+def _clock_finding(host: Host, answer: Mapping[str, Any], begin: float, end: float) -> SiteFinding:
     """Return how far the host's clock is off, as far as the time of the answer's way allows."""
-    apart = max(begin - answer["time"], answer["time"] - end, 0.0)
-    if not apart <= MOST_SECONDS_APART:
-        return unknown(host.name, f"its clock is {apart:.0f} s off; runs do not need it", "start its time service")
-    return ok(host.name, f"its clock is at most {apart + end - begin:.0f} s off")
+    offset_seconds = max(begin - answer["time"], answer["time"] - end, 0.0)
+    if not offset_seconds <= MAX_CLOCK_OFFSET_SECONDS:
+        return unknown(
+            host.name, f"its clock is {offset_seconds:.0f} s off; runs do not need it", "start its time service"
+        )
+    return ok(host.name, f"its clock is at most {offset_seconds + end - begin:.0f} s off")
 
 
-def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
+def _rendezvous_findings(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
     """Let the first host listen as a run's first node does, and every host call its address. No process is left."""
-    first, word = hosts[0], secrets.token_hex(8)
-    arguments = (word, *map(str, launch.site.ports), str(LISTEN_SECONDS))
-    listener = Connection(first.name, ssh_argv(launch, first, [first.python, "-c", _LISTEN, *arguments]))
+    first, token = hosts[0], secrets.token_hex(8)
+    arguments = (token, *map(str, launch.site.ports), str(LISTEN_SECONDS))
+    listener = Connection(first.name, ssh_argv(launch, first, [first.python, "-c", _LISTEN_SCRIPT, *arguments]))
     printed, deadline = b"", time.monotonic() + launch.site.ssh.connect_seconds + ANSWER_SECONDS
     try:
         while True:
@@ -199,8 +209,8 @@ def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
             reason = last_line(listener.complaint) or port or "it told no port"
             says = f"it does not listen for the others: {printable_text(reason, 200)}"
             return [missing(first.name, says, "name other `ports` in the site's file, or look at the machine")]
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(lambda host: _call(launch, host, first, port, word), hosts))
+        with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
+            return list(pool.map(lambda host: _call_finding(launch, host, first, port, token), hosts))
     finally:
         listener.close_input()
         deadline = time.monotonic() + CALL_SECONDS
@@ -209,9 +219,9 @@ def _rendezvous(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
         listener.end()
 
 
-def _call(launch: LaunchPlan, host: Host, first: Host, port: str, word: str) -> SiteFinding:
+def _call_finding(launch: LaunchPlan, host: Host, first: Host, port: str, token: str) -> SiteFinding:
     """Return whether a host reaches the first one at the address that a run gives to every rank."""
-    argv = ssh_argv(launch, host, [host.python, "-c", _CALL, first.reached_at, port, word, str(CALL_SECONDS)])
+    argv = ssh_argv(launch, host, [host.python, "-c", _CALL_SCRIPT, first.reached_at, port, token, str(CALL_SECONDS)])
     target = "itself" if host == first else first.name
     unclear = f"whether it reaches {target} at {first.reached_at} is not known"
     try:

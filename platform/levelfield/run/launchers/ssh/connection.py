@@ -16,9 +16,9 @@ from contextlib import suppress
 
 _PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
-_MOST_COMPLAINT = 16 * 1024  # of what ssh prints; its last words are the evidence
+_MAX_COMPLAINT_LENGTH = 16 * 1024  # of what ssh prints; its last words are the evidence
 # What ssh said, what it means, and what to do about it.
-_MEANINGS = {
+_SSH_FAILURES = {
     r"REMOTE HOST IDENTIFICATION HAS CHANGED":
         "its host key has changed. Find out why; then correct known_hosts. Nothing was sent",
     r"Host key verification failed|No .* host key is known":
@@ -32,8 +32,8 @@ _MEANINGS = {
     r"Too many authentication failures": "permission denied: too many keys. Name one in ssh_config (IdentityFile)",
 }  # fmt: skip
 # What a host's shell said. ssh returns the shell's exit code, and 255 for a failure of its own.
-FAILURE_OF_SSH = 255
-_OF_THE_SHELL = {
+SSH_FAILURE_CODE = 255
+_SHELL_FAILURES = {
     r"found Python (\d[\d.]*)":
         "its Python is too old: found {0}, expected 3.8 or newer. Name another as `python` of the host",
     r"not found|No such file or directory|command not found":
@@ -50,7 +50,7 @@ class Connection:
         self.complaint = ""  # the end of its error output
         self.code: int | None = None  # the exit code, once it has ended
         self.unsent: deque[memoryview] = deque()  # what waits until the other side takes it
-        self._closing = False
+        self._close_requested = False
         self.is_at_end = False  # whether standard output has ended
         # a session of its own: Ctrl-C in the terminal reaches the platform, which ends the nodes in order
         pipe = subprocess.PIPE
@@ -83,14 +83,14 @@ class Connection:
             return before != (len(self.unsent), sum(map(len, self.unsent)))
         except (OSError, ValueError):
             self.unsent.clear()
-        if self._closing and not self._stdin.closed:
+        if self._close_requested and not self._stdin.closed:
             with suppress(OSError):
                 self._stdin.close()
         return before[0] > 0
 
     def close_input(self) -> None:
         """Close standard input: the command on the other side ends its processes."""
-        self._closing = True
+        self._close_requested = True
         self.flush()
 
     def read(self) -> bytes | None:
@@ -110,7 +110,7 @@ class Connection:
             for _ in range(_PARTS_AT_ONCE):  # another node's turn comes, however much this one prints
                 if not (part := os.read(self._stderr.fileno(), _PART_BYTES)):
                     return
-                self.complaint = (self.complaint + part.decode(errors="replace"))[-_MOST_COMPLAINT:]
+                self.complaint = (self.complaint + part.decode(errors="replace"))[-_MAX_COMPLAINT_LENGTH:]
 
     def has_ended(self) -> bool:
         """Return whether the process of ssh has ended. Its code and its complaint are then whole."""
@@ -141,10 +141,10 @@ def wait_for_output(sources: Iterable[Connection], seconds: float) -> None:
         selector.select(seconds)
 
 
-def explained(host: str, code: int | None, complaint: str) -> str:
+def explain_failure(host: str, code: int | None, complaint: str) -> str:
     """Return a sentence about a connection that failed: the host, the meaning, and the last line of ssh."""
     line = last_line(complaint)
-    meanings = _MEANINGS if code == FAILURE_OF_SSH else {**_MEANINGS, **_OF_THE_SHELL}
+    meanings = _SSH_FAILURES if code == SSH_FAILURE_CODE else {**_SSH_FAILURES, **_SHELL_FAILURES}
     for pattern, meaning in meanings.items():
         if match := re.search(pattern, complaint):
             sentence = f"{host}: {meaning.format(*match.groups(), host=host)}"
@@ -159,6 +159,6 @@ def last_line(complaint: str) -> str:
     return printable_text(lines[-1], 300) if lines else ""
 
 
-def printable_text(text: str, most: int) -> str:
+def printable_text(text: str, limit: int) -> str:
     """Return a text of another machine without control characters, cut after so many characters."""
-    return "".join(c for c in text if c.isprintable())[:most]
+    return "".join(c for c in text if c.isprintable())[:limit]

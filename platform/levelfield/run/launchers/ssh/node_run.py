@@ -17,7 +17,7 @@ from levelfield.run.launchers.launched_ranks import evidence_of, first_failure, 
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_records import disk_remark, last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh.connection import Connection, explained, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, explain_failure, printable_text, wait_for_output
 
 # By the cause in a node's last record: the cause for the run, and the node's status.
 _CAUSES_AND_STATUSES: Mapping[str, tuple[Cause, NodeWord]] = {
@@ -70,8 +70,8 @@ class NodeRun:
     def silence(self) -> float:
         """Return for how many watched seconds no frame came."""
         now = self._clock.watched_seconds()
-        if self.stream.frames != self._frames:
-            self._frames, self._last_frame = self.stream.frames, now
+        if self.stream.frame_count != self._frames:
+            self._frames, self._last_frame = self.stream.frame_count, now
         return now - self._last_frame
 
     def lose(self, reason: str) -> None:
@@ -104,8 +104,8 @@ class NodeRun:
             cause, word = "node-lost", "lost"
         elif not last:
             cause, word = "node-lost", "lost"
-            detail = explained(self.name, self.connection.code, self.connection.complaint)
-            if self.stream.frames == 0:
+            detail = explain_failure(self.name, self.connection.code, self.connection.complaint)
+            if self.stream.frame_count == 0:
                 cause, word = "unreachable", "unreachable"
             elif self.is_stopped:
                 cause, word = "exited", "stopped"

@@ -28,7 +28,7 @@ from levelfield.run.launchers.node_content import node_content, request_for_node
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
-from levelfield.run.launchers.ssh.ssh_places import places_of, plan_on_node, ssh_argv
+from levelfield.run.launchers.ssh.ssh_places import node_places, plan_on_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, container_command
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
@@ -56,7 +56,7 @@ class SshLauncher:
         """Return one ssh command for each host, with the node's work for its standard input. No side effect."""
         request, submissions = request_for_nodes(plan, paths, self.name, runtime), []
         for node in request.nodes:
-            places = places_of(plan, node.node_rank)
+            places = node_places(plan, node.node_rank)
             node_request = replace(request, events_dir=str(places.run.events))
             content = node_content(
                 plan_on_node(plan, places), places.run, node_request, node, plan.implementation.rests_on
@@ -144,16 +144,16 @@ def _node_end(root: Path, node: NodeRun, submission: Submission) -> NodeEnd:
     # what the ranks recorded of each step (worker/step_profile.py)
     step_files = [f"profile/rank{rank}.step{step}.json.gz" for rank in node.stream.ranks for step in steps]
     if end.word == "unreachable" or (node.stream.is_complete() and not step_files):
-        return replace(end, missing=node.stream.cut())
+        return replace(end, missing=node.stream.truncated_files())
     rank, received = node.work.node_rank, node.stream.received
     fetched = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(step_files, 0)})
     fetch_request = {"root": content["root"], "node_rank": rank, "ranks": fetched.ranks, "offsets": fetched.received}
     argv = (*submission.argv[:-1], submission.argv[-1].replace(_STREAM_COMMAND, "node_agent.py fetch"))
     fetch(Connection(submission.name, argv), json.dumps(fetch_request) + "\n", fetched)
     if fetched.is_complete():
-        return replace(end, missing=fetched.cut())
+        return replace(end, missing=fetched.truncated_files())
     if node.stream.is_complete():
-        return replace(end, missing=("profile", *node.stream.cut()))
+        return replace(end, missing=("profile", *node.stream.truncated_files()))
     received.update(fetched.received)
     expected = (name.format(node=rank) for name in _EXPECTED_FILES)
     absent = [name for name in expected if not received[name]]

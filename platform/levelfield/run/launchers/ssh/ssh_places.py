@@ -14,7 +14,7 @@ from levelfield.specs.site import Host, LaunchPlan
 from levelfield.user_folders import user_name
 
 # What every connection has, whatever the user's ssh_config says. Host keys are checked and never written.
-_OPTIONS = (
+_SSH_OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
     "UpdateHostKeys=no",
@@ -41,27 +41,27 @@ class NodePlaces:
     """The folders of one node."""
 
     host: Host
-    folder: Path
+    folder: Path  # of Levelfield on the node: the others are below it
     code: Path
     environment: Path | None  # None where the site or the image names an interpreter
-    python: str
+    python: str  # the interpreter of the ranks
     run: RunPaths
 
 
-def places_of(plan: Plan, node_rank: int) -> NodePlaces:
+def node_places(plan: Plan, node_rank: int) -> NodePlaces:
     """Return the places of a run on one of its nodes. Code and environment are named by their digests."""
     launch = launch_of(plan)
     host = launch.hosts[node_rank]
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or user_name()))
-    is_made = plan.environment.folder and not launch.site.python
-    made = folder / "environments" / f"{plan.environment.name}-{short_digest(plan.environment.digest, 16)}"
+    has_environment = plan.environment.folder and not launch.site.python
+    environment = folder / "environments" / f"{plan.environment.name}-{short_digest(plan.environment.digest, 16)}"
     python = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
     return NodePlaces(
         host=host,
         folder=folder,
         code=folder / "code" / short_digest(plan.implementation.rests_on or plan.implementation.digest, 16),
-        environment=made if is_made else None,
-        python=str(made / "bin" / "python") if is_made else python,
+        environment=environment if has_environment else None,
+        python=str(environment / "bin" / "python") if has_environment else python,
         run=RunPaths(folder / "runs" / plan.run_id),
     )
 
@@ -87,6 +87,6 @@ def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, .
     if modules := launch.site.modules:
         remote = shlex.join(["bash", "-lc", f"module load {shlex.join(modules)} && {remote}"])
     config = ("-F", site.config) if site.config else ()
-    options = (word for option in (*_OPTIONS, f"ConnectTimeout={site.connect_seconds}") for word in ("-o", option))
+    options = (word for option in (*_SSH_OPTIONS, f"ConnectTimeout={site.connect_seconds}") for word in ("-o", option))
     port, user = (("-p", str(host.port)) if host.port else ()), (("-l", host.user) if host.user else ())
     return (*site.command, *config, *options, *port, *user, host.name, remote)

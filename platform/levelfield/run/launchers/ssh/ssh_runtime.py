@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
 from levelfield.node.device_files import DEFAULT_LOCK_FOLDER
-from levelfield.run.launchers.ssh.ssh_places import NodePlaces, places_of, plan_on_node, ssh_argv
-from levelfield.run.launchers.ssh.ssh_setup import prepare
+from levelfield.run.launchers.ssh.ssh_places import NodePlaces, node_places, plan_on_node, ssh_argv
+from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import HOME, RUN_LABEL, container_of, engine_ready, reap
+from levelfield.run.runtimes.engine import HOME_VARIABLES, RUN_LABEL, container_plan, engine_ready, remove_leftovers
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_pythonpath
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -42,16 +42,16 @@ class SshRuntime(NodeRuntime):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(launch_of(plan).hosts[0].reached_at)
-        self._image: images.Built | None = None
+        self._image: images.BuiltImage | None = None
 
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[SshRuntime]:
         """Prepare every node. A missing image is built here first. Raises NodesNotReady."""
-        prepare(plan, say)
+        prepare_nodes(plan, say)
         if plan.runtime == "docker":
             with engine_ready() as client:
-                reap(client, say)
-                self._image = images.ready(client, container_of(plan), say)
+                remove_leftovers(client, say)
+                self._image = images.ready_image(client, container_plan(plan), say)
                 client.images.get(self._image.id).tag(node_image_name(plan))
                 for node_rank in range(plan.hardware.nodes):
                     NodeEngine(plan, node_rank).load_image(client, self._image.id, say)
@@ -65,16 +65,16 @@ class SshRuntime(NodeRuntime):
     def write_files(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the image's recipe in the run directory."""
         if self._image:
-            self._image.write_recipe(container_of(plan).image, paths.image)
+            self._image.write_recipe(container_plan(plan).image, paths.image)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node, with the paths of that node. paths: not used, they are this machine's."""
-        places = places_of(plan, node_rank)
+        places = node_places(plan, node_rank)
         self._folders = NodeFolders(places.code, plan_on_node(plan, places).implementation.folder, places.python)
         return super().node(plan, places.run, node_rank)
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        places = places_of(plan, 0)
+        places = node_places(plan, 0)
         assigned = [f"{name}={value}" for name, value in (worker_pythonpath(places.code) | environment).items()]
         command, on_node = ["env", *assigned], plan_on_node(plan, places)
         folders = {plan.environment.python: on_node.environment.python}
@@ -91,7 +91,7 @@ class SshRuntime(NodeRuntime):
 
 def node_image_name(plan: Plan) -> str:
     """Return the image's name on the nodes: that of the recipe, with the digest of the environment."""
-    return f"{container_of(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
+    return f"{container_plan(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
 
 
 def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) -> Iterator[str]:
@@ -101,11 +101,11 @@ def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) ->
     own: the ranks of other nodes must reach it.
     """
     yield from ("sh", "-c", _AS_THE_USER.format(client=launch_of(plan).site.ssh.container), "levelfield")
-    container = container_of(plan)
+    container = container_plan(plan)
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
     yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
-    yield from (f"--env={name}={value}" for name, value in {**HOME, **options.environment}.items())
+    yield from (f"--env={name}={value}" for name, value in {**HOME_VARIABLES, **options.environment}.items())
     corpus = {str(Path(plan.corpus.prefix).absolute().parent): "ro"} if plan.corpus.prefix else {}
     mounts = {
         str(places.folder): "rw",
@@ -137,7 +137,7 @@ class NodeEngine:
 
     def __init__(self, plan: Plan, node_rank: int) -> None:
         self._launch, self._image, self._rank = launch_of(plan), node_image_name(plan), node_rank
-        self._host, self._client = places_of(plan, node_rank).host, self._launch.site.ssh.container
+        self._host, self._client = node_places(plan, node_rank).host, self._launch.site.ssh.container
 
     def load_image(self, client: DockerClient, image_id: str, say: Say) -> None:
         """Send the image from this machine's engine to a node that lacks it."""

@@ -16,37 +16,39 @@ from levelfield.node import node_setup
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh.connection import (
-    FAILURE_OF_SSH,
+    SSH_FAILURE_CODE,
     Connection,
-    explained,
+    explain_failure,
     printable_text,
     wait_for_output,
 )
-from levelfield.run.launchers.ssh.ssh_places import LOADER, places_of, ssh_argv
+from levelfield.run.launchers.ssh.ssh_places import LOADER, node_places, ssh_argv
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.specs.plan import Plan
 
-AT_ONCE = 64  # connections that are made at the same time
+MAX_CONNECTIONS = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
-SILENCE_SECONDS = 60.0  # of a node that gets nothing either; one that installs or waits says so each fifteen
+SILENCE_SECONDS = 60.0  # without an answer or a transfer; a node that installs or waits reports every 15 s
 MOST_ANSWERS = 10_000
-SOURCES_NEEDED = (
+NO_INDEX_ADVICE = (
     "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `environment wheels fetch DIR` made: its "
     "wheels are brought to every node"
 )
-INCOMPLETE = "the wheels of LEVELFIELD_WHEELS were brought; make them again with `environment wheels fetch DIR`"
+INCOMPLETE_WHEELS_ADVICE = (
+    "the wheels of LEVELFIELD_WHEELS were brought; make them again with `environment wheels fetch DIR`"
+)
 
 
 class Archive(NamedTuple):
     """What may be brought to a node."""
 
-    description: Mapping[str, Any]  # as the node gets it, with the archive's name there
+    description: Mapping[str, Any]  # what the node is told about it: kind, name there, bytes, digest
     content: memoryview
 
 
 def _archives(plan: Plan) -> dict[str, Archive]:
     """Return the code, and the wheels of LEVELFIELD_WHEELS where an environment is made from them."""
-    places = places_of(plan, 0)
+    places = node_places(plan, 0)
     contents = {"code": memoryview(code_archive(Path(plan.implementation.folder)))}
     wheels = installer.wheels_folder()
     if wheels and places.environment:
@@ -60,25 +62,25 @@ def _archives(plan: Plan) -> dict[str, Archive]:
     return archives
 
 
-def prepare(plan: Plan, say: Say) -> None:
+def prepare_nodes(plan: Plan, say: Say) -> None:
     """Prepare all nodes of a plan. Raises NodesNotReady with the first node that cannot be prepared or differs."""
     try:
         archives, nodes = _archives(plan), range(plan.hardware.nodes)
     except OSError as error:
         raise RunFailed(f"what the nodes need cannot be packed: {error.filename}: {error.strerror}") from None
     ready: list[NodeSetup] = []
-    for begin in range(0, len(nodes), AT_ONCE):
-        part: list[NodeSetup] = []
+    for begin in range(0, len(nodes), MAX_CONNECTIONS):
+        batch: list[NodeSetup] = []
         try:
-            part += (NodeSetup(plan, node, archives) for node in nodes[begin : begin + AT_ONCE])
-            while left := [setup for setup in part if setup.ready is None]:
-                wait_for_output([setup.connection for setup in left], POLL_SECONDS)
-                for setup in left:
-                    setup.turn(say)
+            batch += (NodeSetup(plan, node, archives) for node in nodes[begin : begin + MAX_CONNECTIONS])
+            while pending := [setup for setup in batch if setup.ready is None]:
+                wait_for_output([setup.connection for setup in pending], POLL_SECONDS)
+                for setup in pending:
+                    setup.poll(say)
         finally:
-            for setup in part:
+            for setup in batch:
                 setup.connection.end()
-        ready += part
+        ready += batch
     versions = {setup: ".".join(str((setup.ready or {}).get("environment")).split(".")[:2]) for setup in ready}
     first = ready[0]
     for setup, version in versions.items():
@@ -86,22 +88,22 @@ def prepare(plan: Plan, say: Say) -> None:
             reason = (
                 f"{setup.name} has Python {version}, and {first.name} has {versions[first]}: give all nodes the same"
             )
-            raise setup.failed("node-differs", "differs", reason)
+            raise setup.not_ready("node-differs", "differs", reason)
 
 
 class NodeSetup:
     """The preparation of one node."""
 
     def __init__(self, plan: Plan, node_rank: int, archives: Mapping[str, Archive]) -> None:
-        self._node_rank, self._archives, self._rest = node_rank, archives, b""
-        places = places_of(plan, node_rank)
+        self._node_rank, self._archives, self._partial_line = node_rank, archives, b""
+        places = node_places(plan, node_rank)
         self.name = places.host.name
         argv = ssh_argv(launch_of(plan), places.host, [places.host.python, "-c", LOADER])
         try:
             self.connection = Connection(self.name, argv)
         except OSError as error:
             reason = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
-            raise self._failed(reason) from None
+            raise self._setup_error(reason) from None
         environment: dict[str, Any] = {"name": places.environment.name if places.environment else None}
         if places.environment:
             environment |= {
@@ -123,46 +125,46 @@ class NodeSetup:
         self.ready: Mapping[str, Any] | None = None  # its answer when it is prepared
         self._answered, self._answers = False, 0
         self._clock = WatchedTime(time.monotonic)
-        self._last = self._clock.watched_seconds()
+        self._last_sign = self._clock.watched_seconds()
 
-    def turn(self, say: Say) -> None:
+    def poll(self, say: Say) -> None:
         """Take what the node answered. Raises NodesNotReady."""
-        is_taking = self.connection.flush()
-        part = self.connection.read()
-        if part is None:
+        has_sent = self.connection.flush()
+        received = self.connection.read()
+        if received is None:
             if not self.connection.has_ended() or self.ready is not None:
                 time.sleep(POLL_SECONDS / 10)
                 return
-            reason = explained(self.name, self.connection.code, self.connection.complaint)
-            if self._answered or self.connection.code != FAILURE_OF_SSH:
-                raise self.failed("environment", "failed", reason)
-            raise self.failed("unreachable", "unreachable", reason)
+            reason = explain_failure(self.name, self.connection.code, self.connection.complaint)
+            if self._answered or self.connection.code != SSH_FAILURE_CODE:
+                raise self.not_ready("environment", "failed", reason)
+            raise self.not_ready("unreachable", "unreachable", reason)
         now = self._clock.watched_seconds()
-        if part or is_taking:
-            self._last = now
-        if now - self._last > SILENCE_SECONDS:
-            reason = f"{self.name} sent nothing for {now - self._last:.0f} s while it was prepared"
-            raise self.failed(
+        if received or has_sent:
+            self._last_sign = now
+        if now - self._last_sign > SILENCE_SECONDS:
+            reason = f"{self.name} sent nothing for {now - self._last_sign:.0f} s while it was prepared"
+            raise self.not_ready(
                 "unreachable", "unreachable", f"{reason} (limit {SILENCE_SECONDS:g} s); look at the machine"
             )
-        *lines, self._rest = (self._rest + part).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + received).split(b"\n")
         for line in lines:
-            self._take(line, say)
-        if len(self._rest) > 2**16:
-            raise self._failed("found an answer without an end")
+            self._handle_answer(line, say)
+        if len(self._partial_line) > 2**16:
+            raise self._setup_error("found an answer without an end")
 
-    def _take(self, line: bytes, say: Say) -> None:
+    def _handle_answer(self, line: bytes, say: Say) -> None:
         try:
             answer = json.loads(line)
             (key, value) = next(iter(answer.items()))
         except (ValueError, RecursionError, AttributeError, StopIteration):
             text = printable_text(line.decode(errors="replace"), 120)
             reason = f"found {text!r}, expected an answer as JSON; its shell must print nothing by itself"
-            raise self._failed(reason) from None
+            raise self._setup_error(reason) from None
         text = printable_text(str(value), 1000)
         self._answered, self._answers = True, self._answers + 1
         if self._answers > MOST_ANSWERS:
-            raise self._failed(f"found more than {MOST_ANSWERS} answers, the last one {text[:120]!r}")
+            raise self._setup_error(f"found more than {MOST_ANSWERS} answers, the last one {text[:120]!r}")
         if key == "say":
             say(f"{self.name}: {text}")
         elif key == "need" and text in self._archives:
@@ -172,11 +174,11 @@ class NodeSetup:
         elif key == "ready" and isinstance(value, dict):
             self.ready = value
         else:
-            advice = INCOMPLETE if "wheels" in self._archives else SOURCES_NEEDED
-            raise self._failed(f"{text}; {advice}" if "pip install" in text else text)
+            advice = INCOMPLETE_WHEELS_ADVICE if "wheels" in self._archives else NO_INDEX_ADVICE
+            raise self._setup_error(f"{text}; {advice}" if "pip install" in text else text)
 
-    def _failed(self, reason: str) -> NodesNotReady:
-        return self.failed("environment", "failed", f"{self.name}: {reason}")
+    def _setup_error(self, reason: str) -> NodesNotReady:
+        return self.not_ready("environment", "failed", f"{self.name}: {reason}")
 
-    def failed(self, cause: Cause, word: NodeWord, reason: str) -> NodesNotReady:
+    def not_ready(self, cause: Cause, word: NodeWord, reason: str) -> NodesNotReady:
         return NodesNotReady(cause, reason, (NodeEnd(self._node_rank, self.name, word, reason),))
