@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from levelfield.report.sheets import Sheet
     from levelfield.specs.prices import Prices
     from levelfield.specs.record import RunRecord
-    from levelfield.studies.compared_runs import RunPlaces
+    from levelfield.studies.compared_runs import RunSources
 
     Tables = tuple[list[Sheet], dict[str, Any], bool]
 
@@ -95,11 +95,11 @@ def execute(options: argparse.Namespace) -> int:
     """Print a comparison. Return 4 for sides that are not comparable, and for a requirement that is not met; else 0."""
     from levelfield.compare.ratio_requirements import parse_requirement
     from levelfield.pages.page_rendering import comparison_page
-    from levelfield.studies.compared_runs import RunPlaces
+    from levelfield.studies.compared_runs import RunSources
 
     _refuse_conflicts(options)
     registry = registry_of(options)
-    with RunPlaces(runs_of(options), options.store, registry) as places:
+    with RunSources(runs_of(options), options.store, registry) as places:
         if options.matrix:
             title = f"Matrix by {options.matrix}"
             cases, frameworks = _cases_and_frameworks(registry, options.case, options.suite)
@@ -148,7 +148,7 @@ def _compared(
     requirements: Sequence[RatioRequirement],
     across_precisions: bool,
     prices: Prices | None,
-    places: RunPlaces,
+    places: RunSources,
 ) -> Tables:
     """Return the tables, the JSON object, and whether everything is comparable and every requirement met."""
     from levelfield.compare import comparison
@@ -175,7 +175,7 @@ def _side_letter(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"S{number + 1}"
 
 
-def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], places: RunPlaces) -> Tables:
+def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], places: RunSources) -> Tables:
     from levelfield.compare import matrix
 
     records = [record for record in places.latest() if cases is None or record.series.case in cases]

@@ -23,11 +23,11 @@ class NamedRuns:
 
     def over(self) -> Iterator[RunPaths]:
         """Return every named run that is over. The error of any other is stored."""
-        from levelfield.studies.compared_runs import bundle_and_run
+        from levelfield.studies.compared_runs import parse_bundle_name
 
         for name in self.names:
             with self.errors_stored():
-                if ".zip" in name and (bundle := bundle_and_run(name)):
+                if ".zip" in name and (bundle := parse_bundle_name(name)):
                     expected = "expected a run here; `report` and `compare` take bundles"
                     raise UsageError(f"{bundle[0]}: found a bundle, {expected}")
                 yield find_finished_run(self.runs, name)

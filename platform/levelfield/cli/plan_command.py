@@ -244,7 +244,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from levelfield.run import scheduler
     from levelfield.run.measurement import stored_host_rates
     from levelfield.specs.selector import parse_selector
-    from levelfield.studies.variations import distinct, entries_of, predicted_run, question_here, rates_here
+    from levelfield.studies.variations import distinct_rows, host_rates, local_question, predicted_run, row_entries
 
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
@@ -260,19 +260,19 @@ def _sweep(options: argparse.Namespace) -> int:
     devices = selector.devices or selection.default_devices
     rates = None
     if selection.vendor.is_host:
-        rates = stored_host_rates(registry) if options.dry_run else rates_here(registry, terminal.say)
+        rates = stored_host_rates(registry) if options.dry_run else host_rates(registry, terminal.say)
         if rates is None:
             raise UsageError(
                 f"sweep {options.case}: the rates of this host are not known, and a dry run measures nothing; "
                 f"`plan {selector.case} --chip {selection.vendor.name}` measures them (about a minute)"
             )
-    question = question_here(registry, selection, chosen.work, devices, rates)
-    rows = distinct(search_layouts(question).rows)[: options.top]
+    question = local_question(registry, selection, chosen.work, devices, rates)
+    rows = distinct_rows(search_layouts(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
     pairs = [predicted_run(row) for row in rows]
     if not options.dry_run:
-        work = entries_of(rows, selector, selection.vendor.name, devices, request, chosen.scale)
+        work = row_entries(rows, selector, selection.vendor.name, devices, request, chosen.scale)
         jobs = scheduler.jobs(registry, work, None)
         results = run_jobs(jobs, runs_of(options), terminal, registry)
         pairs = [predicted_run(row, result) for row, result in zip_longest(rows, results)]

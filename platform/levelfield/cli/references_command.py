@@ -169,7 +169,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from levelfield.judge.promotion import with_noise
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
-    from levelfield.studies.variations import variations
+    from levelfield.studies.variations import variation_entries
 
     reason, registry, runs = _override(options.replace, options.reason), registry_of(options), runs_of(options)
     stored = partial(find_reference, registry)
@@ -183,7 +183,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         )
     terminal = Terminal(quiet=options.json, recorded=intake(options.store, options.no_store))
     failed, refused = False, list[str]()
-    jobs = scheduler.jobs(registry, variations(registry, plan), None)
+    jobs = scheduler.jobs(registry, variation_entries(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
         terminal.finished(result)
         if result.status.word != "valid":

@@ -25,7 +25,7 @@ from levelfield.cli.store_options import (
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
-from levelfield.report.sheets import Sheet, as_form, as_markdown, as_text
+from levelfield.report.sheets import Sheet, as_markdown, as_text, format_sheets
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import find_finished_run, read_plan, write_atomically
 from levelfield.specs.readable_json import json_text
@@ -104,7 +104,7 @@ def _report(options: argparse.Namespace) -> int:
     for others, and is not made without such a run.
     """
     from levelfield.compare.published_rows import format_figure_rows
-    from levelfield.report.tables import hidden_columns, with_hidden
+    from levelfield.report.tables import format_with_hidden, hidden_columns
 
     _refuse_together(options)
     form, registry, selected = options.format, registry_of(options), NamedRuns(runs_of(options), options.run)
@@ -119,7 +119,7 @@ def _report(options: argparse.Namespace) -> int:
         if not results or hidden:
             selected.raise_error()
         if hidden:
-            text = with_hidden(form, results, hidden)
+            text = format_with_hidden(form, results, hidden)
         elif form in FOREIGN:
             text = _foreign(form, options.log_interval, folders, results, registry)
         elif options.with_published:
@@ -138,12 +138,12 @@ def _report(options: argparse.Namespace) -> int:
 def _collected(selected: NamedRuns, registry: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
     """Yield each named run and its result. Those of bundles have their files until `opened` ends."""
     from levelfield.judge.collector import collect
-    from levelfield.studies.compared_runs import bundle_and_run, opened_runs
+    from levelfield.studies.compared_runs import bundle_results, parse_bundle_name
 
     for name in selected.names:
         with selected.errors_stored():
-            if bundle := bundle_and_run(name):
-                yield from opened_runs(*bundle, registry, opened)
+            if bundle := parse_bundle_name(name):
+                yield from bundle_results(*bundle, registry, opened)
             else:
                 paths = find_finished_run(selected.runs, name)
                 yield paths, collect(paths)
@@ -190,12 +190,12 @@ def _foreign(
 
 
 def _text(form: str, folders: Sequence[RunPaths], results: Sequence[Result], prices: Prices | None) -> str:
-    from levelfield.report.costs import RunCosts, results_as
+    from levelfield.report.costs import RunCosts, format_results
     from levelfield.report.one_run import result_lines, run_report
 
     costs = RunCosts(prices) if prices else None
     if len(results) > 1 or form in ("csv", "json"):
-        return results_as(form, results, [read_plan(paths).repeats_digest for paths in folders], costs)
+        return format_results(form, results, [read_plan(paths).repeats_digest for paths in folders], costs)
     rows = [("cost", *costs.explained(results[0]))] if costs else []
     if form == "markdown":
         return run_report(results[0], read_plan(folders[0]), rows)
@@ -227,7 +227,7 @@ def _explain(options: argparse.Namespace) -> int:
     plan, registry = read_plan(folders[0]), Registry()
     host = stored_host_rates(registry) if plan.hardware.is_host else None
     step = parts[0].model_copy(update={"planned": planned(plan, parts[0], registry, host)})
-    print(dump(step) if options.format == "json" else as_form(options.format, step_sheets(step)), end="")
+    print(dump(step) if options.format == "json" else format_sheets(options.format, step_sheets(step)), end="")
     return 0
 
 
@@ -292,7 +292,7 @@ def _results(
     from levelfield.evidence.verification import recomputed_record
     from levelfield.explain.explanation import recomputed
     from levelfield.pages.series_history import GivenRuns
-    from levelfield.studies.compared_runs import RunPlaces
+    from levelfield.studies.compared_runs import RunSources
 
     records, registry = [], Registry()
     for paths in selected.over():
@@ -301,7 +301,7 @@ def _results(
     if selected.names and not records:
         selected.raise_error()
     if selected.names and not beside:
-        with RunPlaces(selected.runs, None, registry) as places:
+        with RunSources(selected.runs, None, registry) as places:
             duels = places.duel_events()
         yield GivenRuns(records, duels), [], {}
         return

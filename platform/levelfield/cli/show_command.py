@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import chips_option, json_option, registry_of
 from levelfield.errors import UnknownName, UsageError
-from levelfield.report.sheets import aligned, entry_lines, padded, widths_of
+from levelfield.report.sheets import align_rows, column_widths, entry_lines, padded
 from levelfield.report.words import wrapped
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
@@ -101,7 +101,7 @@ def _case_lines(rows: list[Row]) -> list[str]:
 def _whole_lines(rows: list[Row]) -> list[str]:
     """Return whole texts, wrapped where they are long: a number that is cut is another number."""
     width = max((len(row["name"]) for row in rows), default=0) + 4
-    return [wrapped(line, width) for line in aligned([(f"  {r['name']}", r["says"]) for r in rows])] or ["  none"]
+    return [wrapped(line, width) for line in align_rows([(f"  {r['name']}", r["says"]) for r in rows])] or ["  none"]
 
 
 def _chip_lines(rows: list[Row]) -> list[str]:
@@ -115,7 +115,7 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
     table = [("  name", "here", "verified on")]
     for row in rows:
         table.append((f"  {row['name']}", clipped(row["here"], HERE_WIDTH), row["verified"]))
-    name, here_width, _ = widths_of(table)
+    name, here_width, _ = column_widths(table)
     problems = [f"    {r['name']}: {r['problem']}" for r in rows if r["problem"]]
     lines = [wrapped(padded(row, (name, here_width)), name + here_width + 4) for row in table]
     return [*lines, *(wrapped(problem, 6) for problem in problems)]
@@ -124,7 +124,7 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
 def framework_lines(rows: list[Row]) -> list[str]:
     """Return name, version and families of models in columns; below, where its pins ran by kind of device."""
     cells = [(f"  {row['name']}", row["version"], ", ".join(row["families"])) for row in rows]
-    heads = aligned([("  name", "version", "families of models"), *cells])
+    heads = align_rows([("  name", "version", "families of models"), *cells])
     lines = [heads[0]]
     for head, row in zip(heads[1:], rows, strict=True):
         lines += [head, *(wrapped(f"    {kind}: {where}", 6) for kind, where in row["verified"].items())]

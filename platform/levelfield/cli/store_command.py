@@ -237,9 +237,9 @@ class _ImportSource:
                     self.statements.append(document)
 
     def _bundled(self, path: Path) -> Iterator[RunRecord]:
-        from levelfield.studies.compared_runs import bundled
+        from levelfield.studies.compared_runs import bundle_records
 
-        for run in bundled(path, self._registry):
+        for run in bundle_records(path, self._registry):
             if isinstance(run, LevelfieldError):
                 self.problems.append(f"{path}: {run}")
             else:

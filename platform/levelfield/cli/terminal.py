@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from levelfield.checkout import checkout
 from levelfield.report import result_words, words
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import as_form, as_text, padded
+from levelfield.report.sheets import as_text, format_sheets, padded
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, obje
     if form == "json":
         print(json_text(values))
     else:
-        print(as_form(form, sheets), end="")
+        print(format_sheets(form, sheets), end="")
 
 
 _STATUS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
@@ -162,7 +162,7 @@ class Terminal:
             print(tables.as_text(alone), end="")
         for suite in tables.grouped_by_suite(results):
             print("\n".join(tables.suite_lines(suite)))
-        if lines := repeats.as_lines(results, plan_digests(results, runs)):
+        if lines := repeats.repeat_lines(results, plan_digests(results, runs)):
             print("\n".join([*lines, ""]))
         for result in results:
             print(f"run      {one_line(short_path(runs / result.run_id))}")

@@ -112,7 +112,7 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     values = tuple(value for _, value in figures if value is not None)
     runs_without_value = [record for record, value in figures if value is None]
     reason = quantity.reason(runs_without_value[0]) or "result.json has no reason" if runs_without_value else None
-    return SideFigure(values, over_repeats(values, quantity.column.most) if values else None, reason)
+    return SideFigure(values, over_repeats(values, quantity.column.largest) if values else None, reason)
 
 
 def side_values(quantity: Quantity, side: ComparedSide, histories: Histories, duels: Duels = ()) -> SideValues:

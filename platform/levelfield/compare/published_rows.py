@@ -16,7 +16,7 @@ from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token, versioned
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.report import result_words, words
-from levelfield.report.escapes import markdown, table
+from levelfield.report.escapes import markdown, markdown_table
 from levelfield.report.sheets import padded
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
@@ -352,4 +352,4 @@ def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
     absent = [f"{line.name}: {reason}" for line in lines for reason in _absence_lines(line)]
     absent += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
     below = ["", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *notes))]
-    return "\n".join([*table((*names, *figures), rows), *below]) + "\n"
+    return "\n".join([*markdown_table((*names, *figures), rows), *below]) + "\n"

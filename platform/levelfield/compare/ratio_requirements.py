@@ -18,7 +18,7 @@ from levelfield.compare.comparison import ComparedFigure, Comparison
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import QUANTITIES
 from levelfield.errors import UsageError
-from levelfield.report.costs import NAME as COST
+from levelfield.report.costs import COST_NAME
 from levelfield.report.sheets import Sheet
 
 RequirementWord = Literal["met", "missed", "undecided", "not comparable"]
@@ -56,7 +56,7 @@ def parse_requirement(text: str, has_prices: bool = False) -> RatioRequirement:
     """
     if text.strip() == ALIGNED:
         return RatioRequirement(text, ALIGNED)
-    names = [quantity.column.name for quantity in QUANTITIES if quantity.is_noisy] + [COST] * has_prices
+    names = [quantity.column.name for quantity in QUANTITIES if quantity.is_noisy] + [COST_NAME] * has_prices
     match = _PATTERN.fullmatch(text)
     beginning, operator, number = match.groups() if match else ("", "", "")
     figures = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import Sheet, aligned
+from levelfield.report.sheets import Sheet, align_rows
 from levelfield.report.words import NONE, wrapped
 from levelfield.specs.short_names import short_kernel
 from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, of_all_layers
@@ -144,7 +144,7 @@ def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
     for (part, before, after, _), (begin, end) in zip(changes, pairwise(places), strict=True):
         rows.append((printable(part), "", f"{after - before:+.2f}", _bar(begin, end, low, scale)))
     rows.append(("B", f"{last:.2f}", f"{last - first:+.2f}", _bar(low, last, low, scale)))
-    return aligned(rows, right=(1, 2))
+    return align_rows(rows, right=(1, 2))
 
 
 def _bar(begin: float, end: float, low: float, scale: float) -> str:

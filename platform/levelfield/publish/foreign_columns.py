@@ -66,7 +66,7 @@ def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
         remarks += pair_lines(runs)
     for columns, part in tables:
         rows = ([write(run) for write in columns.values()] for run in part)
-        head.append("\n".join(escapes.table(columns, rows, " --- ")) + "\n")
+        head.append("\n".join(escapes.markdown_table(columns, rows, " --- ")) + "\n")
     return "\n".join([*head, *(f"{markdown(remark)}\n" for remark in remarks)])
 
 
@@ -237,7 +237,7 @@ def interval_table(result: Result, plan: Plan, raw: RawRecords, interval: int) -
         loss = f"{losses[last]:.5f}" if last in losses else "/"
         counts = (last, last * plan.accumulation, last * batch)
         rows.append((*map(str, counts), f"{batch / latency:.5f}", f"{latency:.5f}", loss))
-    return "\n".join((f"{result.run_id}\n", *escapes.table(_INTERVAL_COLUMNS, rows, " --- "), ""))
+    return "\n".join((f"{result.run_id}\n", *escapes.markdown_table(_INTERVAL_COLUMNS, rows, " --- "), ""))
 
 
 # -- OSDI
@@ -340,4 +340,4 @@ def _general_table(run: ReportedRun) -> str:
         "吞吐量": f"{throughput},{_BELOW}",
     }
     rows = ([*pair, ""] for pair in values.items())
-    return "\n".join(escapes.table(("指标名称", "指标值", "特殊说明"), rows, " --- "))
+    return "\n".join(escapes.markdown_table(("指标名称", "指标值", "特殊说明"), rows, " --- "))

@@ -16,7 +16,7 @@ from levelfield.specs.result import Result
 from levelfield.specs.vendor import HOST_SHARE
 
 SCHEMA = "levelfield.costs/1"
-NAME = "cost_per_million_tokens"
+COST_NAME = "cost_per_million_tokens"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RunCosts:
     def column(self) -> FigureColumn:
         currency = self.prices.currency
         return FigureColumn(
-            NAME, f"{currency}/1e6 tokens", lambda r: self.of(r).value, f"{currency}/M tokens", digits=None
+            COST_NAME, f"{currency}/1e6 tokens", lambda r: self.of(r).value, f"{currency}/M tokens", digits=None
         )
 
     def of(self, result: Result) -> Cost:
@@ -64,39 +64,41 @@ class RunCosts:
         return [f"{self.column.heading}: {note}" for note in (*prices, *reasons, *power)]
 
 
-def results_as(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunCosts | None = None) -> str:
+def format_results(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunCosts | None = None) -> str:
     """Return results as `table`, `markdown`, `csv` or `json`; with costs as a further column.
 
     plans: as `repeats_of` takes them. csv: a row for each run, raw numbers without rounding, units in the names.
     json: costs are an object of schema `levelfield.costs/1`.
     """
-    added = costs.column if costs else None
-    figures = (*repeats.ALL, added) if added else repeats.ALL
-    columns = {**COLUMNS, added.heading: lambda r: added.text(added.read(r))} if added else COLUMNS
+    cost_column = costs.column if costs else None
+    figures = (*repeats.ALL_COLUMNS, cost_column) if cost_column else repeats.ALL_COLUMNS
+    columns = (
+        {**COLUMNS, cost_column.heading: lambda r: cost_column.text(cost_column.read(r))} if cost_column else COLUMNS
+    )
     if form == "json":
-        more = []
-        if costs and added:
+        cost_objects = []
+        if costs and cost_column:
             runs = [{"run_id": result.run_id, **asdict(costs.of(result))} for result in results]
             prices = costs.prices.model_dump(mode="json")
-            more = [{"schema": SCHEMA, "unit": added.unit, "prices": prices, "runs": runs}]
-        return tables.as_json(results, plans, more, figures)
+            cost_objects = [{"schema": SCHEMA, "unit": cost_column.unit, "prices": prices, "runs": runs}]
+        return tables.as_json(results, plans, cost_objects, figures)
     if form == "csv":
         rows = []
         for result in results:
-            row = tables.plain(result)
+            row = tables.flat_figures(result)
             if costs:
                 price = costs.of(result)
-                row |= {NAME: price.value, "cost_currency": costs.prices.currency}
+                row |= {COST_NAME: price.value, "cost_currency": costs.prices.currency}
                 row |= {"cost_reason": price.reason, "cost_power_of": price.power_of}
             rows.append(row)
         return tables.csv_text(rows)
     notes = costs.notes(results) if costs else []
     if form == "markdown":
-        lines = repeats.as_lines(results, plans, figures, is_markdown=True)
+        lines = repeats.repeat_lines(results, plans, figures, is_markdown=True)
         lines += [line for note in notes for line in ("", markdown(note))]
         return tables.as_markdown(results, columns) + "".join(f"{line}\n" for line in lines)
     lines = [
-        *repeats.as_lines(results, plans, figures),
+        *repeats.repeat_lines(results, plans, figures),
         *([""] if notes else []),
         *(wrapped(note, 2) for note in notes),
     ]

@@ -11,16 +11,18 @@ from collections.abc import Iterable
 
 # What a terminal obeys instead of showing it: C0 (without tab and line feed), DEL and C1; marks that change the
 # direction of text; invisible characters, and separators of lines; surrogates, which no file can hold.
-_OBEYED = re.compile(
+_CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 # A star or an underscore within a word, or a star between blanks, is no emphasis: 2 * 8*80G, on_time.
-_MARKS = re.compile(r"[\\`\[\]|]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
+_MARKUP = re.compile(r"[\\`\[\]|]|(?<![^\W_])_|_(?![^\W_])|(?<!\w)\*(?=\S)|(?<=\S)\*(?!\w)")
 # Characters that make an XML 1.0 document unreadable, and those that a terminal obeys.
-_NO_XML = re.compile(f"{_OBEYED.pattern}|[\ufffe\uffff]")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-_FIRST = re.compile(r"^(\s*)(?=[#>=]|[-+*][\s-]|~~~)")  # a heading, a quotation, an underline, an item, a fence
+_NOT_IN_XML = re.compile(f"{_CONTROL_CHARACTERS.pattern}|[\ufffe\uffff]")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+_MARKUP_AT_START = re.compile(
+    r"^(\s*)(?=[#>=]|[-+*][\s-]|~~~)"
+)  # a heading, a quotation, an underline, an item, a fence
 
 
 class Markdown(str):
@@ -31,7 +33,7 @@ class Markdown(str):
 
 def printable(text: str) -> str:
     """Return the text with `\\u001b` in place of an escape character, and so on. JSON stays the same JSON."""
-    for character in set(_OBEYED.findall(text)):
+    for character in set(_CONTROL_CHARACTERS.findall(text)):
         units = character.encode("utf-16-be", "surrogatepass")
         text = text.replace(character, "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2)))
     return text
@@ -44,7 +46,7 @@ def spreadsheet_cell(value: object) -> object:
     """
     if not isinstance(value, str):
         return value
-    return f"'{printable(value)}" if value.lstrip(" ").startswith(_FORMULA) else printable(value)
+    return f"'{printable(value)}" if value.lstrip(" ").startswith(_FORMULA_STARTS) else printable(value)
 
 
 def one_line(text: str) -> str:
@@ -57,7 +59,7 @@ def markdown(value: object) -> Markdown:
     if isinstance(value, Markdown):
         return value
     line = printable(re.sub(r"\s+", " ", str(value))).replace("&", "&amp;").replace("<", "&lt;")
-    return Markdown(_FIRST.sub(r"\1\\", _MARKS.sub(r"\\\g<0>", line)))
+    return Markdown(_MARKUP_AT_START.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", line)))
 
 
 def code(text: str) -> Markdown:
@@ -66,7 +68,7 @@ def code(text: str) -> Markdown:
     return Markdown(f"`{line}`") if line and not re.search("[`|<]", line) else markdown(one_line(text))
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---") -> list[str]:
+def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---") -> list[str]:
     """Return the lines of a Markdown table. Every cell is escaped; the header is the platform's own text."""
     names = list(header)
     cells = [[markdown(text).strip() for text in row] for row in rows]
@@ -76,4 +78,4 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---
 
 def xml_text(text: str) -> str:
     """Return text that an XML 1.0 document can hold: without control characters. The writer escapes markup."""
-    return _NO_XML.sub("", text)
+    return _NOT_IN_XML.sub("", text)

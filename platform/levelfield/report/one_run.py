@@ -21,11 +21,14 @@ ExplainedText = tuple[str, str, str]  # what, how much, and how it is known
 def result_lines(result: Result, more: Iterable[ExplainedText] = ()) -> list[str]:
     """Return one result in lines of at most 80 columns. more: rows behind it."""
     title = f"{result.case} ({result.scale})  {result.framework} {result.framework_version}  {result.layout}"
-    rows = [*_rows(result), *((name, text) for label, value, how in more for name, text in ((label, value), ("", how)))]
+    rows = [
+        *_result_rows(result),
+        *((name, text) for label, value, how in more for name, text in ((label, value), ("", how))),
+    ]
     return [words.wrapped(title, 9), *(labelled(*row, 9) for row in rows)]
 
 
-def _rows(result: Result) -> Iterator[LabelledText]:
+def _result_rows(result: Result) -> Iterator[LabelledText]:
     yield "result", result_words.status(result)
     yield from (("", reason) for reason in result.status.reasons)
     throughput, mfu = result.throughput, result_words.utilisation(result, HEADLINE_FORMULA)
@@ -36,7 +39,7 @@ def _rows(result: Result) -> Iterator[LabelledText]:
         yield "", f"limits: {result_words.limits_basis(result.alignment.limits)}"
     yield from _next_steps(result)
     name, memory = result_words.worst_memory(result)
-    yield "memory", f"{words.gib(memory)} ({name}), predicted {result_words.prediction(result)}"
+    yield "memory", f"{words.gib(memory)} ({name}), predicted {result_words.predicted_memory_text(result)}"
     if result.memory.expectation and result.memory.expectation.remark:
         yield "", f"remark: {result.memory.expectation.remark}"
     if mfu:

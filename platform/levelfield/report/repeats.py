@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from levelfield.measure.other_use import shown_word
 from levelfield.measure.series import Interval, over_repeats
-from levelfield.report.escapes import Markdown, markdown, table
+from levelfield.report.escapes import Markdown, markdown, markdown_table
 from levelfield.report.sheets import padded
 from levelfield.report.words import number
 from levelfield.specs.base import json_digest
@@ -18,7 +18,7 @@ from levelfield.specs.vendor import HOST_SHARE
 
 SCHEMA = "levelfield.repeats/1"  # of the summary of a group in JSON
 # What differs in the results of two repeats. Their plans have what a result lacks, such as threads and variables.
-_OF_ONE_RUN = {
+_FIELDS_OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
     "alignment", "to_loss", "warnings", "other_use", "load", "disturbance", "inherited", "seal", "pace", "experts",
     "preflight", "machines",
@@ -35,7 +35,7 @@ class FigureColumn:
     heading: str
     divisor: float = 1
     digits: int | None = 1  # None: a figure of any size, shown with four significant digits
-    most: float | None = None  # the largest possible value
+    largest: float | None = None  # the largest possible value
     # What it refers to. Repeats in which that differs have no such figure.
     basis: Callable[[Result], object] = lambda result: None
 
@@ -81,7 +81,7 @@ class Repeats:
         )
 
 
-def _column(figure: RunFigure) -> FigureColumn:
+def _figure_column(figure: RunFigure) -> FigureColumn:
     return FigureColumn(
         figure.name,
         figure.unit,
@@ -94,13 +94,13 @@ def _column(figure: RunFigure) -> FigureColumn:
     )
 
 
-ALL = tuple(map(_column, RUN_FIGURES))
-FIGURE_COLUMNS = {column.name: column for column in ALL}
+ALL_COLUMNS = tuple(map(_figure_column, RUN_FIGURES))
+FIGURE_COLUMNS = {column.name: column for column in ALL_COLUMNS}
 Columns = Sequence[FigureColumn]
 PlanDigests = Sequence[str | None]  # of each result: what the plans of its repeats have in common
 
 
-def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL) -> list[Repeats]:
+def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL_COLUMNS) -> list[Repeats]:
     """Return the groups of at least two runs of one plan, in the order of their first run.
 
     plans: of each result the digest that the plans of repeats share; None where no plan is at hand, and such a run is
@@ -110,7 +110,7 @@ def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns =
     for result, plan in zip(results, plans, strict=True):
         if plan is not None:
             variables = json_digest(known_to_matter(result.inherited))
-            key = plan, variables, result.model_dump_json(exclude=_OF_ONE_RUN)
+            key = plan, variables, result.model_dump_json(exclude=_FIELDS_OF_ONE_RUN)
             groups.setdefault(key, []).append(result)
     repeats = []
     for group in groups.values():
@@ -120,35 +120,38 @@ def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns =
         for column in columns:
             values = [value for value in map(column.read, counted) if value is not None]
             if len(values) > 1 and len({column.basis(result) for result in counted}) == 1:
-                figures.append(RepeatedFigure(column, over_repeats(values, column.most)))
+                figures.append(RepeatedFigure(column, over_repeats(values, column.largest)))
         if len(group) > 1:
             repeats.append(Repeats(tuple(group), len(valid), len(valid) - len(quiet), tuple(figures)))
     return repeats
 
 
-def as_lines(
-    results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL, is_markdown: bool = False
+def repeat_lines(
+    results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL_COLUMNS, is_markdown: bool = False
 ) -> list[str]:
     """Return lines of a terminal, one a figure, or a table of Markdown for each group; none without repeats."""
     lines = []
     for repeats in repeats_of(results, plans, columns):
-        pairs = [(figure.column, figure.interval) for figure in repeats.figures]
-        rows = [(column.heading, column.text(interval.median), column.ends(interval)) for column, interval in pairs]
-        methods = {(i.method, i.coverage, i.n) for _, i in pairs if i.coverage is not None}
+        columns_and_intervals = [(figure.column, figure.interval) for figure in repeats.figures]
+        rows = [
+            (column.heading, column.text(interval.median), column.ends(interval))
+            for column, interval in columns_and_intervals
+        ]
+        methods = {(i.method, i.coverage, i.n) for _, i in columns_and_intervals if i.coverage is not None}
         notes = [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]
         basis = FIGURE_COLUMNS[MFU_NAME].basis
         peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
         quiet = repeats.valid - repeats.disturbed
         if not repeats.figures:
-            found = f"{quiet} quiet" if quiet and repeats.disturbed else f"{repeats.valid} valid"
-            notes = [f"no figure over repeats: {found} run(s), expected at least 2"]
+            counted_text = f"{quiet} quiet" if quiet and repeats.disturbed else f"{repeats.valid} valid"
+            notes = [f"no figure over repeats: {counted_text} run(s), expected at least 2"]
         elif len(peaks) > 1:
             notes.insert(0, f"{MFU_TITLE}: no median, as the runs refer to {len(peaks)} different measured peaks")
         if quiet and repeats.disturbed:
             notes.append(f"not counted: {repeats.disturbed} disturbed run(s), as other programs used the machine")
         if is_markdown:
             lines += ["", f"Over repeats: {markdown(repeats.title)}", ""]
-            lines += table(("figure", "median", "interval"), (map(Markdown, row) for row in rows))
+            lines += markdown_table(("figure", "median", "interval"), (map(Markdown, row) for row in rows))
             lines += ["", *map(markdown, notes)]
         else:
             lines += ["", f"over repeats: {repeats.title}"]

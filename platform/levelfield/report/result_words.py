@@ -23,7 +23,7 @@ _LIMITS = re.compile(
 )
 _PLURALS = {"framework": "frameworks", "layout": "layouts", "micro-batch": "micro-batches"}  # kinds of reference runs
 _CHANGE = re.compile(r"(?P<shift>change point: step time shifts by [+-]\d+\.\d%)(?P<rest> at step \d+ \(p = [^)]*\))")
-MOST_NODES = 8  # in the report of one run; report.md has all
+MOST_NODES_LISTED = 8  # in the report of one run; report.md has all
 
 
 def percent(use: Utilisation | None) -> str:
@@ -73,8 +73,8 @@ def memory_rows(result: Result) -> tuple[tuple[str, Figure, str], ...]:
     memory, headline = result.memory, "peak; what runs are compared by"
     used = ("device used", memory.device_used_peak, headline)
     if _is_host(result):
-        foreign = "peak of all programs on the machine, or in its control group; no figure of this run"
-        used = ("whole machine", memory.device_used_peak, foreign)
+        machine_peak = "peak of all programs on the machine, or in its control group; no figure of this run"
+        used = ("whole machine", memory.device_used_peak, machine_peak)
     return (
         used,
         ("framework reserved", memory.reserved_peak, "peak"),
@@ -83,7 +83,7 @@ def memory_rows(result: Result) -> tuple[tuple[str, Figure, str], ...]:
     )
 
 
-def prediction(result: Result) -> str:
+def predicted_memory_text(result: Result) -> str:
     """Return the predicted memory, and by how much the measured figure is above or below it."""
     comparison = result.memory.expectation
     predicted = gib(result.memory.expected_bytes)
@@ -118,17 +118,17 @@ def reason_without_limits(alignment: Alignment) -> str:
 
 def node_rows(result: Result) -> list[tuple[str, str]]:
     """Return how many nodes ended in which way, `1 failed, 1 stopped`, and a line for each that did not just end."""
-    number_of = Counter(node.word or "without a known end" for node in result.machines)
-    if set(number_of) == {"ended"}:
+    count_by_word = Counter(node.word or "without a known end" for node in result.machines)
+    if set(count_by_word) == {"ended"}:
         lines = [f"{len(result.machines)} of {len(result.machines)} ended"]
     else:
-        lines = [", ".join(f"{number} {word}" for word, number in number_of.items())] if number_of else []
-    bad = [node for node in result.machines if node.word not in ("ended", "stopped", None)]
+        lines = [", ".join(f"{number} {word}" for word, number in count_by_word.items())] if count_by_word else []
+    failed_nodes = [node for node in result.machines if node.word not in ("ended", "stopped", None)]
     lines += [
         f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}"
-        for n in bad[:MOST_NODES]
+        for n in failed_nodes[:MOST_NODES_LISTED]
     ]
-    lines += [f"and {len(bad) - MOST_NODES} more"] if len(bad) > MOST_NODES else []
+    lines += [f"and {len(failed_nodes) - MOST_NODES_LISTED} more"] if len(failed_nodes) > MOST_NODES_LISTED else []
     return [("" if place else "nodes", line) for place, line in enumerate(lines)]
 
 
@@ -139,8 +139,8 @@ def flag(stored: str) -> str:
     trend = _TREND.fullmatch(stored)
     if trend is None:
         return stored
-    half = float(trend["percent"]) / 200
-    first, last = (significant(max(0.0, end), 3) for end in (1 - half, 1 + half))
+    half_drift = float(trend["percent"]) / 200
+    first, last = (significant(max(0.0, end), 3) for end in (1 - half_drift, 1 + half_drift))
     return f"{trend['drift']} of its median over the window, on a line from {first} to {last} times it {trend['p']}"
 
 
@@ -206,7 +206,7 @@ def tuning_lines(result: Result) -> tuple[str, ...]:
     return (": ".join(filter(None, (word, chosen_fields(result)))),)
 
 
-def to_loss(result: Result) -> str:
+def seconds_to_loss_text(result: Result) -> str:
     """Return the seconds to a loss, with the loss, such as `5.2 (2.66)`."""
     time = result.to_loss
     return NONE if time is None or time.seconds is None else f"{number(time.seconds, 2)} ({time.level:g})"
@@ -231,7 +231,7 @@ def status(result: Result) -> str:
     return f"{word} ({failure})" if failure and failure != word else word
 
 
-def _cell(figure: RunFigure, result: Result) -> str:
+def _figure_cell(figure: RunFigure, result: Result) -> str:
     return number(figure.value_and_reason(result, _is_host(result))[0], figure.digits, figure.divisor)
 
 
@@ -240,7 +240,7 @@ _WRITERS: dict[str, Callable[[Result], str]] = {
     MFU_NAME: lambda r: percent(utilisation(r, HEADLINE_FORMULA)),
     "memory_bytes": lambda r: gib(worst_memory(r)[1]),
     "loss_tail_mean": lambda r: number(r.loss.tail_mean, 4),
-    "seconds_to_loss": to_loss,
+    "seconds_to_loss": seconds_to_loss_text,
 }
 COLUMNS: dict[str, Callable[[Result], str]] = {
     "case": lambda r: r.case,
@@ -252,6 +252,8 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "tuning": lambda r: r.tuning.word if r.tuning else NONE,
     "tuned": lambda r: chosen_fields(r) or NONE,
     "status": status,
-    **{figure.table: _WRITERS.get(figure.name, partial(_cell, figure)) for figure in RUN_FIGURES if figure.table},
+    **{
+        figure.table: _WRITERS.get(figure.name, partial(_figure_cell, figure)) for figure in RUN_FIGURES if figure.table
+    },
     "alignment": lambda r: r.alignment.verdict,
 }

@@ -10,13 +10,13 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from levelfield.report.escapes import markdown, one_line, printable, table
+from levelfield.report.escapes import markdown, markdown_table, one_line, printable
 from levelfield.report.words import WIDTH, wrapped
 
 GAP = "  "
 LabelledText = tuple[str, str]
 _SHELL_WORD = re.compile(r"(?:'[^']*'|[^\s'])+")
-_LEAST = 8  # columns that a cell keeps when the table is too wide
+_LEAST_WIDTH = 8  # columns that a cell keeps when the table is too wide
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def padded(cells: Iterable[object], widths: Iterable[int], gap: str = GAP) -> st
     return gap.join(cell.ljust(width) if width >= 0 else cell.rjust(-width) for cell, width in sized).rstrip()
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
+def align_rows(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
     """Return the rows with columns as wide as their widest cells. right: the columns whose cells are to the right."""
-    widths = widths_of(rows)
+    widths = column_widths(rows)
     for column in right:
         widths[column] *= -1
     return [padded(row, widths) for row in rows]
@@ -47,11 +47,11 @@ def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[st
 
 def entry_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each entry: its `name` and what it `says`, cut where that is too long."""
-    lines = aligned([(f"  {entry['name']}", entry["says"]) for entry in entries])
+    lines = align_rows([(f"  {entry['name']}", entry["says"]) for entry in entries])
     return [line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines] or ["  none"]
 
 
-def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
+def column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
@@ -62,22 +62,22 @@ def labelled(label: str, text: object, width: int) -> str:
 
 def as_text(sheets: Iterable[Sheet]) -> str:
     """Return the sheets as text in WIDTH columns. Of a wider table the widest cells take several lines."""
-    fill = partial(textwrap.wrap, break_on_hyphens=False)  # a word that is longer than a line is broken
+    wrap_text = partial(textwrap.wrap, break_on_hyphens=False)  # a word that is longer than a line is broken
     tables = []
     for sheet in sheets:
-        lines = fill(printable(one_line(sheet.heading)), WIDTH, subsequent_indent="  ")
+        lines = wrap_text(printable(one_line(sheet.heading)), WIDTH, subsequent_indent="  ")
         texts = (sheet.header, *sheet.rows) if sheet.header else ()
         rows = [[printable(one_line(cell)) for cell in row] for row in texts]
-        widths = widths_of(rows)
-        while sum(widths) > WIDTH - len(GAP) * (len(widths) - 1) and max(widths) > _LEAST:
+        widths = column_widths(rows)
+        while sum(widths) > WIDTH - len(GAP) * (len(widths) - 1) and max(widths) > _LEAST_WIDTH:
             widths[widths.index(max(widths))] -= 1
         for row in rows:
-            parts = [fill(cell, max(1, width)) for cell, width in zip(row, widths, strict=True)]
+            parts = [wrap_text(cell, max(1, width)) for cell, width in zip(row, widths, strict=True)]
             lines += [padded(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
         for note in sheet.notes:
-            lines += fill(printable(one_line(note)), WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += wrap_text(printable(one_line(note)), WIDTH, initial_indent="  ", subsequent_indent="    ")
         for purpose, command in sheet.commands:
-            lines += fill(printable(one_line(f"{purpose}:")), WIDTH, initial_indent="  ", subsequent_indent="    ")
+            lines += wrap_text(printable(one_line(f"{purpose}:")), WIDTH, initial_indent="  ", subsequent_indent="    ")
             lines += [f"    {line}" for line in _shell_lines(printable(one_line(command)))]
         tables.append("\n".join(lines))
     return "\n\n".join(tables) + "\n"
@@ -100,7 +100,7 @@ def as_markdown(sheets: Iterable[Sheet]) -> str:
     parts = []
     for sheet in sheets:
         parts += [f"### {markdown(sheet.heading)}", ""] if sheet.heading else []
-        parts += [*table(sheet.header, sheet.rows), ""] if sheet.header else []
+        parts += [*markdown_table(sheet.header, sheet.rows), ""] if sheet.header else []
         parts += [line for note in sheet.notes for line in (markdown(note), "")]
         for purpose, command in sheet.commands:
             lines = (f"    {line}" for line in _shell_lines(printable(one_line(command))))
@@ -108,6 +108,6 @@ def as_markdown(sheets: Iterable[Sheet]) -> str:
     return "\n".join(parts)
 
 
-def as_form(form: str, sheets: Iterable[Sheet]) -> str:
+def format_sheets(form: str, sheets: Iterable[Sheet]) -> str:
     """Return the sheets as Markdown where that is the form, else as text."""
     return as_markdown(sheets) if form == "markdown" else as_text(sheets)

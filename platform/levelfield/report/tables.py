@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from levelfield.errors import UnknownName
 from levelfield.report import repeats
-from levelfield.report.escapes import markdown, one_line, spreadsheet_cell, table
+from levelfield.report.escapes import markdown, markdown_table, one_line, spreadsheet_cell
 from levelfield.report.repeats import FigureColumn, PlanDigests
 from levelfield.report.result_words import COLUMNS, chosen_fields, status, tuning_lines, worst_memory
-from levelfield.report.sheets import aligned, widths_of
+from levelfield.report.sheets import align_rows, column_widths
 from levelfield.report.words import GIB, NONE, WIDTH, number, wrapped
 from levelfield.specs.plan import Plan
 from levelfield.specs.readable_json import json_text
@@ -27,13 +27,13 @@ _NARROW = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s
 Columns = Mapping[str, Callable[[Result], str]]
 Cells = tuple[str, ...]
 Row = TypeVar("Row", Plan, Result)
-_PLANNED: tuple[Cells, Cells] = (
+_PLAN_HEADERS: tuple[Cells, Cells] = (
     ("entry", "case:framework", "fits", ""),
     ("  hardware", "layout", "batches", "recompute", "memory, GiB"),
 )
-_RAN: Cells = ("entry", "result", "aligned", "tokens/s/device", "memory, GiB")
+_RESULT_HEADER: Cells = ("entry", "result", "aligned", "tokens/s/device", "memory, GiB")
 _FITS = {True: "yes", False: "NO", None: "unknown"}
-HIDDEN = "*"
+HIDDEN_CELL = "*"
 # The columns that may be hidden, and the columns that give each one away. MFU is tokens/s over the chip's peak, J/token
 # is watts over tokens/s, and the tokens to a loss are known from other runs of the same training.
 GIVEN_AWAY_BY = {
@@ -48,14 +48,14 @@ GIVEN_AWAY_BY = {
     "alignment": (),
 }
 # The columns that stay beside hidden ones. A new column must be placed here or above before such a table shows it.
-OPEN = ("case", "scale", "framework", "precision", "tuning", "tuned", "status")
+NEVER_HIDDEN = ("case", "scale", "framework", "precision", "tuning", "tuned", "status")
 
 
 def as_json(
     results: Sequence[Result],
     plans: PlanDigests,
     more: Sequence[Mapping[str, object]] = (),
-    figures: Sequence[FigureColumn] = repeats.ALL,
+    figures: Sequence[FigureColumn] = repeats.ALL_COLUMNS,
 ) -> str:
     """Return every figure of every result as JSON, in full precision, with a summary of each group of repeats.
 
@@ -65,9 +65,9 @@ def as_json(
     for group in repeats.repeats_of(results, plans, figures):
         summary = {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in group.figures}
         runs = [result.run_id for result in group.results]
-        about = {"schema": repeats.SCHEMA, "title": group.title, "runs": runs, "valid": group.valid}
-        about["disturbed"] = group.disturbed
-        rows.append({**about, "figures": summary})
+        summary_row = {"schema": repeats.SCHEMA, "title": group.title, "runs": runs, "valid": group.valid}
+        summary_row["disturbed"] = group.disturbed
+        rows.append({**summary_row, "figures": summary})
     return json_text([*rows, *more]) + "\n"
 
 
@@ -85,31 +85,34 @@ def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
     """Return a Markdown table of each training with every column; below it, the reasons for missing figures."""
     groups = []
     for heading, group, notes in _groups(results):
-        above = [f"### {markdown(heading)}", ""] if heading else []
-        lines = table(columns, ([write(result) for write in columns.values()] for result in group))
-        groups.append("\n".join([*above, *lines, *map(markdown, notes)]) + "\n")
+        heading_lines = [f"### {markdown(heading)}", ""] if heading else []
+        lines = markdown_table(columns, ([write(result) for write in columns.values()] for result in group))
+        groups.append("\n".join([*heading_lines, *lines, *map(markdown, notes)]) + "\n")
     return "\n".join(groups)
 
 
 def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
     """Return a text table of each training within `width` columns. A run takes two lines when one is too short."""
-    more = [name for name in columns if name not in COLUMNS]
-    names = [*_NARROW, *more]
+    added_columns = [name for name in columns if name not in COLUMNS]
+    names = [*_NARROW, *added_columns]
     groups = []
     for heading, group, notes in _groups(results):
-        above = [wrapped(one_line(heading), 2)] if heading else []
+        heading_lines = [wrapped(one_line(heading), 2)] if heading else []
         rows = [names, *([one_line(columns[name](result)) for name in names] for result in group)]
-        lines = aligned(rows) if group else [""]
-        if group and sum(widths_of(rows)) + 2 * len(names) > width:
+        lines = align_rows(rows) if group else [""]
+        if group and sum(column_widths(rows)) + 2 * len(names) > width:
             lines = []
             for result in group:
                 cells = {name: write(result) for name, write in columns.items()}
-                tuning, others = "".join(tuning_lines(result)), "".join(f"{name} {cells[name]}  " for name in more)
+                tuning, others = (
+                    "".join(tuning_lines(result)),
+                    "".join(f"{name} {cells[name]}  " for name in added_columns),
+                )
                 first = "{case} ({scale})  {framework}  {chip}  {layout}  ".format_map(cells) + tuning
                 second = f"  {cells['status']}  {cells['tokens/s/device']} tokens/s/device  {MFU_TITLE} "
                 second += f"{cells[MFU_TITLE]}  {others}{cells['memory']}  loss {cells['loss']}"
                 lines += [wrapped(first, 4), wrapped(second, 4)]
-        groups.append("\n".join([*above, *lines, *(wrapped(note, 2) for note in notes)]) + "\n")
+        groups.append("\n".join([*heading_lines, *lines, *(wrapped(note, 2) for note in notes)]) + "\n")
     return "\n".join(groups)
 
 
@@ -135,16 +138,18 @@ def hidden_columns(names: Iterable[str]) -> list[str]:
     return [name for name in COLUMNS if name in hidden]
 
 
-def with_hidden(form: str, results: Sequence[Result], hidden: Collection[str]) -> str:
+def format_with_hidden(form: str, results: Sequence[Result], hidden: Collection[str]) -> str:
     """Return a table in one of the four formats, with `*` in the hidden columns and nothing beside the columns.
 
     Run ids, reasons, deviations and repeats are left out: a start time shows how long runs took, and a sentence may
     contain a figure.
     """
-    columns = {name: write for name, write in COLUMNS.items() if name in OPEN or name in GIVEN_AWAY_BY}
-    columns |= dict.fromkeys(hidden, lambda result: HIDDEN)
-    silent = {"reasons": (), "evidence": None}
-    bare = [r.model_copy(update={"deviations": (), "status": r.status.model_copy(update=silent)}) for r in results]
+    columns = {name: write for name, write in COLUMNS.items() if name in NEVER_HIDDEN or name in GIVEN_AWAY_BY}
+    columns |= dict.fromkeys(hidden, lambda result: HIDDEN_CELL)
+    no_sentences = {"reasons": (), "evidence": None}
+    bare = [
+        r.model_copy(update={"deviations": (), "status": r.status.model_copy(update=no_sentences)}) for r in results
+    ]
     rows = [{name: write(result) for name, write in columns.items()} for result in bare]
     writers = {
         "table": lambda: as_text(bare, columns=columns),
@@ -168,14 +173,14 @@ def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Result], list
     headings = [f"{r.case} ({r.scale}), {r.precision}, steps {r.window[0]} to {r.window[1]}" for r in firsts]
     for heading, group in zip(headings, groups.values(), strict=True) if groups else [("", [])]:
         notes = [f"{r.run_id}: {reason}" for r in group for reason in (*r.status.reasons, *r.deviations)]
-        above = heading if len(groups) > 1 else ""
+        shown_heading = heading if len(groups) > 1 else ""
         if headings.count(heading) > 1:
             work, corpus = (short_digest(d, 8) for d in (group[0].identity.work, group[0].identity.corpus))
-            above = f"{heading}, work {work}, corpus {corpus}"
-        yield above, group, ["", *notes] if notes else []
+            shown_heading = f"{heading}, work {work}, corpus {corpus}"
+        yield shown_heading, group, ["", *notes] if notes else []
 
 
-def plain(result: Result) -> dict[str, object]:
+def flat_figures(result: Result) -> dict[str, object]:
     """Return a result's figures in one row, by names with units."""
     nodes = result.energy.nodes  # a table without node power has no column of it
     return {
@@ -214,9 +219,9 @@ def plain(result: Result) -> dict[str, object]:
 
 def plan_lines(plans: Sequence[Plan]) -> list[str]:
     """Return two lines for each entry of a suite, under the headings of groups, and notes on single entries below."""
-    once = [plan for plan in plans if plan.repeat == 1]
-    firsts, seconds = [_PLANNED[0]], [_PLANNED[1]]
-    for plan in once:
+    first_repeats = [plan for plan in plans if plan.repeat == 1]
+    firsts, seconds = [_PLAN_HEADERS[0]], [_PLAN_HEADERS[1]]
+    for plan in first_repeats:
         tuning, hardware, memory = plan.tuning, plan.hardware, plan.expected_memory
         fits = memory.total_bytes <= memory.available_bytes if memory.available_bytes else None
         state = "ASSUMED" if hardware.assumed else plan.scale
@@ -234,27 +239,27 @@ def plan_lines(plans: Sequence[Plan]) -> list[str]:
                 " of ".join(sizes),
             )
         )
-    suite, *lines = _lines_by_group(once, firsts, seconds)
+    suite, *lines = _lines_by_group(first_repeats, firsts, seconds)
     notes = [
         "",
         "batches: micro-batch x accumulation; memory: expected on the fullest device. --json shows every plan whole.",
     ]
-    if any(plan.hardware.assumed for plan in once):
+    if any(plan.hardware.assumed for plan in first_repeats):
         notes.append(
             "ASSUMED: this hardware is not here. A run takes such an entry at smoke scale, with its layout cut down "
             "to what is here; --scale smoke --dry-run shows how."
         )
-    for plan in once:
+    for plan in first_repeats:
         refusal = f"CANNOT RUN: {plan.refusal}" if plan.refusal else None
         sentences = [_entry_of(plan).note, refusal, *plan.deviations, *plan.notices, plan.environment.lacking]
         notes += [f"{_entry_of(plan).name}: {sentence}" for sentence in sentences if sentence]
-    return [f"{suite}: {len(once)} entries", *lines, *(wrapped(note, 2) for note in notes)]
+    return [f"{suite}: {len(first_repeats)} entries", *lines, *(wrapped(note, 2) for note in notes)]
 
 
 def suite_lines(results: Sequence[Result]) -> list[str]:
     """Return a line for each entry of a suite, under the headings of groups; below, reasons for missing figures and
     deviations."""
-    rows, notes = [_RAN], []
+    rows, notes = [_RESULT_HEADER], []
     for result in results:
         name, status_of = _entry_of(result).name, result.status
         speed = result.throughput.tokens_per_second_per_device if result.throughput else None
@@ -285,11 +290,11 @@ def _lines_by_group(rows: Sequence[Plan | Result], *tables: Sequence[Cells]) -> 
 
     The name of a group stands before its first row.
     """
-    columns = [aligned([[" ".join(cell.splitlines()) for cell in row] for row in cells]) for cells in tables]
+    columns = [align_rows([[" ".join(cell.splitlines()) for cell in row] for row in cells]) for cells in tables]
     headers, *others = zip(*columns, strict=True)
-    lines, before = [f"suite {_entry_of(rows[0]).suite}", "", *headers], None
+    lines, previous_group = [f"suite {_entry_of(rows[0]).suite}", "", *headers], None
     for row, texts in zip(rows, others, strict=True):
         group = _entry_of(row).group
-        lines += [*([f"[{group}]"] if group and group != before else []), *texts]
-        before = group
+        lines += [*([f"[{group}]"] if group and group != previous_group else []), *texts]
+        previous_group = group
     return lines

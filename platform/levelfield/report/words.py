@@ -60,4 +60,5 @@ def parameters_in_words(total: int, active: int) -> str:
 
 
 def gib(value: float | None) -> str:
+    """Return a number of bytes in GiB."""
     return NONE if value is None else f"{number(value, 2, GIB)} GiB"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from levelfield.report.escapes import Markdown, markdown, one_line, table, xml_text
+from levelfield.report.escapes import Markdown, markdown, markdown_table, one_line, xml_text
 from levelfield.report.words import NONE, wrapped
 from levelfield.series.findings import (
     ABSENCES,
@@ -116,11 +116,11 @@ def _table(folded: str, findings: Iterable[tuple[Finding, Ticket | None]], room:
         label = Markdown(f"[{label}]({ticket.page})") if ticket and ticket.page else label
         since, remark = finding.level_since or NONE, _cell(finding.detail)
         rows.append([finding.status, label, name, *change, level, since, sees, remark])
-    visible = list(_within(table(_HEADER, rows)[2:], room))
+    visible = list(_within(markdown_table(_HEADER, rows)[2:], room))
     if folded and rows:
         yield from (f"<details><summary>{folded}: {len(rows)} figures</summary>", "")
     if rows:
-        yield from (*table(_HEADER, [])[:2], *visible, "")
+        yield from (*markdown_table(_HEADER, [])[:2], *visible, "")
     if more := len(rows) - len(visible):
         yield from (f"{more} more; `nightly gate --format json` has all.", "")
     if folded and rows:

@@ -224,13 +224,14 @@ def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
     if (devices := (request.nodes or 1) * (request.devices or 1)) > MOST_RANKS:
         raise UsageError(f"--nodes x --devices: found {devices:,}, expected at most {MOST_RANKS:,}")
     assumed = []
-    most = chip.node.devices if chip.node else machines.DEVICES_PER_NODE
-    nodes, per_node = request.nodes, request.devices or min(most, machines.DEVICES_PER_NODE)
+    devices_per_node = chip.node.devices if chip.node else machines.DEVICES_PER_NODE
+    nodes, per_node = request.nodes, request.devices or min(devices_per_node, machines.DEVICES_PER_NODE)
     if nodes is None:
-        devices, per_node = per_node, min(per_node, most)
-        if most > machines.DEVICES_PER_NODE:  # a rack whose links join more than usual gives each run an equal part
-            per_node = max(n for n in divisors(devices) if n <= most)
-        if devices % per_node or (most > 2 * per_node and per_node < devices):
+        devices, per_node = per_node, min(per_node, devices_per_node)
+        # a rack whose links join more devices than usual gives each run an equal part
+        if devices_per_node > machines.DEVICES_PER_NODE:
+            per_node = max(n for n in divisors(devices) if n <= devices_per_node)
+        if devices % per_node or (devices_per_node > 2 * per_node and per_node < devices):
             raise UsageError(
                 f"--devices {devices}: expected a multiple of {per_node}, the assumed devices per node; "
                 "give --nodes N and --devices per node"
@@ -275,7 +276,9 @@ class ChipPlanner:
     def plan(self) -> AnsweredPlan:
         """Search the rows."""
         request, assumed = self.request, (*self.assumed, *self._chip_assumptions())
-        question, calibrated = self._calibrated(self._with_wanted_rows(self._question(self.work, self.devices)))
+        question, calibrated = self._calibrated_question(
+            self._constrained_question(self._question(self.work, self.devices))
+        )
         try:
             ranking = search_layouts(question)
         except machines.UnknownLink as error:
@@ -303,8 +306,8 @@ class ChipPlanner:
         """Yield what is assumed of the chip."""
         chip, precision = self.chip, self.work.training.precision
         if self.assumed_rates:
-            lacks = chip.peaks and precision not in chip.peaks
-            others = f", which has peaks of {', '.join(chip.peaks)} alone" if lacks else ""
+            lacks_peak = chip.peaks and precision not in chip.peaks
+            others = f", which has peaks of {', '.join(chip.peaks)} alone" if lacks_peak else ""
             yield (
                 f"{', '.join(self.assumed_rates)}: not public of {chip.name}{others}, so rows have the order that the "
                 f"rates of an A100-SXM4-80GB give them, and no speed. Your own go into {_PRIVATE_CHIPS}"
@@ -319,8 +322,8 @@ class ChipPlanner:
                 f"large products at {share:.0%} of {chip.name}'s {self.precision} peak, as no public measurement is "
                 f"known{others}"
             )
-        if private := self.registry.overlay and self.registry.overlay.used(self.vendor, chip):
-            yield f"{', '.join(private.fields)} of {chip.name} as {private.file} has them"
+        if private_data := self.registry.overlay and self.registry.overlay.used(self.vendor, chip):
+            yield f"{', '.join(private_data.fields)} of {chip.name} as {private_data.file} has them"
         if chip.memory_bytes is None and not self.vendor.is_host:
             yield f"enough memory: that of {chip.name} is not public, so every layout counts as fitting"
 
@@ -332,24 +335,24 @@ class ChipPlanner:
         if products:
             raise UsageError(f"--precision {products}: a host's processors have none; give an accelerator with --chip")
         # Only a plan for this host runs anything, and what runs takes longer to import than most plans take.
-        from levelfield.studies.variations import question_here, rates_here
+        from levelfield.studies.variations import host_rates, local_question
 
-        self.host_rates = self.host_rates or rates_here(self.registry, self.say)
+        self.host_rates = self.host_rates or host_rates(self.registry, self.say)
         selector = Selector(case=self.request.case, framework=framework, target=self.vendor.name)
         selection = lookup.find_selection(self.registry, selector)
-        return question_here(self.registry, selection, work, devices.nodes * devices.per_node, self.host_rates)
+        return local_question(self.registry, selection, work, devices.nodes * devices.per_node, self.host_rates)
 
-    def _with_wanted_rows(self, question: LayoutQuestion) -> LayoutQuestion:
-        """Return the question with the program, and the wanted rows alone."""
-        request, constraints, offer = self.request, self.request.constraints, question.offer
+    def _constrained_question(self, question: LayoutQuestion) -> LayoutQuestion:
+        """Return the question with the named program's offer, and with the user's constraints on the rows."""
+        request, constraints, supported = self.request, self.request.constraints, question.offer
         if request.program:
-            stages = {"uneven", "interleaved"} if "pipeline" in offer.parallelism else set()
-            refuses: tuple[Refusable, ...] = () if offer.can_repeat_first_layers else (FIRST_LAYERS,)
-            offer = SupportedParallelism(offer.parallelism | stages, RECOMPUTATIONS, refuses)
-        if constraints.recompute and constraints.recompute not in offer.recompute:
+            stages = {"uneven", "interleaved"} if "pipeline" in supported.parallelism else set()
+            refuses: tuple[Refusable, ...] = () if supported.can_repeat_first_layers else (FIRST_LAYERS,)
+            supported = SupportedParallelism(supported.parallelism | stages, RECOMPUTATIONS, refuses)
+        if constraints.recompute and constraints.recompute not in supported.recompute:
             raise UsageError(
                 f"--recompute {constraints.recompute}: framework {question.constants.framework} offers "
-                f"{', '.join(offer.recompute)}"
+                f"{', '.join(supported.recompute)}"
             )
         if count := constraints.recompute_layers:  # of full recomputation alone
             option, recompute, layers = f"--recompute-layers {count}", constraints.recompute, question.work.model.layers
@@ -366,10 +369,13 @@ class ChipPlanner:
             require_possible(question.work, constraints.layout, batch, nodes, per_node, chunks, uneven_stages=True)
             require_layers(question.work, constraints.layout, chunks, constraints.recompute_layers)
         return replace(
-            question, constraints=constraints, offer=offer, constants=_constants(question.constants, request)
+            question,
+            constraints=constraints,
+            offer=supported,
+            constants=_program_constants(question.constants, request),
         )
 
-    def _calibrated(self, question: LayoutQuestion) -> tuple[LayoutQuestion, tuple[str, ...]]:
+    def _calibrated_question(self, question: LayoutQuestion) -> tuple[LayoutQuestion, tuple[str, ...]]:
         """Return the question with the rate that a run set, and what changed. Raises UsageError for a run of other
         devices or of another framework, and for one without a valid speed."""
         if self.request.calibrate is None:
@@ -380,8 +386,10 @@ class ChipPlanner:
         paths = find_finished_run(self.request.runs, self.request.calibrate)
         plan = read_plan(paths)
         expected = {"chip": self.chip.name, "framework": question.constants.framework}
-        ran = {"chip": plan.hardware.chip.name, "framework": plan.implementation.framework}
-        if faults := [f"{key} {ran[key]}, expected {value}" for key, value in expected.items() if ran[key] != value]:
+        actual = {"chip": plan.hardware.chip.name, "framework": plan.implementation.framework}
+        if faults := [
+            f"{key} {actual[key]}, expected {value}" for key, value in expected.items() if actual[key] != value
+        ]:
             raise UsageError(f"{option}: found a run with {' and '.join(faults)}; take a run of what is planned")
         speed = collect(paths).throughput
         if speed is None:
@@ -406,7 +414,7 @@ class ChipPlanner:
         """Yield what the question itself assumes, and what nothing here runs."""
         framework, layout = question.constants.framework, question.constraints.layout
         if self.host_rates:
-            yield _measured(self.host_rates)
+            yield _host_rates_text(self.host_rates)
         if self.precision == NVFP4:
             yield f"fp8 with products in {NVFP4.upper()}, in which no framework here trains; predicted only"
         elif self.request.precision:
@@ -422,36 +430,37 @@ class ChipPlanner:
             )
         if layout is None:
             return
-        if lacks := question.offer.lacks(Tuning(layout=layout), layout.pipeline):
-            yield f"{', '.join(lacks)}, which {framework} does not offer here; predicted only"
-        less, more = divmod(question.work.model.layers, layout.pipeline)
-        if more:
-            runs = "runs" if "uneven" in question.offer.parallelism else "does not run"
+        if missing_features := question.offer.lacks(Tuning(layout=layout), layout.pipeline):
+            yield f"{', '.join(missing_features)}, which {framework} does not offer here; predicted only"
+        layers_per_stage, larger_stages = divmod(question.work.model.layers, layout.pipeline)
+        if larger_stages:
+            runs_text = "runs" if "uneven" in question.offer.parallelism else "does not run"
             yield (
-                f"{more} stage{'s' if more > 1 else ''} of {less + 1} layers and {layout.pipeline - more} of {less}; "
-                f"models/{framework} {runs} them"
+                f"{larger_stages} stage{'s' if larger_stages > 1 else ''} of {layers_per_stage + 1} layers and "
+                f"{layout.pipeline - larger_stages} of {layers_per_stage}; "
+                f"models/{framework} {runs_text} them"
             )
 
 
-def _measured(rates: HostRates) -> str:
+def _host_rates_text(rates: HostRates) -> str:
     """Return how old the rates of this host are, and under which load they were measured."""
     if rates.measured_at is None:
         return "this host's rates as an earlier version measured them; it recorded neither date nor load"
     age = age_in_words(datetime.now(timezone.utc) - rates.measured_at)
     date = rates.measured_at.strftime("%Y-%m-%d %H:%M UTC")
-    use = HostUse(rates.other_cores, rates.cores)
+    host_use = HostUse(rates.other_cores, rates.cores)
     load = "what other programs used is not known"
-    if use.other_cores is not None:
-        load = f"other programs used {use.other_cores:.2f} of {use.cores} cores"
-    busy = f" (limit: {use.limit:.2g}), so the host may be faster" if use.is_noticeable else ""
-    return f"this host's rates as measured on {date}, {age} ago, while {load}{busy}"
+    if host_use.other_cores is not None:
+        load = f"other programs used {host_use.other_cores:.2f} of {host_use.cores} cores"
+    limit_text = f" (limit: {host_use.limit:.2g}), so the host may be faster" if host_use.is_noticeable else ""
+    return f"this host's rates as measured on {date}, {age} ago, while {load}{limit_text}"
 
 
-def _constants(constants: Constants, request: PlanRequest) -> Constants:
+def _program_constants(constants: Constants, request: PlanRequest) -> Constants:
     """Return the constants of the program that the request names, with what they say of its pace."""
     if request.program is not None and request.program not in constants.programs:
-        near = difflib.get_close_matches(request.program, constants.programs, n=1)
-        nearest = f"nearest: {near[0]}; " if near else ""
+        matches = difflib.get_close_matches(request.program, constants.programs, n=1)
+        nearest = f"nearest: {matches[0]}; " if matches else ""
         raise UsageError(
             f"--program {request.program}: framework {constants.framework} has none of this name; {nearest}known: "
             f"{', '.join(constants.programs) or 'none'} (`show programs`)"
@@ -460,6 +469,6 @@ def _constants(constants: Constants, request: PlanRequest) -> Constants:
     if overlap is not None and not 0 <= overlap <= 1:
         raise UsageError(f"--tensor-overlap: found {overlap:g}, expected a share from 0 to 1")
     constants = constants.for_program(request.program) if request.program else constants
-    stated = {"tensor_overlap": overlap, "attention": request.attention}
-    changes = {name: value for name, value in stated.items() if value is not None}
+    pace_fields = {"tensor_overlap": overlap, "attention": request.attention}
+    changes = {name: value for name, value in pace_fields.items() if value is not None}
     return constants.model_copy(update={"pace": constants.pace.model_copy(update=changes)})

@@ -35,10 +35,10 @@ from levelfield.store.run_record import record_of, require_storable, series_of
 if TYPE_CHECKING:
     from levelfield.store.database import Store  # a second of imports that a folder of runs does not need
 
-_STAMP = len("20261122T030405Z")  # the beginning of a run id
-_Placed = tuple[str, int, Path]  # stamp, repeat and folder of a run
+_STAMP_LENGTH = len("20261122T030405Z")  # the beginning of a run id
+_DatedFolder = tuple[str, int, Path]  # stamp, repeat and folder of a run
 _BUNDLE = re.compile(r"(.+\.zip)(?::(.*))?")  # of a side: a file, and which of its runs
-_ALL = "*"
+_EVERY_RUN = "*"
 _WILDCARDS = re.compile(r"[*?\[]")
 
 
@@ -77,21 +77,21 @@ class FolderRuns:
         return record.model_copy(update={"command_repeats": max(1, len(numbers))})
 
     def series(self) -> list[Series]:
-        return [series for series, _ in self._placed_runs.values()]
+        return [series for series, _ in self._folders_by_series.values()]
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
-        _, placed = self._placed_runs.get(series.fingerprint(), (series, []))
-        ahead = first_future_date().strftime("%Y%m%dT%H%M%SZ")
-        for _, _, root in sorted(placed, key=lambda place: (place[0] < ahead, *place), reverse=True):
+        _, folders = self._folders_by_series.get(series.fingerprint(), (series, []))
+        first_future_stamp = first_future_date().strftime("%Y%m%dT%H%M%SZ")
+        for _, _, root in sorted(folders, key=lambda dated: (dated[0] < first_future_stamp, *dated), reverse=True):
             yield self.record(str(root))
 
     @cached_property
-    def _placed_runs(self) -> dict[str, tuple[Series, list[_Placed]]]:
-        """Return the run directories by the digest of their series. One that goes on or is damaged is left out.
+    def _folders_by_series(self) -> dict[str, tuple[Series, list[_DatedFolder]]]:
+        """Return each series with its run directories, by its digest. A run that goes on or is damaged is left out.
 
         All repeats of a command have the time of its start in their ids, so their numbers give their order.
         """
-        places: dict[str, tuple[Series, list[_Placed]]] = {}
+        folders_by_series: dict[str, tuple[Series, list[_DatedFolder]]] = {}
         for root in (path.parent for path in sorted(self.folder.glob("*/plan.json"))):
             try:
                 refuse_running(RunPaths(root))
@@ -99,13 +99,15 @@ class FolderRuns:
             except LevelfieldError:
                 continue
             series = series_of(plan)
-            places.setdefault(series.fingerprint(), (series, []))[1].append((root.name[:_STAMP], plan.repeat, root))
-        return places
+            folders_by_series.setdefault(series.fingerprint(), (series, []))[1].append(
+                (root.name[:_STAMP_LENGTH], plan.repeat, root)
+            )
+        return folders_by_series
 
 
 @dataclass(frozen=True)
-class KeptRuns:
-    """The runs of an open store, by the same names."""
+class StoreRuns:
+    """The runs of an open store, by the same methods as `FolderRuns`."""
 
     store: Store
 
@@ -124,14 +126,14 @@ class KeptRuns:
     def newest(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
         points = [point for point in self.store.points([digest]).get(digest, []) if point.is_of_trend]
-        ahead = first_future_date().isoformat()
-        for point in sorted(reversed(points), key=lambda point: point.began >= ahead):
+        first_future = first_future_date().isoformat()
+        for point in sorted(reversed(points), key=lambda point: point.began >= first_future):
             yield self.store.record(point.run_id)
 
 
-def opened_runs(path: Path, pattern: str, registry: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
+def bundle_results(path: Path, pattern: str, registry: Registry, stack: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
     """Yield each run of a bundle whose id has or matches `pattern`, and its result, computed from its raw files; its
-    files stay until `opened` ends.
+    files stay until `stack` closes.
 
     Raises DocumentError for what is no bundle, UnknownName without such a run, and GateFailed, after the others, for a
     run that does not follow.
@@ -141,21 +143,21 @@ def opened_runs(path: Path, pattern: str, registry: Registry, opened: ExitStack)
     matching = {name for name in names if pattern in name or fnmatch.fnmatchcase(name, pattern)}
     if not matching:
         raise UnknownName(f"run of {path}", pattern, names)
-    wrong = []
+    faults = []
     for run in bundle.runs:
         if run.name not in matching:
             continue
         check = verify_run(run, registry, bundle)
         if check.contradictions:
-            wrong.append(f"{path}: {run.name} does not follow from its raw files: {check.contradictions[0].text}")
+            faults.append(f"{path}: {run.name} does not follow from its raw files: {check.contradictions[0].text}")
             continue
-        paths = opened.enter_context(unpacked(run))
+        paths = stack.enter_context(unpacked(run))
         yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.entry.software))
-    if wrong:
-        raise GateFailed("\n".join([*wrong, f"`evidence verify {path}` shows all"]))
+    if faults:
+        raise GateFailed("\n".join([*faults, f"`evidence verify {path}` shows all"]))
 
 
-def bundled(path: Path, registry: Registry) -> Iterator[RunRecord | LevelfieldError]:
+def bundle_records(path: Path, registry: Registry) -> Iterator[RunRecord | LevelfieldError]:
     """Yield the record of each run of a bundle, computed from its raw files, or why there is none. One whose facts
     contradict each other is *reported*. Raises DocumentError for what is no bundle."""
     bundle = read_bundle(path)
@@ -174,12 +176,12 @@ def bundled(path: Path, registry: Registry) -> Iterator[RunRecord | LevelfieldEr
 
 
 class BundleRuns:
-    """The runs of a bundle, by the same names, computed again from their raw files. Raises DocumentError for what is no
-    bundle, and the error of a run that cannot be computed."""
+    """The runs of a bundle, by the same methods, computed again from their raw files. Raises DocumentError for what is
+    no bundle, and the error of a run that cannot be computed."""
 
     def __init__(self, path: Path, registry: Registry) -> None:
         self._path, self._records = path, dict[str, RunRecord]()
-        for record in bundled(path, registry):
+        for record in bundle_records(path, registry):
             if isinstance(record, LevelfieldError):
                 raise UsageError(f"{path}: {record}")
             self._records[record.run_id] = record
@@ -207,10 +209,10 @@ class BundleRuns:
         yield from sorted(records, key=lambda record: record.began, reverse=True)
 
 
-RunSource = FolderRuns | KeptRuns | BundleRuns
+RunSource = FolderRuns | StoreRuns | BundleRuns
 
 
-def bundle_and_run(text: str) -> tuple[Path, str] | None:
+def parse_bundle_name(text: str) -> tuple[Path, str] | None:
     """Return the file and the run of FILE.zip or FILE.zip:NAME, `*` without one; None for another name.
 
     Raises UsageError where there is no such file, and for an empty NAME.
@@ -220,13 +222,13 @@ def bundle_and_run(text: str) -> tuple[Path, str] | None:
         return None
     if not Path(match[1]).is_file():
         raise UsageError(f"{match[1]}: no such file, expected a bundle")
-    name = _ALL if match[2] is None else match[2]
+    name = _EVERY_RUN if match[2] is None else match[2]
     if not _WILDCARDS.search(name):
         refuse_any("run", name)
     return Path(match[1]), name
 
 
-def named_runs(source: RunSource, text: str, with_repeats: bool = False) -> ChosenRuns:
+def runs_of_side(source: RunSource, text: str, with_repeats: bool = False) -> ChosenRuns:
     """Return the runs of a side: names joined by commas, each run once. with_repeats: with the others of its command.
 
     Raises UnknownName for a name without a run, and UsageError for a label that several series have.
@@ -254,14 +256,14 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
 
     Also those that began in the same second: their order is not known.
     """
-    begin, ended = start_time(record), None
+    begin, first_repeat_began = start_time(record), None
     for run in source.newest(record.series):
-        if ended is not None and run.began != ended:
+        if first_repeat_began is not None and run.began != first_repeat_began:
             return
         yield run
         other = start_time(run)
         if run.result.repeat == 1 and (begin is None or other is None or other <= begin):
-            ended = run.began
+            first_repeat_began = run.began
 
 
 def _series_of_label(source: RunSource, label: str) -> Series:
@@ -300,7 +302,7 @@ def _distinct_labels(matching: Sequence[Series]) -> list[str]:
     return labels
 
 
-def _with_chip_name(registry: Registry, label: str) -> str:
+def _resolve_chip_alias(registry: Registry, label: str) -> str:
     """Return the label with the chip's name in place of its alias; any other text as it is."""
     target, *words = label.split() or [""]
     parts = target.split(":")
@@ -311,7 +313,7 @@ def _with_chip_name(registry: Registry, label: str) -> str:
     return " ".join((":".join(parts), *words))
 
 
-class RunPlaces(ExitStack):
+class RunSources(ExitStack):
     """A folder of runs and a store, which is opened when it is first needed. Use it in a `with` block: at its end an
     open store looks for damaged rows.
 
@@ -328,29 +330,29 @@ class RunPlaces(ExitStack):
         names = [name.strip() for name in text.split(",")]
         if "" in names:  # the side would lack a run that somebody meant to name
             refuse_any("run", "")
-        bundled_names = {name: part for name in names if (part := bundle_and_run(name))}
+        bundled_names = {name: part for name in names if (part := parse_bundle_name(name))}
         parts: list[ChosenRuns] = []
         for file, name in bundled_names.values():
             if file not in self._bundles:
                 self._bundles[file] = BundleRuns(file, self._registry)
-            parts.append(named_runs(self._bundles[file], _with_chip_name(self._registry, name), with_repeats))
-        others = ",".join(_with_chip_name(self._registry, name) for name in names if name not in bundled_names)
+            parts.append(runs_of_side(self._bundles[file], _resolve_chip_alias(self._registry, name), with_repeats))
+        others = ",".join(_resolve_chip_alias(self._registry, name) for name in names if name not in bundled_names)
         if others:
-            parts.append(self._named_elsewhere(others, with_repeats))
+            parts.append(self._folder_or_store_runs(others, with_repeats))
         runs = (run for part in parts for run in part.runs)
         return ChosenRuns(tuple(runs), tuple(entry for part in parts for entry in part.left_out))
 
-    def _named_elsewhere(self, names: str, with_repeats: bool) -> ChosenRuns:
+    def _folder_or_store_runs(self, names: str, with_repeats: bool) -> ChosenRuns:
         """Return the runs of the folder; where it has none of these names, of the store."""
         if self._url is None:
             try:
-                return named_runs(self._folder, names, with_repeats)
+                return runs_of_side(self._folder, names, with_repeats)
             except UnknownName:
                 if self._store is None or not self._store.matching("*"):
                     raise
         if self._store is None:
             raise UsageError("compare: found no store, expected one; name it with --store")
-        return named_runs(self._store, names, with_repeats)
+        return runs_of_side(self._store, names, with_repeats)
 
     def latest(self) -> Iterator[RunRecord]:
         """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""
@@ -373,10 +375,10 @@ class RunPlaces(ExitStack):
         return [event for event in events if event.kind == "duel"]
 
     @cached_property
-    def _store(self) -> KeptRuns | None:
+    def _store(self) -> StoreRuns | None:
         """Return the open store; None where there is none yet."""
         if self._url is None and (os.environ.get(VARIABLE) == NOWHERE or is_missing(None)):
             return None
         from levelfield.store.database import Store
 
-        return KeptRuns(self.enter_context(Store.open(self._url, read_only=True)))
+        return StoreRuns(self.enter_context(Store.open(self._url, read_only=True)))

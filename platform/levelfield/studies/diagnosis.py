@@ -72,22 +72,22 @@ class Diagnosis:
             names = list(list_parameters(model, training.sequence_length))
             tensors = compare_step(ours.capture, theirs.capture, names, training.precision)
             self.probes[step] = StepComparison(
-                step, tuple(_inputs(read_raw(ours), read_raw(theirs), step)), tuple(tensors)
+                step, tuple(_input_differences(read_raw(ours), read_raw(theirs), step)), tuple(tensors)
             )
         return self.probes[step]
 
     def _train(self, side: ComparedTraining, step: int) -> tuple[Plan, RunPaths]:
         request = UserRequest(self.scale, side.choice, repeat=1, python=side.python, capture_step=step)
         (job,) = scheduler.jobs(self.registry, [Entry(side.text, request)], self.corpus)
-        short = scheduler.Job(shortened(job.plan, step), job.vendor)
-        (result,) = scheduler.run_all(iter([short]), self.folder, self.listener, lambda plan: None)
+        short_job = scheduler.Job(shorten_plan(job.plan, step), job.vendor)
+        (result,) = scheduler.run_all(iter([short_job]), self.folder, self.listener, lambda plan: None)
         paths = RunPaths(self.folder.absolute() / result.run_id)
         if result.status.word in ("failed", "unsupported", "not-run"):
             raise RunFailed(f"{side.text} up to step {step}: {result.status.word}: {result.status.evidence}")
-        return short.plan, paths
+        return short_job.plan, paths
 
 
-def shortened(plan: Plan, step: int) -> Plan:
+def shorten_plan(plan: Plan, step: int) -> Plan:
     """Return the plan with one step after `step`, because a window needs a warm-up of at least one step."""
     work = plan.work
     end = step + 1
@@ -102,19 +102,19 @@ def shortened(plan: Plan, step: int) -> Plan:
     return plan.model_copy(update={"work": short, "work_digest": short.fingerprint()})
 
 
-def first_difference(question: Diagnosis, suspect: int) -> StepComparison | None:
+def first_difference(diagnosis: Diagnosis, last_step: int) -> StepComparison | None:
     """Return the first step of 1 to `suspect` in which something differs; None when step `suspect` agrees.
 
     The search expects that a difference stays in all later steps, as it does in training.
     """
-    low, high = 0, question.probe(1)
+    low, high = 0, diagnosis.probe(1)
     if not high.agrees:
         return high
-    low, high = 1, question.probe(suspect)
+    low, high = 1, diagnosis.probe(last_step)
     if high.agrees:
         return None
     while high.step - low > 1:
-        middle = question.probe((low + high.step) // 2)
+        middle = diagnosis.probe((low + high.step) // 2)
         if middle.agrees:
             low = middle.step
         else:
@@ -122,14 +122,14 @@ def first_difference(question: Diagnosis, suspect: int) -> StepComparison | None
     return high
 
 
-def _inputs(actual: RawRecords, expected: RawRecords, step: int) -> Iterator[str]:
+def _input_differences(actual: RawRecords, expected: RawRecords, step: int) -> Iterator[str]:
     """Return sentences about initial weights and tokens with different checksums."""
     ours = {w.name: w.checksum for w in actual.weights}
     theirs = {w.name: w.checksum for w in expected.weights}
     for name in sorted({*ours, *theirs}, key=list({**theirs, **ours}).index):
         if ours.get(name) != theirs.get(name):
             yield f"the initial weights of {name}"
-    read, expected_read = ({r.step: r.tokens_checksum for r in raw.steps} for raw in (actual, expected))
+    actual_read, expected_read = ({r.step: r.tokens_checksum for r in raw.steps} for raw in (actual, expected))
     for number in range(1, step + 1):
-        if read.get(number) != expected_read.get(number):
+        if actual_read.get(number) != expected_read.get(number):
             yield f"the tokens of step {number}"

@@ -33,7 +33,7 @@ def series_entries(entries: Sequence[Entry], counts: Sequence[int], is_weak: boo
 
     is_weak: the global batch, which is then given for the smallest number, grows with the nodes.
     """
-    on_nodes = []
+    node_entries = []
     for entry in entries:
         if entry.suite is not None:
             raise UsageError("--nodes: found --suite; a suite says itself on how many nodes each entry runs")
@@ -53,11 +53,11 @@ def series_entries(entries: Sequence[Entry], counts: Sequence[int], is_weak: boo
                     raise UsageError(
                         f"--weak: {batch} x {nodes} / {fewest} sequences is no whole number; change --global-batch"
                     )
-                batches = {"global_batch": batch * nodes // fewest}
-                request = replace(request, derivation=derivation.model_copy(update=batches))
+                changes = {"global_batch": batch * nodes // fewest}
+                request = replace(request, derivation=derivation.model_copy(update=changes))
             text = ":".join((*parts[:3], str(nodes), *parts[4:]))
-            on_nodes.append(replace(entry, text=text, request=request))
-    return on_nodes
+            node_entries.append(replace(entry, text=text, request=request))
+    return node_entries
 
 
 def series_scaling(results: Sequence[Result], runs: Path) -> Iterator[Scaling | str]:

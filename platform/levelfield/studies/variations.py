@@ -22,7 +22,7 @@ from levelfield.specs.selector import Selector, labelled
 from levelfield.specs.tuning import TuningChoice
 
 # The parallelism that an implementation must offer, and a layout with it over two processes.
-LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
+TWO_PROCESS_LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def predicted_run(row: LayoutEstimate, result: Result | None = None) -> Predicte
     return PredictedRun(row, result, rate, difference, worst_memory(result)[1] if result else None)
 
 
-def entries_of(
+def row_entries(
     rows: Sequence[LayoutEstimate], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
 ) -> list[Entry]:
     """Return one entry of work for each row, on `devices` devices."""
@@ -57,7 +57,7 @@ def entries_of(
     return entries
 
 
-def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
+def distinct_rows(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
     """Return the first row of each group with equal predicted time and memory."""
     groups: dict[tuple[float, int], LayoutEstimate] = {}
     for row in rows:
@@ -65,12 +65,12 @@ def distinct(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
     return list(groups.values())
 
 
-def rates_here(registry: Registry, say: Callable[[str], None]) -> HostRates:
+def host_rates(registry: Registry, say: Callable[[str], None]) -> HostRates:
     """Return the rates of this host. They are measured once; later calls return the stored ones."""
     return measurement.stored_host_rates(registry) or measurement.measure_host_rates(registry, say)
 
 
-def question_here(
+def local_question(
     registry: Registry, selection: Selection, work: Work, devices: int, rates: HostRates | None
 ) -> LayoutQuestion:
     """Return the question about the devices here. rates: of a host, and of no other chip."""
@@ -81,25 +81,25 @@ def question_here(
     return host_question(registry, framework, work, devices, memory, rates)
 
 
-def variations(registry: Registry, plan: Plan) -> list[Entry]:
+def variation_entries(registry: Registry, plan: Plan) -> list[Entry]:
     """Return entries of the same work: one thread, other micro-batches, each layout over two processes."""
     framework, vendor = plan.implementation.label, plan.hardware.vendor
-    single, pair = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
-    choices = [(single, TuningChoice(threads=1))]
+    single_process, two_processes = (f"{plan.case}:{framework}:{vendor}:1:{devices}" for devices in (1, 2))
+    choices = [(single_process, TuningChoice(threads=1))]
     # Half the micro-batch, and a larger one, as far as the same global batch divides into them. At smoke scale the
     # larger one is all sequences of a step at once: in 16 bits the difference grows with the factor, so it covers the
     # sizes between. At full scale it is twice the micro-batch, for which memory more often has room.
-    size = plan.tuning.micro_batch
-    if size % 2 == 0:
-        choices.append((single, TuningChoice(micro_batch=size // 2)))
+    micro_batch = plan.tuning.micro_batch
+    if micro_batch % 2 == 0:
+        choices.append((single_process, TuningChoice(micro_batch=micro_batch // 2)))
     if plan.accumulation % 2 == 0:
-        larger = size * (plan.accumulation if plan.scale == "smoke" else 2)
-        choices.append((single, TuningChoice(micro_batch=larger)))
+        larger = micro_batch * (plan.accumulation if plan.scale == "smoke" else 2)
+        choices.append((single_process, TuningChoice(micro_batch=larger)))
     # The layouts that the framework offers for this work, such as none in tensor parallel for fp8.
     implementation, kind = registry.implementation_of_label(framework)[0], plan.hardware.device_kind
     offered, refusals = implementation.parallelism.get(kind, ()), implementation.refusals(kind)
-    for key, text in LAYOUTS.items():
+    for key, text in TWO_PROCESS_LAYOUTS.items():
         tuning = plan.tuning.model_copy(update={"layout": parse_layout(text).layout})
         if key in offered and not refused(refusals, plan.work, tuning):
-            choices.append((pair, TuningChoice(layout=text, threads=1)))
+            choices.append((two_processes, TuningChoice(layout=text, threads=1)))
     return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]

@@ -10,7 +10,7 @@ from typing import Any
 
 from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_memory_fault, without
 from levelfield.contracts.tool_records import parse
-from levelfield.report.sheets import aligned
+from levelfield.report.sheets import align_rows
 from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
 from levelfield.testing.findings import CheckRow, Fails, Warns
 from levelfield.testing.recordings import Recording, without_reason
@@ -280,7 +280,7 @@ def readings(table: Sequence[CheckRow]) -> Iterator[str]:
         values = ((row.values[field], HEADINGS[field][1]) for field in fields)
         cells = ("null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values)
         lines.append([str(row.device), *cells])
-    yield from aligned(lines, right=range(len(fields) + 1))
+    yield from align_rows(lines, right=range(len(fields) + 1))
     nulls = dict.fromkeys(null for row in table for null in row.reasons.items())
     for field, reason in nulls:
         which = ", ".join(str(row.device) for row in table if row.reasons.get(field) == reason)

@@ -27,7 +27,7 @@ from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.vendor import Image
 from levelfield.store.run_record import series_of
-from levelfield.studies.variations import variations
+from levelfield.studies.variations import variation_entries
 from plans import PLUGINS, ROOT, make_plan
 
 NEWER = """\
@@ -332,7 +332,7 @@ def test_what_a_plan_starts_beside_itself_is_of_its_own_version() -> None:
     further = make_plan(registry, "gpt3_6.7B:jax_0.10.1:cpu")
     assert further.environment.requirements[:2] == ("jax==0.10.1", "jaxlib==0.10.1")
     certifying = certifying_entry(registry, further, registry.reference("gpt3_6.7B_smoke_fp32"), UserRequest())
-    texts = {certifying.text, *(entry.text for entry in variations(registry, further))}
+    texts = {certifying.text, *(entry.text for entry in variation_entries(registry, further))}
     assert {text.split(":")[1] for text in texts} == {"jax_0.10.1"}
     assert command(series_of(further)).split("--case ")[1].startswith("gpt3_6.7B:jax_0.10.1:")
 

@@ -14,7 +14,7 @@ from levelfield.nights.stored_nights import named_series
 from levelfield.rundir.directory import find_run
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
-from levelfield.studies.compared_runs import BundleRuns, RunPlaces, bundle_and_run
+from levelfield.studies.compared_runs import BundleRuns, RunSources, parse_bundle_name
 
 Printed = pytest.CaptureFixture[str]
 NO_NAMES = ("", " ", "\t", ".", "..", "/", "_", "-", "./")
@@ -102,12 +102,12 @@ def test_what_is_a_part_of_every_name_finds_nothing_anywhere(runs: Path, tmp_pat
             lambda: named_series(store, name),
             lambda: named_series(store, f"sha256:{name}"),
             lambda: BundleRuns(tmp_path / "one.zip", Registry()).find(name),
-            lambda: bundle_and_run(f"one.zip:{name}"),
+            lambda: parse_bundle_name(f"one.zip:{name}"),
         ):
             with pytest.raises(UsageError, match="no digit"):
                 find()
     for text in (name, f"one.zip,{name}", f"latest,{name}"):
-        with RunPlaces(runs, None, Registry()) as places, pytest.raises(UsageError):
+        with RunSources(runs, None, Registry()) as places, pytest.raises(UsageError):
             places.runs(text)
 
 
@@ -124,5 +124,5 @@ def test_names_that_name_a_run_still_do(runs: Path) -> None:
     (only,) = runs.iterdir()
     for name in (only.name, only.name[-6:], "latest", str(only), f"{only}/", "tiny_"):
         assert find_run(runs, name).root == only.resolve(), name
-    assert bundle_and_run("one.zip") == bundle_and_run("one.zip:*") == (Path("one.zip"), "*")
-    assert bundle_and_run("one.zip:?*") == (Path("one.zip"), "?*")
+    assert parse_bundle_name("one.zip") == parse_bundle_name("one.zip:*") == (Path("one.zip"), "*")
+    assert parse_bundle_name("one.zip:?*") == (Path("one.zip"), "?*")

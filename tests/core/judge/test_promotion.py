@@ -380,7 +380,7 @@ def test_calibrate_records_what_holds_and_refuses_the_rest(
     right = copied(run, tmp_path, "20260102T030409Z_tiny_fake_fake_right0", 1 + 3e-7, micro_batch=9)
     path = plugin_reference(tmp_path, five_rows)
     monkeypatch.setattr(lookup, "find_reference", lambda registry, plan: five_rows)
-    monkeypatch.setattr(variations, "variations", lambda registry, plan: [])
+    monkeypatch.setattr(variations, "variation_entries", lambda registry, plan: [])
     monkeypatch.setattr(scheduler, "jobs", lambda registry, entries, corpus: [None])
     monkeypatch.setattr(scheduler, "plan_with_known_peak", lambda job: read_plan(run))
     monkeypatch.setattr(scheduler, "run_all", lambda *arguments: [collect(other) for other in (wrong, right)])

@@ -17,7 +17,7 @@ from levelfield.compare.sides import cost_quantity, side_of
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.measure.cost import PaidUse, cost, training_bill
-from levelfield.report.costs import RunCosts, results_as
+from levelfield.report.costs import RunCosts, format_results
 from levelfield.report.sheets import as_text
 from levelfield.report.words import significant
 from levelfield.specs.base import parse
@@ -198,10 +198,10 @@ def test_repeats_have_the_interval_of_their_costs(result: Result) -> None:
     costs = RunCosts(Prices.model_validate({"currency": "EUR", "chips": {"F1": {"per": "device", "rent": 2.0}}}))
     runs = [result, result.model_copy(update={"repeat": 2, "run_id": "other"})]
     for form in ("table", "markdown"):
-        text = results_as(form, runs, ["one plan"] * len(runs), costs)
+        text = format_results(form, runs, ["one plan"] * len(runs), costs)
         assert text.count("EUR/M tokens") == (4 if form == "table" else 3)
         assert form == "markdown" or max(map(len, text.splitlines())) <= 80
-    figure = json.loads(results_as("json", runs, ["one plan"] * len(runs), costs))[2]["figures"][
+    figure = json.loads(format_results("json", runs, ["one plan"] * len(runs), costs))[2]["figures"][
         "cost_per_million_tokens"
     ]
     assert figure["median"] == pytest.approx(costs.of(result).value) and figure["unit"] == "EUR/1e6 tokens"

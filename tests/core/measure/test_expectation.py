@@ -9,7 +9,7 @@ import json
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.measure.memory import MemoryPeak, MemoryPeaks, against_expected
-from levelfield.report.costs import results_as
+from levelfield.report.costs import format_results
 from levelfield.report.one_run import result_lines
 from levelfield.report.tables import as_json
 from levelfield.run.runner import finish
@@ -167,7 +167,7 @@ def test_it_is_shown_wherever_results_are(run: RunPaths) -> None:
     line = terminal_rows(result)["memory"]
     assert [text for text in ("0.50 GiB", "1.00 GiB", "+100 %", f"remark: {remark}") if text not in line] == []
     assert all(len(line) <= 80 for text in result_lines(result) for line in text.splitlines())
-    (row,) = csv.DictReader(io.StringIO(results_as("csv", [result], [None])))
+    (row,) = csv.DictReader(io.StringIO(format_results("csv", [result], [None])))
     assert float(row["memory_over_expected"]) == pytest.approx(2, rel=1e-6)
     assert int(row["expected_memory_bytes"]) == GIB // 2
     assert json.dumps(remark) in as_json([result], [None])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from levelfield.report.escapes import code, markdown, printable, table
+from levelfield.report.escapes import code, markdown, markdown_table, printable
 from levelfield.report.tables import csv_text
 
 SOURCES = Path(__file__).resolve().parents[3] / "platform" / "levelfield"
@@ -48,7 +48,7 @@ def test_a_usual_text_stays(text: str) -> None:
 
 @given(MARKS)
 def test_a_cell_ends_only_at_its_own_bar(text: str) -> None:
-    *_, row = table(("a", "b"), [(text, "end")])
+    *_, row = markdown_table(("a", "b"), [(text, "end")])
     assert "\n" not in row and len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3
 
 

@@ -23,7 +23,7 @@ from levelfield.pages.series_history import GivenRuns, summary_of
 from levelfield.report import one_run, result_words
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.result_words import COLUMNS
-from levelfield.report.tables import plain
+from levelfield.report.tables import flat_figures
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
@@ -56,7 +56,7 @@ def doors(result: Result, stored: RunRecord) -> Iterator[tuple[str, float | None
     (line,) = [line for line in result_lines(result) if line.startswith("MFU")]
     yield "terminal", percent(line)
     yield "tables", percent(COLUMNS[MFU_TITLE](result))
-    value = plain(result)[MFU_NAME]
+    value = flat_figures(result)[MFU_NAME]
     yield "CSV and JSON", value if isinstance(value, float) else None
     yield "beside published rows", measured_row(result).mfu_high
     yield "store", stored.mfu_megatron

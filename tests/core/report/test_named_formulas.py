@@ -44,8 +44,8 @@ def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
     yield "wide table", results_text([result, again], width=10_000)
     yield "Markdown", results_markdown([result, again])
     yield "report.md", run_report(result, plan)
-    yield "repeats", "\n".join(repeats.as_lines([result, again], ["one plan"] * 2))
-    yield "repeats in Markdown", "\n".join(repeats.as_lines([result, again], ["one plan"] * 2, is_markdown=True))
+    yield "repeats", "\n".join(repeats.repeat_lines([result, again], ["one plan"] * 2))
+    yield "repeats in Markdown", "\n".join(repeats.repeat_lines([result, again], ["one plan"] * 2, is_markdown=True))
     for form in ("table", "markdown"):
         yield f"published, {form}", format_figure_rows(form, [result], Registry())
     comparison = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])

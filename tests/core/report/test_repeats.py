@@ -69,9 +69,9 @@ def test_repeats_are_printed_as_they_were_read(five: list[Result]) -> None:
     """Several repeats; one valid run; and two measured peaks, between which an MFU has no median."""
     parts = []
     for results in (five, [five[0], invalid(five[1])], with_two_peaks(five)):
-        lines, plans = repeats.as_lines(results, SAME[: len(results)]), SAME[: len(results)]
+        lines, plans = repeats.repeat_lines(results, SAME[: len(results)]), SAME[: len(results)]
         assert max(map(len, lines)) <= 80
-        parts += ["\n".join(lines), "\n".join([*repeats.as_lines(results, plans, is_markdown=True), ""])]
+        parts += ["\n".join(lines), "\n".join([*repeats.repeat_lines(results, plans, is_markdown=True), ""])]
     text = "\n".join(parts)
     assert text == golden("report/repeats.md", text)
 
@@ -79,8 +79,8 @@ def test_repeats_are_printed_as_they_were_read(five: list[Result]) -> None:
 def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Result]) -> None:
     expected = over_repeats(RATES)
     ends = f"[{expected.low:,.1f}, {expected.high:,.1f}]"
-    (line,) = [line for line in repeats.as_lines(five, SAME) if "tokens/s" in line]
-    (row,) = [row for row in repeats.as_lines(five, SAME, is_markdown=True) if "tokens/s" in row]
+    (line,) = [line for line in repeats.repeat_lines(five, SAME) if "tokens/s" in line]
+    (row,) = [row for row in repeats.repeat_lines(five, SAME, is_markdown=True) if "tokens/s" in row]
     assert line.split() == row.replace("|", "").split() == ["tokens/s/device", "101.0", *ends.split()]
     *rows, last = json.loads(as_json(five, SAME))
     assert [row["repeat"] for row in rows] == [1, 2, 3, 4, 5]
@@ -124,10 +124,10 @@ def test_a_disturbed_repeat_gives_no_figure_beside_a_quiet_one(five: list[Result
     (group,) = repeats.repeats_of(results, SAME)
     assert (group.valid, group.disturbed) == (5, 1)
     assert group.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
-    text = "\n".join(repeats.as_lines(results, SAME))
+    text = "\n".join(repeats.repeat_lines(results, SAME))
     assert "5 valid, 1 of them disturbed" in text and "not counted: 1 disturbed" in text
     assert json.loads(as_json(results, SAME))[-1]["disturbed"] == 1
-    alone = "\n".join(repeats.as_lines(results[:2], SAME[:2]))
+    alone = "\n".join(repeats.repeat_lines(results[:2], SAME[:2]))
     assert "1 quiet run" in alone and "tokens/s" not in alone
 
 
@@ -135,7 +135,7 @@ def test_disturbed_repeats_alone_have_figures_and_the_word(five: list[Result]) -
     results = [*map(disturbed, five)]
     (group,) = repeats.repeats_of(results, SAME)
     assert group.disturbed == 5 and group.figures[0].interval == over_repeats(RATES)
-    text = "\n".join(repeats.as_lines(results, SAME))
+    text = "\n".join(repeats.repeat_lines(results, SAME))
     assert "5 of them disturbed" in text and "not counted" not in text
 
 
@@ -145,13 +145,13 @@ def test_disturbed_repeats_alone_have_figures_and_the_word(five: list[Result]) -
 def test_runs_of_different_plans_are_no_repeats(five: list[Result], change: dict[str, object]) -> None:
     other = five[1].model_copy(update=change)
     assert repeats.repeats_of([five[0], other], SAME[:2]) == []
-    assert repeats.as_lines([five[0], other], SAME[:2]) == []
-    assert repeats.as_lines([five[0]], SAME[:1], is_markdown=True) == []
+    assert repeats.repeat_lines([five[0], other], SAME[:2]) == []
+    assert repeats.repeat_lines([five[0]], SAME[:1], is_markdown=True) == []
 
 
 def test_a_value_that_is_not_finite_is_refused(five: list[Result]) -> None:
     with pytest.raises(ValueError, match="all finite"):
-        repeats.as_lines([five[0], _repeat(five[0], 2, float("nan"))], SAME[:2])
+        repeats.repeat_lines([five[0], _repeat(five[0], 2, float("nan"))], SAME[:2])
 
 
 def test_report_of_repeats_shows_them(run: RunPaths, five: list[Result], capsys: pytest.CaptureFixture[str]) -> None:

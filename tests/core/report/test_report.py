@@ -12,7 +12,7 @@ from fuzzing import ROOT
 from golden_files import golden
 from levelfield.judge.collector import collect
 from levelfield.report import result_words, words
-from levelfield.report.costs import results_as
+from levelfield.report.costs import format_results
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.tables import as_json, as_markdown, as_text
 from levelfield.report.words import duration
@@ -243,7 +243,7 @@ def test_report_md_says_what_a_load_is(run: RunPaths, valid: Result) -> None:
 
 def test_no_results_are_no_fault() -> None:
     assert as_text([]) == "\n" and json.loads(as_json([], [])) == []
-    assert list(csv.DictReader(io.StringIO(results_as("csv", [], [])))) == []
+    assert list(csv.DictReader(io.StringIO(format_results("csv", [], [])))) == []
 
 
 def test_json_holds_every_figure_in_full(valid: Result, interrupted: Result) -> None:
@@ -254,7 +254,7 @@ def test_json_holds_every_figure_in_full(valid: Result, interrupted: Result) -> 
 
 
 def test_csv_has_units_in_its_names_and_nothing_for_what_is_missing(valid: Result, interrupted: Result) -> None:
-    first, second = csv.DictReader(io.StringIO(results_as("csv", [valid, interrupted], [None, None])))
+    first, second = csv.DictReader(io.StringIO(format_results("csv", [valid, interrupted], [None, None])))
     assert float(first["tokens_per_second_per_device"]) == 64 and float(first["step_seconds_median"]) == 0.5
     assert float(first["joules_per_token"]) == pytest.approx(1.5625)
     assert (
@@ -268,7 +268,7 @@ def test_csv_columns_do_not_depend_on_which_run_comes_first(
     valid: Result, interrupted: Result, order: tuple[int, int]
 ) -> None:
     results = [(valid, interrupted)[i] for i in order]
-    rows = list(csv.DictReader(io.StringIO(results_as("csv", results, [None] * len(results)))))
+    rows = list(csv.DictReader(io.StringIO(format_results("csv", results, [None] * len(results)))))
     assert [row["status"] for row in rows] == [r.status.word for r in results]
     assert next(row for row in rows if row["status"] == "valid")["mfu_megatron/1"] != ""
 

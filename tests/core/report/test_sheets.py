@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.explain.step_tables import step_sheets
-from levelfield.report.sheets import Sheet, aligned, as_markdown, as_text, labelled, padded
+from levelfield.report.sheets import Sheet, align_rows, as_markdown, as_text, labelled, padded
 from levelfield.specs.step_parts import StepParts
 from plans import ROOT
 
@@ -77,8 +77,8 @@ def test_markdown_is_a_heading_a_table_and_notes() -> None:
     [
         (padded(("a", 12, "b"), (3, -4)), "a      12  b"),
         (padded(("a", ""), (3, 4), " "), "a"),
-        ("\n".join(aligned([("a", "bb", "c"), ("aaa", "", "c")])), "a    bb  c\naaa      c"),
-        ("\n".join(aligned([("a", "1"), ("b", "22")], right=(1,))), "a   1\nb  22"),
+        ("\n".join(align_rows([("a", "bb", "c"), ("aaa", "", "c")])), "a    bb  c\naaa      c"),
+        ("\n".join(align_rows([("a", "1"), ("b", "22")], right=(1,))), "a   1\nb  22"),
         (labelled("long label", "text", 4), "long label text"),
         (labelled("", "text", 4), "    text"),
     ],

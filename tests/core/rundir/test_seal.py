@@ -17,7 +17,7 @@ from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from, with_noise
 from levelfield.publish.foreign_tables import ReportedRun, notes
 from levelfield.report import repeats
-from levelfield.report.costs import results_as
+from levelfield.report.costs import format_results
 from levelfield.report.tables import as_json, as_markdown, as_text
 from levelfield.run import runner
 from levelfield.rundir import directory, run_state
@@ -238,7 +238,7 @@ def test_every_table_shows_the_word_in_place_of_valid(doubtful: RunPaths) -> Non
     for text in (
         as_text([result, result]),
         as_markdown([result]),
-        results_as("csv", [result], [None]),
+        format_results("csv", [result], [None]),
         as_json([result], [None]),
     ):
         assert word in text and "valid" not in text.replace("invalid", "")

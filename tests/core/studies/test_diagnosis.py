@@ -18,7 +18,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment
 from levelfield.specs.tuning import TuningChoice
-from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, StepComparison, first_difference, shortened
+from levelfield.studies.diagnosis import ComparedTraining, Diagnosis, StepComparison, first_difference, shorten_plan
 from plans import PLUGINS, make_plan
 
 VERDICT = Alignment(verdict="diverged", reason="first at step 9")
@@ -104,7 +104,7 @@ def test_agreement_in_one_process_points_to_the_layout(run: RunPaths) -> None:
 
 def test_a_shortened_plan_is_a_valid_plan_of_the_same_work(run: RunPaths) -> None:
     plan = read_plan(run)
-    short = shortened(plan, 1)
+    short = shorten_plan(plan, 1)
     body = {"schema": Plan.schema_name(), **short.model_dump(mode="json")}
     assert dump(parse(Plan, body, "the plan")) == dump(short)
     assert short.work.training.steps == 2

@@ -11,7 +11,7 @@ from levelfield.compare.series_runs import recent_runs
 from levelfield.errors import UnknownName, UsageError
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord, Series
-from levelfield.studies.compared_runs import BundleRuns, named_runs
+from levelfield.studies.compared_runs import BundleRuns, runs_of_side
 
 
 class ListedRuns(BundleRuns):
@@ -53,44 +53,44 @@ def numbers(matching: Sequence[RunRecord]) -> list[int]:
 
 
 def test_a_name_is_one_run_and_commas_join_several(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "T100001Z").runs) == [1]
-    assert numbers(named_runs(runs, "T100001Z, T100012Z,T100001Z").runs) == [1, 12]
-    assert named_runs(runs, " , ").runs == ()
+    assert numbers(runs_of_side(runs, "T100001Z").runs) == [1]
+    assert numbers(runs_of_side(runs, "T100001Z, T100012Z,T100001Z").runs) == [1, 12]
+    assert runs_of_side(runs, " , ").runs == ()
 
 
 def test_a_pattern_is_every_run_that_fits(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "20261122T10001*").runs) == [11, 12, 13]
+    assert numbers(runs_of_side(runs, "20261122T10001*").runs) == [11, 12, 13]
     with pytest.raises(UnknownName, match=r"run '2027\*'"):
-        named_runs(runs, "2027*")
+        runs_of_side(runs, "2027*")
 
 
 @pytest.mark.parametrize("name", ["T100011Z", "T100012Z", "T100013Z"])
 def test_repeats_are_those_of_the_runs_command(runs: ListedRuns, name: str) -> None:
-    assert numbers(named_runs(runs, name, with_repeats=True).runs) == [11, 12, 13]
+    assert numbers(runs_of_side(runs, name, with_repeats=True).runs) == [11, 12, 13]
 
 
 def test_repeats_of_an_earlier_command_are_its_own(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "T100002Z", with_repeats=True).runs) == [1, 2, 3]
-    assert numbers(named_runs(runs, "T100005Z", with_repeats=True).runs) == [5]
+    assert numbers(runs_of_side(runs, "T100002Z", with_repeats=True).runs) == [1, 2, 3]
+    assert numbers(runs_of_side(runs, "T100005Z", with_repeats=True).runs) == [5]
 
 
 def test_a_series_is_the_repeats_of_its_newest_command(runs: ListedRuns) -> None:
-    assert numbers(named_runs(runs, "gpt:paddle").runs) == [5]
-    assert numbers(named_runs(runs, "gpt:torch:X1:1:1").runs) == [11, 12, 13]
-    assert numbers(named_runs(runs, "gpt:torch:acme DP2TP1PP1").runs) == [20]
+    assert numbers(runs_of_side(runs, "gpt:paddle").runs) == [5]
+    assert numbers(runs_of_side(runs, "gpt:torch:X1:1:1").runs) == [11, 12, 13]
+    assert numbers(runs_of_side(runs, "gpt:torch:acme DP2TP1PP1").runs) == [20]
 
 
 def test_a_run_that_ended_early_begins_no_build(runs: ListedRuns) -> None:
     """It may not know its software. It is among the runs of the side, and the command before it too."""
     stopped = record(30, word="failed", framework_version="not known", packages=None)
     source = ListedRuns([*runs.records, stopped])
-    assert numbers(named_runs(source, "gpt:torch:X1:1:1").runs) == [11, 12, 13, 30]
-    assert numbers(named_runs(ListedRuns([stopped]), "gpt:torch").runs) == [30]
+    assert numbers(runs_of_side(source, "gpt:torch:X1:1:1").runs) == [11, 12, 13, 30]
+    assert numbers(runs_of_side(ListedRuns([stopped]), "gpt:torch").runs) == [30]
 
 
 def test_a_label_of_several_series_lists_them(runs: ListedRuns) -> None:
     with pytest.raises(UsageError) as error:
-        named_runs(runs, "gpt:torch")
+        runs_of_side(runs, "gpt:torch")
     labels = [series.label for series in runs.series() if series.framework == "torch"]
     assert "found 2" in str(error.value) and str(error.value).split("\n  ")[1:] == labels
 
@@ -102,16 +102,16 @@ def test_a_printed_label_names_its_series_alone(changes: dict[str, Any]) -> None
     """Also where labels differ in nothing that a label has."""
     source = ListedRuns([record(1), record(2, **changes), record(3, micro_batch=4)])
     with pytest.raises(UsageError) as caught:
-        named_runs(source, "gpt:torch")
+        runs_of_side(source, "gpt:torch")
     labels = [line.strip() for line in str(caught.value).splitlines()[1:]]
-    assert sorted(number for label in labels for number in numbers(named_runs(source, label).runs)) == [1, 2, 3]
-    assert all(len(named_runs(source, label).runs) == 1 for label in labels), labels
+    assert sorted(number for label in labels for number in numbers(runs_of_side(source, label).runs)) == [1, 2, 3]
+    assert all(len(runs_of_side(source, label).runs) == 1 for label in labels), labels
 
 
 @pytest.mark.parametrize("label", ["gpt:jax", "gpt:torch:Y9", "gpt:torch:X1:1:1:1", "gpt:torch full"])
 def test_an_unknown_label_is_no_run(runs: ListedRuns, label: str) -> None:
     with pytest.raises(UnknownName, match="unknown series"):
-        named_runs(runs, label)
+        runs_of_side(runs, label)
 
 
 def test_the_latest_of_a_series_ends_with_the_newest_good_repeats(runs: ListedRuns) -> None:
@@ -146,14 +146,14 @@ def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None
     ]
     source = ListedRuns([numbered(1, 1, began="2026-11-22T09:00:00+00:00"), *runs])
     for name in ("T100007Z", "T100008Z", "T100009Z"):
-        assert numbers(named_runs(source, name, with_repeats=True).runs) == [7, 8, 9]
+        assert numbers(runs_of_side(source, name, with_repeats=True).runs) == [7, 8, 9]
     assert numbers(list(recent_runs(source.newest(runs[0].series)))) == [7, 8, 9]
 
 
 def test_a_framework_alone_is_its_default_and_a_version_is_named() -> None:
     further = [record(n, further_version="2.11.0", framework_version="2.11.0") for n in (7, 8)]
     runs = ListedRuns([record(1), record(2), *further])
-    assert numbers(named_runs(runs, "gpt:torch").runs) == [1, 2]
-    assert numbers(named_runs(runs, "gpt:torch_2.11.0:X1").runs) == [7, 8]
+    assert numbers(runs_of_side(runs, "gpt:torch").runs) == [1, 2]
+    assert numbers(runs_of_side(runs, "gpt:torch_2.11.0:X1").runs) == [7, 8]
     with pytest.raises(UnknownName, match=r"gpt:torch_2\.11\.0:X1:1:1"):
-        named_runs(runs, "gpt:torch_2.11")
+        runs_of_side(runs, "gpt:torch_2.11")

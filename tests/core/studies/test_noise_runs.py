@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.studies.variations import variations
+from levelfield.studies.variations import variation_entries
 from plans import PLUGINS, make_plan
 
 
@@ -29,7 +29,7 @@ def test_the_micro_batch_is_halved_and_made_larger(
     plan = make_plan(registry, "tiny:fake:F1")
     tuning = plan.tuning.model_copy(update={"micro_batch": micro_batch})
     varied = plan.model_copy(update={"tuning": tuning, "accumulation": accumulation, "scale": scale})
-    entries = variations(registry, varied)
+    entries = variation_entries(registry, varied)
     assert {e.request.choice.micro_batch for e in entries} - {None} == sizes
     assert any(e.request.choice.threads == 1 for e in entries)
 
@@ -41,4 +41,4 @@ def test_the_micro_batch_is_halved_and_made_larger(
 def test_a_layout_that_the_framework_refuses_for_the_work_is_left_out(case: str, layouts: set[str]) -> None:
     registry = Registry()
     plan = make_plan(registry, f"{case}:torch:cpu", scale="smoke")
-    assert {entry.request.choice.layout for entry in variations(registry, plan)} - {None} == layouts
+    assert {entry.request.choice.layout for entry in variation_entries(registry, plan)} - {None} == layouts

@@ -28,7 +28,7 @@ from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
 from levelfield.specs.record import RunRecord, Series
 from levelfield.studies import compared_runs
-from levelfield.studies.compared_runs import BundleRuns, named_runs
+from levelfield.studies.compared_runs import BundleRuns, runs_of_side
 
 STORES, FRAMEWORKS = 60, ("torch", "jax")
 OTHER_WORK = "sha256:" + "7" * 64
@@ -184,7 +184,7 @@ def disagreements(store: RandomStore) -> Iterator[str]:
             continue
         expected = expected_runs([command for command in of_series if command.tuning == tuning])
         sides[place] = side_of(
-            framework, named_runs(source, f"gpt:{framework} mb{micro_batch} work={work} corpus={corpus}").runs
+            framework, runs_of_side(source, f"gpt:{framework} mb{micro_batch} work={work} corpus={corpus}").runs
         )
         if not ids == ids_of(sides[place]) == expected:
             yield f"{place}: matrix has {ids}, compare {ids_of(sides[place])}, expected {expected}"

@@ -22,7 +22,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
 from levelfield.store.run_record import record_of
 from levelfield.studies import compared_runs
-from levelfield.studies.compared_runs import BundleRuns, FolderRuns, KeptRuns, RunPlaces
+from levelfield.studies.compared_runs import BundleRuns, FolderRuns, RunSources, StoreRuns
 from recorded_runs import rename
 
 IDS = ["20260102T030405Z_tiny_fake_fake_00000a", "20260102T030406Z_tiny_fake_fake_00000b"]
@@ -53,7 +53,7 @@ def stored(folder: Path, tmp_path: Path) -> str:
 def test_folder_and_store_give_the_same_records(folder: Path, stored: str) -> None:
     files = FolderRuns(folder)
     with Store.open(stored, read_only=True) as store:
-        rows = KeptRuns(store)
+        rows = StoreRuns(store)
         for run_id in IDS:
             record = files.record(files.find(run_id))
             assert record.command_repeats == 1
@@ -99,7 +99,7 @@ def test_a_run_of_the_future_is_not_the_newest(folder: Path, tmp_path: Path) -> 
     with Store.open(str(tmp_path / "results.sqlite")) as store:
         store.add([source.record(str(folder / run_id)) for run_id in (*IDS, ahead)])
         assert store.find("latest") == IDS[1]
-        assert [record.run_id for record in KeptRuns(store).newest(series)] == [*IDS[::-1], ahead]
+        assert [record.run_id for record in StoreRuns(store).newest(series)] == [*IDS[::-1], ahead]
 
 
 def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, stored: str) -> None:
@@ -109,9 +109,9 @@ def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, stored: s
             update={"run_id": "pair", "content": "pair", "began": "2026-01-03T00:00:00+00:00", "purpose": "confirm-a"}
         )
         store.add([older])
-        (series,) = KeptRuns(store).series()
-        assert [record.run_id for record in KeptRuns(store).newest(series)] == IDS[::-1]
-    with RunPlaces(folder / "none", stored, Registry()) as places:
+        (series,) = StoreRuns(store).series()
+        assert [record.run_id for record in StoreRuns(store).newest(series)] == IDS[::-1]
+    with RunSources(folder / "none", stored, Registry()) as places:
         assert [record.run_id for record in places.latest()] == IDS[::-1]
         assert [record.run_id for record in places.runs("tiny:fake").runs] == IDS
         assert [record.run_id for record in places.runs("pair").runs] == ["pair"]
@@ -135,7 +135,7 @@ class TestPlaces:
             raise AssertionError("a store was opened")
 
         monkeypatch.setattr(Store, "open", refuse)
-        with RunPlaces(folder, None, Registry()) as places:
+        with RunSources(folder, None, Registry()) as places:
             assert [record.run_id for record in places.runs(IDS[0]).runs] == IDS[:1]
             assert [record.run_id for record in places.runs(IDS[1], with_repeats=True).runs] == IDS
 
@@ -143,7 +143,7 @@ class TestPlaces:
         self, tmp_path: Path, stored: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LEVELFIELD_STORE", stored)
-        with RunPlaces(tmp_path / "no-runs", None, Registry()) as places:
+        with RunSources(tmp_path / "no-runs", None, Registry()) as places:
             assert [record.run_id for record in places.runs("tiny:fake").runs] == IDS
             assert [record.run_id for record in places.latest()] == IDS[::-1]
             with pytest.raises(UnknownName):
@@ -152,7 +152,7 @@ class TestPlaces:
     def test_a_named_store_is_the_only_place(self, folder: Path, tmp_path: Path) -> None:
         with Store.open(str(tmp_path / "empty.sqlite")):
             pass
-        with RunPlaces(folder, str(tmp_path / "empty.sqlite"), Registry()) as places, pytest.raises(UnknownName):
+        with RunSources(folder, str(tmp_path / "empty.sqlite"), Registry()) as places, pytest.raises(UnknownName):
             places.runs(IDS[0])
 
     @pytest.mark.parametrize("value", ["none", "missing"])
@@ -160,13 +160,13 @@ class TestPlaces:
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
     ) -> None:
         monkeypatch.setenv("LEVELFIELD_STORE", "none" if value == "none" else str(tmp_path / "missing.sqlite"))
-        with RunPlaces(folder, None, Registry()) as places:
+        with RunSources(folder, None, Registry()) as places:
             with pytest.raises(UnknownName, match="run 'nothing'"):
                 places.runs("nothing")
             assert places.histories([]) == {} and not (tmp_path / "missing.sqlite").exists()
 
     def test_a_named_store_that_is_not_there_is_said(self, folder: Path, tmp_path: Path) -> None:
-        with RunPlaces(folder, str(tmp_path / "missing.sqlite"), Registry()) as places, pytest.raises(UsageError):
+        with RunSources(folder, str(tmp_path / "missing.sqlite"), Registry()) as places, pytest.raises(UsageError):
             places.runs(IDS[0])
 
 
@@ -176,7 +176,7 @@ BUNDLES = {chip: VERIFIED / chip.lower() / "2026-11-28.zip" for chip in ("H100",
 
 def test_a_side_may_be_of_a_bundle(tmp_path: Path) -> None:
     """Here two chips' own bundles: by series, with an alias, by a part of an id, and by a pattern."""
-    with RunPlaces(tmp_path, None, Registry()) as places:
+    with RunSources(tmp_path, None, Registry()) as places:
         for chip, file in BUNDLES.items():
             (run,) = places.runs(f"{file}:llama_8b_wide:torch:{chip}" if chip == "H100" else f"{file}:772e3c").runs
             assert run.series.chip.startswith(chip) and run.evidence == "sealed"
@@ -199,7 +199,7 @@ def test_a_changed_bundle_is_no_side(tmp_path: Path) -> None:
     with zipfile.ZipFile(BUNDLES["H100"]) as before, zipfile.ZipFile(changed, "w") as after:
         for member in before.infolist():
             after.writestr(member, before.read(member).replace(b'"loss":12.5', b'"loss":12.4'))
-    with RunPlaces(tmp_path, None, Registry()) as places, pytest.raises(GateFailed, match=r"digest"):
+    with RunSources(tmp_path, None, Registry()) as places, pytest.raises(GateFailed, match=r"digest"):
         places.runs(f"{changed}:772e3c")
 
 
@@ -222,7 +222,7 @@ def test_a_run_of_a_bundle_that_cannot_be_computed_is_named_and_the_others_are_i
     assert main(["store", "import", bundle, "--store", str(tmp_path / "s.sqlite")]) == 2
     output = capsys.readouterr()
     assert "11 new" in output.out and f"{bundle}: no date" in " ".join(output.err.split())
-    with RunPlaces(tmp_path, None, Registry()) as places, pytest.raises(UsageError, match="no date"):
+    with RunSources(tmp_path, None, Registry()) as places, pytest.raises(UsageError, match="no date"):
         places.runs(f"{bundle}:2931ac")
 
 

@@ -19,7 +19,7 @@ from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
 from levelfield.pages.series_history import GivenRuns
 from levelfield.report.sheets import as_text
 from levelfield.specs.record import RunRecord
-from levelfield.studies.compared_runs import BundleRuns, named_runs
+from levelfield.studies.compared_runs import BundleRuns, runs_of_side
 
 
 class ListedRuns(BundleRuns):
@@ -65,7 +65,7 @@ def test_runs_of_base_and_peak_are_never_one_side(newest: str) -> None:
     older = "peak" if newest == "base" else "base"
     runs = [*at(tuned(repeats(100, 101), older), 22), *at(tuned(repeats(150, first=9), newest), 22, hour=11)]
     of_one_tuning = [sorted(run.run_id for run in runs if tuning_of(run) == word) for word in (newest, older)]
-    taken = sorted(run.run_id for run in named_runs(ListedRuns(runs), "gpt:torch").runs)
+    taken = sorted(run.run_id for run in runs_of_side(ListedRuns(runs), "gpt:torch").runs)
     for side in [taken, *sides_of_matrix(runs), *sides_of_page(runs)]:
         assert side in of_one_tuning
 
@@ -97,7 +97,7 @@ def test_a_label_a_matrix_and_a_page_take_the_same_runs_of_a_series(store: str) 
     others, expected = STORES[store]
     runs = [*TORCH, *others]
     ids = sorted(run.run_id for run in expected or TORCH)
-    chosen = named_runs(ListedRuns(runs), "gpt:torch")
+    chosen = runs_of_side(ListedRuns(runs), "gpt:torch")
     assert sorted(run.run_id for run in chosen.runs) == ids
     assert ids in sides_of_matrix(runs)
     assert ids in sides_of_page(runs)
@@ -106,7 +106,7 @@ def test_a_label_a_matrix_and_a_page_take_the_same_runs_of_a_series(store: str) 
 def test_a_label_says_which_runs_it_leaves_out_and_why() -> None:
     different = at(tuned(repeats(150, first=40, verdict="different"), "base"), 26)
     peak = at(tuned(repeats(150, first=50), "peak", env="user"), 27)
-    chosen = named_runs(ListedRuns([*TORCH, *different, *peak]), "gpt:torch")
+    chosen = runs_of_side(ListedRuns([*TORCH, *different, *peak]), "gpt:torch")
     reasons = {run.run_id: reason for run, reason in chosen.left_out}
     assert "different" in reasons[different[0].run_id]
     assert "peak" in reasons[peak[0].run_id] and "env" in reasons[peak[0].run_id]
@@ -119,7 +119,7 @@ def test_a_label_says_which_runs_it_leaves_out_and_why() -> None:
 
 def test_a_peak_stands_for_a_label_where_no_base_counts() -> None:
     peak, failed = tuned(repeats(150, first=9), "peak"), tuned(repeats(1, first=20, word="failed"), "base")
-    assert named_runs(ListedRuns([*peak, *failed]), "gpt:torch").runs == tuple(peak)
+    assert runs_of_side(ListedRuns([*peak, *failed]), "gpt:torch").runs == tuple(peak)
 
 
 def test_the_fastest_series_stands_for_a_column_of_a_matrix_and_of_the_page() -> None:
@@ -135,7 +135,7 @@ def test_the_shipped_bundles_compare_one_case_on_two_chips() -> None:
     sides = []
     for chip in ("h100", "h200"):
         (file,) = (folder / chip).glob("*.zip")
-        chosen = named_runs(BundleRuns(file, Registry()), "gpt3_6.7B:torch")
+        chosen = runs_of_side(BundleRuns(file, Registry()), "gpt3_6.7B:torch")
         sides.append(side_of(chip, chosen.runs, left_out=chosen.left_out))
     outcome = compare(sides)
     assert outcome.comparability.holds and outcome.figures[0].ratios[0].value
