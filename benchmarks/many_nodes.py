@@ -38,7 +38,7 @@ from levelfield.rundir.seal import with_seal
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 from levelfield.specs.site import LaunchPlan, Site
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, events, learning_rate, load_job
 
@@ -108,7 +108,7 @@ class Simulated:
         started = time.process_time()
         paths.events.mkdir(parents=True)
         paths.plan.write_text(dump(plan))
-        write_json(paths.job, job_of(plan, paths))
+        write_json(paths.job, job_content(plan, paths))
         self._files = [paths.events / f"rank{rank}.jsonl" for rank in range(plan.world_size)]
         self._first, self._steps, self._last = lines_of(plan, paths)
         job = load_job(str(paths.job))

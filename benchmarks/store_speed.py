@@ -37,7 +37,7 @@ from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.seal import with_seal
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import job_of
+from levelfield.specs.plan import job_content
 from levelfield.specs.record import RunRecord, RunTraces, StoredResult
 from levelfield.specs.run_figures import STORED
 from levelfield.store.database import Store
@@ -141,7 +141,7 @@ def run_directory(runs: Path) -> RunPaths:
     paths, plan = RunPaths(runs / job.plan.run_id), job.plan
     paths.events.mkdir(parents=True)
     paths.plan.write_text(dump(plan))
-    write_json(paths.job, job_of(plan, paths))
+    write_json(paths.job, job_content(plan, paths))
     end_ns = record_events(paths)
     samples = [telemetry(BEGIN_NS + second * 10**9) for second in range((end_ns - BEGIN_NS) // 10**9 + 1)]
     paths.telemetry.write_text("".join(json.dumps(line) + "\n" for line in samples))

@@ -29,7 +29,7 @@ from faults.slow_links import PLANT, transfer_ms, two_hosts
 from faults.step_plants import AGAIN as REPEATED
 from faults.step_plants import GARBAGE, LATE, MATH, Plant, plants_of
 from layouts import MODELS, ROOT, Variant
-from levelfield.explain.step_difference import AGAIN, StepDifference, step_difference
+from levelfield.explain.step_difference import RECOMPUTATION, StepDifference, step_difference
 from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, WAITING
 from power import documented_between, write_data
 from trainings.interpreters import interpreters
@@ -69,8 +69,8 @@ def explain_plants(folder: Path, plants: dict[str, Plant], seed: int, **run: Any
     for name, plant in plants.items():
         after = turns[name]
         change = step_difference(before.parts, after.parts)
-        if plant.part == AGAIN:
-            amount = next(changed.ms for changed in change.changes if changed.part == AGAIN)
+        if plant.part == RECOMPUTATION:
+            amount = next(changed.ms for changed in change.changes if changed.part == RECOMPUTATION)
         elif plant.where:
             amount = at(after.parts, plant.part, plant.where) - at(before.parts, plant.part, plant.where)
         else:
@@ -170,7 +170,7 @@ OF_TORCH = {
     **plants_of("torch"),
     "garbage": Plant(GARBAGE, "host", "garbage collection"),
 }
-OF_LONG = {"math": Plant(MATH, "attention core", ""), "recomputation": Plant(REPEATED, AGAIN, "")}
+OF_LONG = {"math": Plant(MATH, "attention core", ""), "recomputation": Plant(REPEATED, RECOMPUTATION, "")}
 LONG = 1024  # tokens of a sequence: attention's core has most of the work
 
 

@@ -15,9 +15,9 @@ from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding
 from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, Pair
 from levelfield.series.trigger import MANY_SERIES
-from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Purpose, StoreEvent
+from levelfield.specs.record import NULL_PURPOSES, Conditions, GatedFigure, Point, Purpose, StoreEvent
 
-FIGURE: Gated = "memory_bytes"  # a figure of which more is worse, as of a step time
+FIGURE: GatedFigure = "memory_bytes"  # a figure of which more is worse, as of a step time
 FLEET_NODES = 10
 Arms = tuple[Purpose, ...]
 CONFIRMING: Arms = ("confirm-a", "confirm-b")
@@ -85,7 +85,7 @@ def _reports(
             ) -> Iterator[tuple[Point, Point]]:
                 """Yield pairs of runs of a suspect. Those that are taken are stored, as nights store their runs."""
                 first = builds[series]
-                sides = (first, first if arms == OF_NULLS else night)
+                sides = (first, first if arms == NULL_PURPOSES else night)
                 costs = nights.pairs(names[series], night, sides, MOST_NULLS_OF_A_NIGHT, random)
                 trend = next(p for p in points[series] if p.night == _day(night) and p.is_of_trend)
                 for number, (cost_a, cost_b) in enumerate(costs):
@@ -93,14 +93,14 @@ def _reports(
                     points[series] += pair
                     yield pair
 
-            nulls = PairRuns(partial(start_pairs, arms=OF_NULLS), lambda series: True, print, "null pairs")
+            nulls = PairRuns(partial(start_pairs, arms=NULL_PURPOSES), lambda series: True, print, "null pairs")
             confirm = Confirmation(by_name, PairRuns(start_pairs, lambda series: True, print))
             report = compared(gate_input, confirm, partial(_null_values, nulls), most_pairs)
         yield report
         past += report.findings
 
 
-def _null_values(nulls: PairRuns, series: str, figure: Gated) -> Iterator[Pair]:
+def _null_values(nulls: PairRuns, series: str, figure: GatedFigure) -> Iterator[Pair]:
     return ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series))
 
 

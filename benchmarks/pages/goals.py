@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
-from levelfield.specs.constants import RATES
+from levelfield.specs.constants import FITTED_FIELDS
 from pages.own_bound import bound_words, bounded
 from pages.own_runs import own_runs
 from pages.points import halves, memory, memory_off, points_of
@@ -72,8 +72,8 @@ def _own_constants(runs: Iterable[Run], registry: Registry) -> list[float | None
 
 
 def _constants() -> Goal:
-    counts = f"{len(RATES)} of speed, {CONSTANTS_BEFORE} before"
-    return Goal("fitted constants", counts, "fewer", len(RATES) < CONSTANTS_BEFORE)
+    counts = f"{len(FITTED_FIELDS)} of speed, {CONSTANTS_BEFORE} before"
+    return Goal("fitted constants", counts, "fewer", len(FITTED_FIELDS) < CONSTANTS_BEFORE)
 
 
 def _own_plans(registry: Registry) -> Goal:

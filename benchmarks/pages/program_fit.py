@@ -19,7 +19,7 @@ from levelfield.predict.machines import MachineRates
 from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.predict.timing import predicted_step
 from levelfield.specs import constants as constants_file
-from levelfield.specs.constants import RATES, SPEED_INTERVAL, Pace
+from levelfield.specs.constants import FITTED_FIELDS, SPEED_INTERVAL, Pace
 from pages.points import Point, halves, points_of, throughput
 from pages.unseen import Questions, Run
 
@@ -178,7 +178,7 @@ def covered(offs: Iterable[float]) -> float:
 
 def committed_rates() -> Rates:
     """Return the rates in the platform, which are the defaults of Pace."""
-    return {name: Pace.model_fields[name].default for name in RATES}
+    return {name: Pace.model_fields[name].default for name in FITTED_FIELDS}
 
 
 def written(rates: Rates, within: tuple[float, float]) -> tuple[Path, str]:

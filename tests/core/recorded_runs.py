@@ -17,7 +17,7 @@ from levelfield.rundir.directory import write_json
 from levelfield.rundir.seal import with_seal
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, learning_rate, load_job
 from levelfield.worker.architecture import is_mixture
 from levelfield.worker.job import Job
@@ -45,7 +45,7 @@ def write_run(paths: RunPaths, plan: Plan, step_ns: int = STEP_NS, loss_factor: 
     paths.events.mkdir(parents=True)
     paths.logs.mkdir()
     paths.plan.write_text(dump(plan))
-    write_json(paths.job, job_of(plan, paths))
+    write_json(paths.job, job_content(plan, paths))
     with pytest.MonkeyPatch.context() as patch:
         for rank in range(plan.world_size):
             _record_rank(paths, plan, rank, patch, step_ns, loss_factor)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cloned_project import ClonedNights, of_speed
-from levelfield.specs.record import OF_NULLS, RunRecord
+from levelfield.specs.record import NULL_PURPOSES, RunRecord
 from levelfield.store.database import Store
 
 pytestmark = pytest.mark.e2e
@@ -73,7 +73,7 @@ def test_a_slower_build_behind_a_faster_driver_is_found_in_its_first_night(tmp_p
     purposes = Counter(run.purpose for run in tonight)
     assert purposes["nightly"] == 1 and purposes["confirm-a"] == purposes["confirm-b"] >= 3
     assert purposes["null-a"] == purposes["null-b"] == 7, "four of the week, and three for the regression"
-    of_nulls = {run.subject.commit for run in tonight if run.purpose in OF_NULLS}
+    of_nulls = {run.subject.commit for run in tonight if run.purpose in NULL_PURPOSES}
     assert of_nulls == {project.git("rev-parse", "HEAD")}
     again, *_ = project.night(TONIGHT.isoformat(), **faster)
     assert again == 4 and len(project.records()) == len(runs), "nothing runs twice"

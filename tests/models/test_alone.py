@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from layouts import MODELS, Variant, events, job_of, launch_explained, shallow
-from levelfield.explain.explanation import RecordedRun, layout_of, parts_of, trace_of
-from levelfield.explain.step_alone import ChipRates, repeated
+from levelfield.explain.explanation import RecordedRun, parts_from_records, rank_layout, unpacked_trace
+from levelfield.explain.step_alone import ChipRates, alone_times
 from levelfield.measure.step_timeline import timeline, with_arguments
 from levelfield.specs.layout import Layout
 
@@ -42,10 +42,10 @@ def step() -> None:
 
 
 def test_each_operation_is_repeated_as_the_step_has_it(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    repeated, own = alone.StepCalls(), alone.best_seconds
+    alone_times, own = alone.StepCalls(), alone.best_seconds
 
     def watched(device: torch.device, work: Any, seconds: float) -> Any:
-        with repeated:
+        with alone_times:
             return own(device, work, seconds)
 
     with alone.StepCalls() as seen:
@@ -54,7 +54,7 @@ def test_each_operation_is_repeated_as_the_step_has_it(alone: Any, monkeypatch: 
     found = alone.measure(CPU, step)
     expected = {key: set(variants) for key, variants in seen.calls.items()}
     for key, variants in expected.items():
-        assert variants <= set(repeated.calls[key]), f"{key} was repeated with other shapes, strides or types"
+        assert variants <= set(alone_times.calls[key]), f"{key} was repeated with other shapes, strides or types"
     assert {(each["name"], each["dtype"], each["dims"]) for each in found["operations"]} == set(expected)
     assert found["left_out"] == [] and not {"aten::view", "aten::transpose"} & {name for name, *_ in expected}
     assert all(0 < each["seconds"] < math.inf for each in found["operations"])
@@ -79,15 +79,15 @@ def test_two_ranks_repeat_their_messages_and_each_part_has_its_times(tmp_path: P
         values = events(tmp_path, rank)[-2]["values"]
         assert {each["kind"] for each in values["messages"]} >= {"all-reduce"}
         assert all(each["ranks"] == [0, 1] and each["count"] >= 1 for each in values["messages"])
-    layout = layout_of(Layout.model_validate(job["layout"]))
+    layout = rank_layout(Layout.model_validate(job["layout"]))
     run = RecordedRun("run", "torch", 2, layout, ChipRates({"float": 1e15}, 1e15))
-    found = parts_of(run, tmp_path, tmp_path / "profile").alone
+    found = parts_from_records(run, tmp_path, tmp_path / "profile").alone
     assert found is not None
     by_part = {each.part: each for each in found.parts}
     compared = {"attention core", "attention projections", "mlp", "head and loss", "optimizer", "all-reduce"}
     assert compared <= {*by_part, *(each.partition(":")[0] for each in found.missing)}
     heavy = {"aten::mm", "mkldnn::_linear_pointwise", "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
-    known = repeated(events(tmp_path, 0)[-2]["values"]).seconds
-    noted, record = (trace_of((tmp_path / "profile" / f"rank0.step{n}.json.gz").read_bytes()) for n in (0, 1))
+    known = alone_times(events(tmp_path, 0)[-2]["values"]).seconds
+    noted, record = (unpacked_trace((tmp_path / "profile" / f"rank0.step{n}.json.gz").read_bytes()) for n in (0, 1))
     ran = [each for each in timeline(with_arguments(record, noted), known).slices if each.operation in heavy]
     assert {each.operation for each in ran} == heavy and all(each.is_repeated for each in ran)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from faults.step_plants import help_of
 from layouts import MODELS, SINGLE, Variant, events, job_of, launch_explained, planted, shallow
-from levelfield.explain.explanation import RecordedRun, layout_of, parts_of
+from levelfield.explain.explanation import RecordedRun, parts_from_records, rank_layout
 from levelfield.specs.layout import Layout
 from levelfield.specs.step_parts import StepParts
 
@@ -45,13 +45,13 @@ def recorded(
     script = planted(folder, framework, help_of(framework) + code)
     ends = launch_explained(job, folder, steps, script=script, python=python)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
-    layout = layout_of(Layout.model_validate(job["layout"]))
+    layout = rank_layout(Layout.model_validate(job["layout"]))
     return RecordedRun(folder.name, framework, variant.ranks, layout)
 
 
 def parts_in(folder: Path, events_folder: Path, run: RecordedRun) -> StepParts:
     """The parts of a step. events_folder: has the events of the steps that are to be read."""
-    parts = parts_of(run, events_folder, folder / "profile")
+    parts = parts_from_records(run, events_folder, folder / "profile")
     assert not parts.missing, parts.missing
     for rank in parts.ranks:
         for whole in (sum(part.time.mean for part in rank.parts), sum(place.ms for place in rank.places)):

@@ -29,7 +29,7 @@ from levelfield.specs.chips import ChipOverlay, ChipsFile
 from levelfield.specs.constants import Constants
 from levelfield.specs.derivation import Extension, split_name
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.selector import labelled, split_label
+from levelfield.specs.selector import split_label, versioned_framework
 from levelfield.specs.vendor import VendorFile
 from levelfield.user_folders import config_folder
 
@@ -279,7 +279,7 @@ class Registry:
     def labels(self) -> list[str]:
         """Return every framework, each followed by its further versions."""
         files = (self.implementation(name)[0] for name in sorted(self.frameworks))
-        return [labelled(file.framework, version) for file in files for version in (None, *file.versions)]
+        return [versioned_framework(file.framework, version) for file in files for version in (None, *file.versions)]
 
     def frameworks_reaching(self, vendor: VendorFile) -> list[str]:
         """Return the frameworks that reach the vendor's devices, by the vendor's words or by their own."""

@@ -14,7 +14,7 @@ from levelfield.measure.parameter_counts import parameters
 from levelfield.predict.layout_search import is_tight
 from levelfield.report.sheets import Sheet, as_text
 from levelfield.report.words import GIB, NONE, parameters_in_words
-from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, SPEED_VENDORS
+from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_ERRORS, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.vendor import Chip, VendorFile
 from levelfield.studies.chip_planner import ChipPlan, ChipPlanner, PlanRequest, RatioBase, chip_plan, ratio_base
@@ -135,7 +135,7 @@ def _notes(plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: R
     missing = ((plan.name, base.ratio(plan)[1]) for plan in plans)
     yield from _grouped([(name, f"no ratio: {reason}") for name, reason in missing if reason], names)
     if base.name and len(rated) > 1 and plans[0].plan.question.work.model.experts is None:
-        middle, most = CHIP_RATIO_OFF
+        middle, most = CHIP_RATIO_ERRORS
         vendors = " and ".join(SPEED_VENDORS)
         yield (
             f"ratios between {vendors} chips, over {CHIP_PAIRS} published pairs: median error {100 * middle:.0f} %, "

@@ -29,7 +29,7 @@ from levelfield.run.runtimes.environments import is_ready
 from levelfield.specs.certificate import CertificateNeed
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_of
+from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_content
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.variables import masked
 
@@ -43,7 +43,7 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
         contents = []
         for plan in plans:
             request, paths = _request(plan, runs)
-            job = job_of(plan, paths)
+            job = job_content(plan, paths)
             contents.append({"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job})
         print(json_text(contents))
     else:

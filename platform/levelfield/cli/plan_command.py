@@ -168,13 +168,13 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _split_case_string(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options with the parts of a case string. Raises UsageError for a part that an option repeats."""
-    from levelfield.specs.selector import labelled, parse_selector
+    from levelfield.specs.selector import parse_selector, versioned_framework
 
     choices = dict(vars(options))
     if ":" in options.case:
         selector = parse_selector(options.case)
         parts = {
-            "framework": labelled(selector.framework, selector.version),
+            "framework": versioned_framework(selector.framework, selector.version),
             "chip": selector.target,
             "layout": selector.layout,
             "nodes": selector.nodes if options.case.count(":") > 2 else None,

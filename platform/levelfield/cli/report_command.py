@@ -178,7 +178,7 @@ def _foreign(
 ) -> str:
     """Return the columns of another report, and with an interval its table of every so many batches."""
     from levelfield.publish.foreign_columns import as_report, interval_table
-    from levelfield.publish.foreign_tables import runs_of as foreign_runs
+    from levelfield.publish.foreign_tables import reported_runs as foreign_runs
     from levelfield.rundir.raw_files import read_raw
 
     plans = [read_plan(paths) for paths in folders]
@@ -210,7 +210,7 @@ def _explain_options(parser: argparse.ArgumentParser) -> None:
 def _explain(options: argparse.Namespace) -> int:
     """Print the parts of a run's step, or the way from one run's step to another's. Return 0."""
     from levelfield.catalog.registry import Registry
-    from levelfield.explain.explanation import planned, step_parts
+    from levelfield.explain.explanation import planned_step, step_parts
     from levelfield.explain.step_tables import step_sheets
     from levelfield.run.measurement import stored_host_rates
     from levelfield.specs.base import dump
@@ -226,14 +226,14 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     plan, registry = read_plan(folders[0]), Registry()
     host = stored_host_rates(registry) if plan.hardware.is_host else None
-    step = parts[0].model_copy(update={"planned": planned(plan, parts[0], registry, host)})
+    step = parts[0].model_copy(update={"planned": planned_step(plan, parts[0], registry, host)})
     print(dump(step) if options.format == "json" else format_sheets(options.format, step_sheets(step)), end="")
     return 0
 
 
 def _difference(form: str, folders: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
     """Return the difference of two runs as text. Raises GateFailed where their work is not equal."""
-    from levelfield.explain.step_difference import as_values, step_difference
+    from levelfield.explain.step_difference import difference_json, step_difference
     from levelfield.explain.step_tables import difference_lines, difference_sheet, waterfall
 
     first, second = (read_plan(paths) for paths in folders)
@@ -245,7 +245,7 @@ def _difference(form: str, folders: Sequence[RunPaths], parts: Sequence[StepPart
     difference = step_difference(*parts)
     ids = parts[0].run_id, parts[1].run_id
     if form == "json":
-        values = {"a": ids[0], "b": ids[1], **as_values(difference)}
+        values = {"a": ids[0], "b": ids[1], **difference_json(difference)}
         return json_text(values) + "\n"
     whole, rows = difference.whole.row, [change.row for change in difference.changes]
     sheet = difference_sheet([*rows, whole])
@@ -290,14 +290,14 @@ def _results(
     """
     from levelfield.catalog.registry import Registry
     from levelfield.evidence.verification import recomputed_record
-    from levelfield.explain.explanation import recomputed
+    from levelfield.explain.explanation import step_parts_or_none
     from levelfield.pages.series_history import GivenRuns
     from levelfield.studies.compared_runs import RunSources
 
     records, registry = [], Registry()
     for paths in selected.over():
         with selected.errors_stored():  # with the figures of its raw files: an edited result.json changes no page
-            records.append(recomputed_record(paths, registry, recomputed(paths)))
+            records.append(recomputed_record(paths, registry, step_parts_or_none(paths)))
     if selected.names and not records:
         selected.raise_error()
     if selected.names and not beside:

@@ -79,11 +79,11 @@ def _read(options: argparse.Namespace) -> int:
         stated["case"] = registry.canonical_case(case)
     name = options.output.stem if options.output else "reported"
     source = {"name": name, "where": options.source, "date": options.date}
-    reported = _reported(registry, options.log, stated, work, source)
+    reported_set = _reported(registry, options.log, stated, work, source)
     if options.output:
         with raising_usage_error(options.output):
-            write_new_file(options.output, dump(reported).encode())
-    print(dump(reported) if options.json else "\n".join(_lines(reported, options.output, work)))
+            write_new_file(options.output, dump(reported_set).encode())
+    print(dump(reported_set) if options.json else "\n".join(_lines(reported_set, options.output, work)))
     return 0
 
 
@@ -93,7 +93,7 @@ def _reported(
     """Return the runs of the logs, with what the user states and the logs do not print."""
     from levelfield.catalog.chip_names import find_chip
     from levelfield.publish.log_files import read_log_file
-    from levelfield.publish.reported_runs import reported
+    from levelfield.publish.reported_runs import reported_row
     from levelfield.specs.base import parse
     from levelfield.specs.reported import ReportedSet
 
@@ -107,7 +107,7 @@ def _reported(
     for path in logs:
         for log in read_log_file(path):
             try:
-                row = reported(log, stated, work, chip)
+                row = reported_row(log, stated, work, chip)
             except ValueError as error:
                 raise DocumentError(f"{path}: {log.name}: {error}") from None
             rows.append({**row.model_dump(mode="json"), "notes": (*row.notes, *notes)})
@@ -121,12 +121,12 @@ def _check_day(text: str) -> None:
             raise UsageError(f"--date: found {text}, which is in the future; expected a day up to {latest}")
 
 
-def _lines(reported: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
-    for row in reported.rows:
+def _lines(reported_set: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
+    for row in reported_set.rows:
         yield from (labelled(*line, _WIDTH) for line in _row_lines(row, work))
-    yield labelled("source", reported.source, _WIDTH)
+    yield labelled("source", reported_set.source, _WIDTH)
     if output:
-        yield labelled("written", f"{output}: {len(reported.rows)} reported run(s)", _WIDTH)
+        yield labelled("written", f"{output}: {len(reported_set.rows)} reported run(s)", _WIDTH)
 
 
 def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:

@@ -261,7 +261,7 @@ class _ImportSource:
 
     def _record(self, paths: RunPaths) -> RunRecord:
         from levelfield.evidence.verification import recomputed_record
-        from levelfield.explain.explanation import recomputed
+        from levelfield.explain.explanation import step_parts_or_none
         from levelfield.nights.nightly import nights_of_runs
         from levelfield.rundir.run_state import refuse_running
         from levelfield.specs.record import purpose_of
@@ -277,7 +277,7 @@ class _ImportSource:
         if self._trusts_results and paths.result.exists():
             record = record_of(paths).reported(_OF_A_RESULT)
         else:
-            record = recomputed_record(paths, self._registry, recomputed(paths))
+            record = recomputed_record(paths, self._registry, step_parts_or_none(paths))
         if folder not in self._nights:  # the states of nightlies lie beside the runs
             self._nights[folder] = {}
             with self._problem_added():

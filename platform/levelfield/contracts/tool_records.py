@@ -18,7 +18,7 @@ import regex
 
 from levelfield.contracts.readings import number
 from levelfield.specs.short_names import clipped
-from levelfield.specs.tool import FieldName, Tool, units_of
+from levelfield.specs.tool import FieldName, Tool, field_units
 
 BYTE_ORDER_MARK = "\ufeff"  # some tools begin a text with it; it belongs to no column and to no JSON
 # amd-smi warns of missing groups before its JSON: lines that begin no object and no list.
@@ -175,7 +175,7 @@ class Record:
             raise ValueError(f"the tool says '{text}'")
         number(number_text)
         scale = 1 if location.scale is None else Decimal(repr(location.scale))  # as it is written, and so exact
-        return float(Decimal(number_text) * scale * Decimal(units_of(field)[location.unit or ""]))
+        return float(Decimal(number_text) * scale * Decimal(field_units(field)[location.unit or ""]))
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def parse(tool: Tool, output: str) -> ParsedOutput:
                 damage.append(candidate.damage)
                 continue
             # index, name and identity: without a valid one the record is of no device
-            identity_texts = {field: candidate.values.get(field, "") for field in tool.fields if not units_of(field)}
+            identity_texts = {field: candidate.values.get(field, "") for field in tool.fields if not field_units(field)}
             try:
                 index = {field: field_value(tool, field, text) for field, text in identity_texts.items()}["index"]
             except ValueError as error:

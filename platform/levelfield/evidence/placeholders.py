@@ -14,7 +14,7 @@ from typing import Any
 
 from levelfield.rundir.event_lines import mapping, sequence
 from levelfield.rundir.seal import DEVICE_IDENTITY, VARIABLE_KEYS
-from levelfield.specs.variables import MASK, SECRET_VALUE, is_known, is_secret, masked
+from levelfield.specs.variables import MASK, SECRET_VALUE, is_known_or_maker, is_secret, masked
 
 LEFT_OUT_VALUE = "(left out)"
 PREFIX = "/redacted"  # of every placeholder for a path
@@ -99,7 +99,11 @@ class Placeholders:
         masked_variables = masked(variables)
         if count := sum(masked_variables[name] != text for name, text in variables.items()):
             self.counts["secret", MASK] += count
-        foreign = {name for name, text in masked_variables.items() if inherited and text != MASK and not is_known(name)}
+        foreign = {
+            name
+            for name, text in masked_variables.items()
+            if inherited and text != MASK and not is_known_or_maker(name)
+        }
         return {
             name: self._count("variable", LEFT_OUT_VALUE) if name in foreign else masked_variables[name]
             for name in masked_variables

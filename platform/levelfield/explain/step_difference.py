@@ -1,5 +1,7 @@
-"""Why one run's step takes longer than another's: the change of each part, which add up to the step's change. And which
-parts of one run's step take another time than the planner predicts."""
+"""Why one run's step takes longer than another's: the changes of its parts, which add up to the step's change.
+
+And which parts of one run's step take another time than the planner predicts.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from levelfield.specs.step_parts import (
     PlannedPart,
     StepParts,
     StepPlanned,
-    of_all_layers,
+    without_layer_number,
 )
 
-AGAIN = "recomputation"  # a part by itself here: what is repeated may be repeated in every part
-_ENOUGH, _MOST_SENTENCES, _MOST_PLACES = 0.9, 3, 2
-_SHARE_OF_PLACE = 0.2  # of a part's change: smaller places are not named
+RECOMPUTATION = "recomputation"  # a part of its own here: any part may be recomputed
+_ENOUGH_EXPLAINED, _MOST_SENTENCES, _MOST_PLACES = 0.9, 3, 2
+_NAMED_PLACE_SHARE = 0.2  # of a part's change: smaller places are not named
 
 
 @dataclass(frozen=True)
@@ -65,22 +67,26 @@ class StepDifference:
 
 def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     """Return the difference of two runs of equal work."""
-    whole = PartChange("step", before.step.mean, after.step.mean, _half(before.step, after.step))
-    times_before, times_after = _distinct_parts(before), _distinct_parts(after)
-    # one program for all layers has no place of a single one: then the other run's are together as well
-    together = any("layers.*" in place.where for run in (before, after) for rank in run.ranks for place in rank.places)
-    first, second = _places(before, together), _places(after, together)
-    nothing, changes = Milliseconds(mean=0.0), list[PartChange]()
+    whole = PartChange("step", before.step.mean, after.step.mean, _half_interval(before.step, after.step))
+    times_before, times_after = _parts_without_recomputation(before), _parts_without_recomputation(after)
+    # a program compiled once for all layers has no place of a single layer: then those of the other run are merged too
+    merge_layers = any(
+        "layers.*" in place.where for run in (before, after) for rank in run.ranks for place in rank.places
+    )
+    places_before, places_after = _places(before, merge_layers), _places(after, merge_layers)
+    zero, changes = Milliseconds(mean=0.0), list[PartChange]()
     for part in dict.fromkeys([*times_before, *times_after]):
-        a, b = times_before.get(part, nothing), times_after.get(part, nothing)
-        places = {key[1] for key in (*first, *second) if key[0] == part}
-        moved = [PlaceChange(name, second[part, name] - first[part, name]) for name in sorted(places)]
-        moved.sort(key=lambda place: -abs(place.ms))
-        changes.append(PartChange(part, a.mean, b.mean, _half(a, b), tuple(moved[:_MOST_PLACES])))
+        a, b = times_before.get(part, zero), times_after.get(part, zero)
+        places = {key[1] for key in (*places_before, *places_after) if key[0] == part}
+        place_changes = [
+            PlaceChange(name, places_after[part, name] - places_before[part, name]) for name in sorted(places)
+        ]
+        place_changes.sort(key=lambda place: -abs(place.ms))
+        changes.append(PartChange(part, a.mean, b.mean, _half_interval(a, b), tuple(place_changes[:_MOST_PLACES])))
     changes.sort(key=lambda change: -abs(change.ms))
     largest: list[PartChange] = []  # that together are within a tenth of the whole change
     for change in changes[:_MOST_SENTENCES]:
-        if largest and abs(whole.ms - sum(change.ms for change in largest)) <= (1 - _ENOUGH) * abs(whole.ms):
+        if largest and abs(whole.ms - sum(change.ms for change in largest)) <= (1 - _ENOUGH_EXPLAINED) * abs(whole.ms):
             break
         largest.append(change)
     sentences = tuple(_sentence(change, whole, after) for change in largest)
@@ -88,29 +94,31 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     return StepDifference(whole, tuple(changes), sentences, max(0.0, explained))
 
 
-def _distinct_parts(parts: StepParts) -> dict[str, Milliseconds]:
-    """Return the parts without what they repeat, and that as one part more. They add up to the step."""
+def _parts_without_recomputation(parts: StepParts) -> dict[str, Milliseconds]:
+    """Return the parts without their recomputation, and all recomputation as a further part. They add up to the
+    step."""
     times: dict[str, Milliseconds] = {}
     for row in parts.parts:
         low, high = (None if end is None else end - row.recompute_ms for end in (row.time.low, row.time.high))
         times[row.part] = Milliseconds(mean=max(0.0, row.time.mean - row.recompute_ms), low=low, high=high)
-    again = sum(row.recompute_ms for row in parts.parts)
-    return {**times, **({AGAIN: Milliseconds(mean=again)} if again else {})}
+    recomputed_ms = sum(row.recompute_ms for row in parts.parts)
+    return {**times, **({RECOMPUTATION: Milliseconds(mean=recomputed_ms)} if recomputed_ms else {})}
 
 
-def _places(parts: StepParts, together: bool) -> defaultdict[tuple[str, str], float]:
-    """Return the mean over the ranks of each place's time, by part and place. together: of all layers."""
+def _places(parts: StepParts, merge_layers: bool) -> defaultdict[tuple[str, str], float]:
+    """Return the mean over the ranks of each place's time, by part and place. merge_layers: one place for the same
+    module of all layers."""
     times: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
-            part = AGAIN if place.phase == "recompute" else place.part
-            where = f"{place.part} of the blocks" if part == AGAIN else place.where
-            where = of_all_layers(where) if together else where
+            part = RECOMPUTATION if place.phase == "recompute" else place.part
+            where = f"{place.part} of the blocks" if part == RECOMPUTATION else place.where
+            where = without_layer_number(where) if merge_layers else where
             times[part, where] += place.ms / len(parts.ranks)
     return times
 
 
-def _half(before: Milliseconds, after: Milliseconds) -> float | None:
+def _half_interval(before: Milliseconds, after: Milliseconds) -> float | None:
     """Return half of the interval of a difference of two means, whose errors are independent, or None."""
     if before.high is None or after.high is None:
         return None
@@ -126,7 +134,7 @@ def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
     elif abs(change.ms) > abs(whole.ms):
         share = "more than the whole change"
     text = f"{change.part} takes {amount} ({share})"
-    places = [place for place in change.places if abs(place.ms) >= _SHARE_OF_PLACE * abs(change.ms)]
+    places = [place for place in change.places if abs(place.ms) >= _NAMED_PLACE_SHARE * abs(change.ms)]
     if places and change.part not in (WAITING, BUBBLE, places[0].where):
         text += ": " + ", ".join(f"{place.where} {place.ms:+.1f} ms" for place in places)
     if change.part != WAITING or change.ms <= 0 or not after.late:
@@ -140,7 +148,7 @@ def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
 
 # What the planner predicts, by its own parts, and the parts of a step that measure it. What it does not predict (the
 # host, waiting) is in the whole step's row alone.
-_PREDICTED: tuple[tuple[str, tuple[str, ...], tuple[Part, ...]], ...] = (
+_PLANNER_PARTS: tuple[tuple[str, tuple[str, ...], tuple[Part, ...]], ...] = (
     (
         "computation",
         ("compute",),
@@ -159,14 +167,14 @@ _PREDICTED: tuple[tuple[str, tuple[str, ...], tuple[Part, ...]], ...] = (
     ("pipeline bubble", ("imbalance", "bubble"), ("pipeline bubble",)),
     ("optimizer", ("optimizer",), ("optimizer", "gradient clipping")),
 )
-_NOTICEABLE = 0.02  # of the step
+_NOTICEABLE_SHARE = 0.02  # of the step
 
 
 def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple[float, float] | None) -> StepPlanned:
     """Return the planner's parts of a step beside the measured ones. seconds: of its own parts, by name. interval: of
-    measured speeds over planned ones; None where it is not known, so that nothing is called off."""
+    measured speeds over planned ones; None where unknown: then no part is marked as off."""
     rows = [
-        _planned(
+        _planned_part(
             name,
             measured,
             [row.time for row in parts.parts if row.part in measured],
@@ -174,10 +182,10 @@ def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple
             parts,
             interval,
         )
-        for name, terms, measured in _PREDICTED
+        for name, terms, measured in _PLANNER_PARTS
     ]
     rows = [row for row in rows if row.measured_ms or row.planned_ms]
-    rows.append(_planned("step", (), [parts.step], 1e3 * sum(seconds.values()), parts, interval))
+    rows.append(_planned_part("step", (), [parts.step], 1e3 * sum(seconds.values()), parts, interval))
     findings = (
         f"{row.name}: planned {row.planned_ms:.2f} ms, {row.low_ms:.2f} to {row.high_ms:.2f}; measured "
         f"{row.measured_ms:.2f} ms"
@@ -187,7 +195,7 @@ def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple
     return StepPlanned(parts=tuple(rows), findings=tuple(findings))
 
 
-def _planned(
+def _planned_part(
     name: str,
     of: tuple[Part, ...],
     times: Sequence[Milliseconds],
@@ -200,16 +208,16 @@ def _planned(
     if interval is None:
         unknown = {"low_ms": None, "high_ms": None, "is_off": False}
         return PlannedPart(name=name, of=of, measured_ms=measured, planned_ms=planned, **unknown)
-    least, most = planned / interval[1], planned / interval[0]
-    half = sum((time.high - time.mean) ** 2 for time in times if time.high is not None) ** 0.5
-    beyond = max(measured - half - most, least - measured - half)
-    is_off = not (beyond <= 0 or abs(measured - planned) < _NOTICEABLE * parts.step.mean)
+    least_ms, most_ms = planned / interval[1], planned / interval[0]
+    half_ms = sum((time.high - time.mean) ** 2 for time in times if time.high is not None) ** 0.5
+    excess_ms = max(measured - half_ms - most_ms, least_ms - measured - half_ms)
+    is_off = not (excess_ms <= 0 or abs(measured - planned) < _NOTICEABLE_SHARE * parts.step.mean)
     return PlannedPart(
-        name=name, of=of, measured_ms=measured, planned_ms=planned, low_ms=least, high_ms=most, is_off=is_off
+        name=name, of=of, measured_ms=measured, planned_ms=planned, low_ms=least_ms, high_ms=most_ms, is_off=is_off
     )
 
 
-def as_values(difference: StepDifference) -> Mapping[str, object]:
+def difference_json(difference: StepDifference) -> Mapping[str, object]:
     """Return the difference for JSON."""
     whole, *changes = (
         {"part": change.part, "before_ms": change.before, "after_ms": change.after, "change_ms": change.ms,

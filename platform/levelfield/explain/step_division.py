@@ -35,18 +35,18 @@ from levelfield.specs.step_parts import (
     RankParts,
     StepTimeline,
     WaitedFor,
-    of_all_layers,
+    without_layer_number,
 )
 
 PlaceKey = tuple[str, str, str]  # part, where, phase
 MessageEnd = tuple[int, int]  # the rank, and the number of the message on it
-Groups = dict[tuple[object, ...], list[MessageEnd]]
-Times = defaultdict[str, float]  # milliseconds by part, or by kind of message
+MessageGroups = dict[tuple[object, ...], list[MessageEnd]]
+PartTimes = defaultdict[str, float]  # milliseconds by part, or by kind of message
 K = TypeVar("K")
-OTHERS, BETWEEN = "others", "between modules"
+OTHER_PLACES, BETWEEN_MODULES = "others", "between modules"
 _MOST_PLACES, _MOST_KERNELS = 300, 60
 _FEWEST_LAYERS = 3
-_SHORT_MS = 1.0  # of a transfer, of which clocks are told well enough
+_SHORT_MS = 1.0  # a transfer this short shows how far two clocks are apart
 _LEAST_SHARE = 0.001  # of the step: smaller places are `others`
 _LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
 # The first that fits a name. torch's attention by math is a product, a softmax and a product.
@@ -57,7 +57,7 @@ _KERNEL_KINDS: tuple[tuple[re.Pattern[str], KernelKind], ...] = (
     (re.compile(r"softmax|attention_math", re.I), "math"),
     (re.compile(r"gemm|cutlass|cublas|nvjet|matmul|mm\b|linear_pointwise|(?<!dot_)product", re.I), "product"),
 )
-_TYPES = {"float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
+_DTYPE_NAMES = {"float": "fp32", "double": "fp64", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RankLayout:
 
 
 class StepTime(NamedTuple):
-    """One of the further steps on one rank, in milliseconds."""
+    """One of the steps after the training's last one, on one rank, in milliseconds."""
 
     rank: int
     number: int
@@ -85,13 +85,13 @@ class StepTime(NamedTuple):
 
 
 @dataclass
-class _Sums:
+class _PlaceSums:
     """One rank's step, in milliseconds."""
 
     ms: defaultdict[PlaceKey, float]
     count: defaultdict[PlaceKey, float]
     waited: Mapping[int, float]  # for other ranks
-    overlapped: Times  # of messages, by kind
+    overlapped: PartTimes  # of messages, by kind
     total: float
 
 
@@ -110,10 +110,10 @@ class DividedStep:
         return fmean(line.ms for line in self.lines.values())
 
 
-def divided(step: Mapping[int, Timeline], layout: RankLayout) -> DividedStep:
+def divide_waits(step: Mapping[int, Timeline], layout: RankLayout) -> DividedStep:
     """Return a step, whose timelines are by rank, with waits divided from transfers."""
-    groups = _groups(step, layout)
-    origins = origins_of(step, groups)
+    groups = _message_groups(step, layout)
+    origins = clock_origins(step, groups)
     arrivals: dict[MessageEnd, tuple[float, int]] = {}  # when, on the common clock, and by whom it was joined last
     for members in groups.values():
         times = [(origins[rank] + step[rank].messages[number].start, rank) for rank, number in members]
@@ -122,34 +122,36 @@ def divided(step: Mapping[int, Timeline], layout: RankLayout) -> DividedStep:
     waits: dict[int, defaultdict[int, float]] = {rank: defaultdict(float) for rank in step}
     for rank, line in step.items():
         for piece in line.slices:
-            joined, last = (0.0, rank) if piece.message is None else arrivals.get((rank, piece.message), (0.0, rank))
-            if last == rank:
+            last_arrival, last_rank = (
+                (0.0, rank) if piece.message is None else arrivals.get((rank, piece.message), (0.0, rank))
+            )
+            if last_rank == rank:
                 slices[rank].append(piece)
                 continue
-            arrival = min(max(joined - origins[rank], piece.start), piece.end)
+            arrival = min(max(last_arrival - origins[rank], piece.start), piece.end)
             if arrival > piece.start:
-                part = BUBBLE if layout.stage(last) != layout.stage(rank) else WAITING
-                waits[rank][last] += arrival - piece.start
-                slices[rank].append(piece._replace(part=part, where=f"rank {last}, {piece.part}", end=arrival))
+                part = BUBBLE if layout.stage(last_rank) != layout.stage(rank) else WAITING
+                waits[rank][last_rank] += arrival - piece.start
+                slices[rank].append(piece._replace(part=part, where=f"rank {last_rank}, {piece.part}", end=arrival))
             if piece.end > arrival:
                 slices[rank].append(piece._replace(start=arrival))
     return DividedStep(step, slices, waits, origins)
 
 
-def _groups(step: Mapping[int, Timeline], layout: RankLayout) -> Groups:
+def _message_groups(step: Mapping[int, Timeline], layout: RankLayout) -> MessageGroups:
     """Return the ends of each message by what identifies it."""
-    groups: Groups = defaultdict(list)
+    groups: MessageGroups = defaultdict(list)
     for rank, line in step.items():
         seen: Counter[tuple[object, ...]] = Counter()
         for number, message in enumerate(line.messages):
-            key = _key(message, rank, layout)
+            key = _message_key(message, rank, layout)
             if key is not None:
                 groups[(*key, seen[key])].append((rank, number))
                 seen[key] += 1
     return groups
 
 
-def _key(message: Message, rank: int, layout: RankLayout) -> tuple[object, ...] | None:
+def _message_key(message: Message, rank: int, layout: RankLayout) -> tuple[object, ...] | None:
     """Return what both ends of a message have in common; None where the trace does not say who takes part."""
     if message.direction:
         peer = layout.peer(rank, message.peer)
@@ -160,7 +162,7 @@ def _key(message: Message, rank: int, layout: RankLayout) -> tuple[object, ...] 
     return message.kind, message.size, message.ranks
 
 
-def origins_of(step: Mapping[int, Timeline], groups: Groups) -> dict[int, float]:
+def clock_origins(step: Mapping[int, Timeline], groups: MessageGroups) -> dict[int, float]:
     """Return when each rank's step began, in milliseconds of a common clock that is 0 when the first rank's did.
 
     A rank of another machine has another clock: its collectives are taken to end when the first rank's do. The ends of
@@ -168,27 +170,27 @@ def origins_of(step: Mapping[int, Timeline], groups: Groups) -> dict[int, float]
     """
     first = min(step)
     origins = {rank: (line.origin_ns - step[first].origin_ns) / 1e6 for rank, line in step.items()}
-    apart: dict[int, list[tuple[float, float]]] = defaultdict(list)  # how long the transfer took, and how far apart
+    distances: dict[int, list[tuple[float, float]]] = defaultdict(list)  # how long the transfer took, and how far apart
     for members in groups.values():
         ends = {rank: step[rank].messages[number] for rank, number in members}
         for rank, message in ends.items() if first in ends and not ends[first].direction else ():
             transfer = min(end.end - end.start for end in (ends[first], message))
-            apart[rank].append((transfer, ends[first].end - message.end))
+            distances[rank].append((transfer, ends[first].end - message.end))
     for rank, line in step.items():
-        if line.host != step[first].host and apart[rank]:
-            longest = max(2 * min(apart[rank])[0], _SHORT_MS)
-            origins[rank] = median(distance for transfer, distance in apart[rank] if transfer <= longest)
+        if line.host != step[first].host and distances[rank]:
+            longest = max(2 * min(distances[rank])[0], _SHORT_MS)
+            origins[rank] = median(distance for transfer, distance in distances[rank] if transfer <= longest)
     return origins
 
 
-def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -> _Sums:
-    """Return one rank's step, added up by place."""
+def place_sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -> _PlaceSums:
+    """Return the time and count of each place in one rank's step."""
     ms: defaultdict[PlaceKey, float] = defaultdict(float)
     count: defaultdict[PlaceKey, float] = defaultdict(float)
     exposed: defaultdict[int, float] = defaultdict(float)
     seen: set[tuple[PlaceKey, int]] = set()
     for piece in slices:
-        key = (piece.part, piece.where or BETWEEN, piece.phase)
+        key = (piece.part, piece.where or BETWEEN_MODULES, piece.phase)
         ms[key] += piece.ms
         if piece.message is None:
             count[key] += 1
@@ -196,18 +198,18 @@ def sums(line: Timeline, slices: Iterable[Slice], waited: Mapping[int, float]) -
             exposed[piece.message] += piece.ms
             count[key] += (key, piece.message) not in seen
             seen.add((key, piece.message))
-    overlapped: Times = defaultdict(float)
+    overlapped: PartTimes = defaultdict(float)
     for number, message in enumerate(line.messages):
         overlapped[message.kind] += max(0.0, message.end - message.start - exposed[number])
-    return _Sums(ms, count, waited, overlapped, line.ms)
+    return _PlaceSums(ms, count, waited, overlapped, line.ms)
 
 
 def rank_parts(steps: Iterable[DividedStep], layout: RankLayout) -> tuple[RankParts, ...]:
     """Return the parts of each rank."""
-    ranks: dict[int, list[_Sums]] = defaultdict(list)
+    ranks: dict[int, list[_PlaceSums]] = defaultdict(list)
     for step in steps:
         for rank, line in step.lines.items():
-            ranks[rank].append(sums(line, step.slices[rank], step.waited[rank]))
+            ranks[rank].append(place_sums(line, step.slices[rank], step.waited[rank]))
     results = []
     for rank, rank_steps in sorted(ranks.items()):
         others = sorted({other for step in rank_steps for other in step.waited})
@@ -225,11 +227,11 @@ def rank_parts(steps: Iterable[DividedStep], layout: RankLayout) -> tuple[RankPa
     return tuple(results)
 
 
-def _parts(steps: Sequence[_Sums]) -> tuple[PartTime, ...]:
+def _parts(steps: Sequence[_PlaceSums]) -> tuple[PartTime, ...]:
     """Return the mean of each part of one rank's steps."""
-    totals: list[Times] = [defaultdict(float) for _ in steps]
-    again: list[Times] = [defaultdict(float) for _ in steps]
-    for step, total, repeated in zip(steps, totals, again, strict=True):
+    totals: list[PartTimes] = [defaultdict(float) for _ in steps]
+    recomputed: list[PartTimes] = [defaultdict(float) for _ in steps]
+    for step, total, repeated in zip(steps, totals, recomputed, strict=True):
         for (part, _, phase), ms in step.ms.items():
             total[part] += ms
             repeated[part] += ms if phase == "recompute" else 0.0
@@ -237,7 +239,7 @@ def _parts(steps: Sequence[_Sums]) -> tuple[PartTime, ...]:
         PartTime(
             part=part,
             time=milliseconds([total[part] for total in totals]),
-            recompute_ms=fmean(repeated[part] for repeated in again),
+            recompute_ms=fmean(repeated[part] for repeated in recomputed),
             overlapped_ms=fmean(step.overlapped[part] for step in steps),
         )
         for part in PARTS
@@ -245,7 +247,7 @@ def _parts(steps: Sequence[_Sums]) -> tuple[PartTime, ...]:
     )
 
 
-def _places(steps: Sequence[_Sums]) -> tuple[Place, ...]:
+def _places(steps: Sequence[_PlaceSums]) -> tuple[Place, ...]:
     """Return the mean of each place of one rank's steps; the small ones of a part and phase as one place."""
     ms: defaultdict[PlaceKey, float] = defaultdict(float)
     count: defaultdict[PlaceKey, float] = defaultdict(float)
@@ -254,22 +256,22 @@ def _places(steps: Sequence[_Sums]) -> tuple[Place, ...]:
             ms[key] += value / len(steps)
             count[key] += step.count[key] / len(steps)
     least = _LEAST_SHARE * fmean(step.total for step in steps)
-    large = {key for key in _longest(ms)[:_MOST_PLACES] if ms[key] >= least}
+    large = {key for key in _longest_first(ms)[:_MOST_PLACES] if ms[key] >= least}
     for key in [key for key in ms if key not in large]:
-        rest = (key[0], OTHERS, key[2])
+        rest = (key[0], OTHER_PLACES, key[2])
         ms[rest] += ms.pop(key)
         count[rest] += count.pop(key)
     return tuple(
         Place.model_validate({"part": key[0], "where": key[1], "phase": key[2], "ms": ms[key], "count": count[key]})
-        for key in _longest(ms)
+        for key in _longest_first(ms)
     )
 
 
 def mean_parts(ranks: Sequence[RankParts], steps: Sequence[DividedStep]) -> tuple[PartTime, ...]:
     """Return the mean of each part over the ranks. ranks: the parts of the same steps by rank."""
-    means, totals = [], list[Times]()  # by step
+    means, totals = [], list[PartTimes]()  # by step
     for step in steps:
-        total: Times = defaultdict(float)
+        total: PartTimes = defaultdict(float)
         for piece in chain.from_iterable(step.slices.values()):
             total[piece.part] += piece.ms / len(step.lines)
         totals.append(total)
@@ -333,7 +335,7 @@ def late_ranks(ranks: Sequence[RankParts]) -> tuple[LateRank, ...]:
                 waited[rank.rank] -= other.ms
     step = fmean(rank.step.mean for rank in ranks)
     late = []
-    for number in [number for number in _longest(waited) if waited[number] >= _LATE_SHARE * step]:
+    for number in [number for number in _longest_first(waited) if waited[number] >= _LATE_SHARE * step]:
         peers = [work_by_place(rank) for rank in ranks if rank.stage == stages[number] and rank.rank != number]
         work = next(work_by_place(rank) for rank in ranks if rank.rank == number)
         longer = {key: ms - median(peer.get(key, 0.0) for peer in peers) for key, ms in work.items()}
@@ -348,7 +350,7 @@ def work_by_place(rank: RankParts) -> dict[tuple[str, str], float]:
     """Return a rank's own work by part and place: no messages, no waiting."""
     work: defaultdict[tuple[str, str], float] = defaultdict(float)
     for place in rank.places:
-        if place.part not in (*COMMUNICATION, WAITING, BUBBLE) and place.where != OTHERS:
+        if place.part not in (*COMMUNICATION, WAITING, BUBBLE) and place.where != OTHER_PLACES:
             work[place.part, place.where] += place.ms
     return dict(work)
 
@@ -362,22 +364,22 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
             key = (piece.part, piece.operation, piece.dtype)
             ms[key] += piece.ms / len(lines)
             count[key] += 1 / len(lines)
-    every = [
+    all_kernels = [
         Kernel.model_validate(
             {
                 "part": part,
                 "name": name,
                 "kind": kernel_kind(name),
-                "dtype": _TYPES.get(dtype, dtype or None),
+                "dtype": _DTYPE_NAMES.get(dtype, dtype or None),
                 "ms": ms[part, name, dtype],
                 "count": count[part, name, dtype],
             }
         )
-        for part, name, dtype in _longest(ms)
+        for part, name, dtype in _longest_first(ms)
         if part in PARTS
     ]
     # a short kernel of attention's core tells how attention was computed
-    return tuple(kernel for place, kernel in enumerate(every) if place < _MOST_KERNELS or kernel.part == CORE)
+    return tuple(kernel for place, kernel in enumerate(all_kernels) if place < _MOST_KERNELS or kernel.part == CORE)
 
 
 def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
@@ -394,14 +396,14 @@ def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
     for (part, where), values in means.items():
         ms = fmean(values)
         if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER.search(where):
-            layers[part, of_all_layers(where)].append((ms, where))
+            layers[part, without_layer_number(where)].append((ms, where))
     for (part, _), times in layers.items():
         usual, (most, where) = median(ms for ms, _ in times), max(times)
         if len(times) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
             yield f"{part} in {where}: {most:.1f} ms, {usual:.1f} ms in the median layer"
 
 
-def _longest(ms: Mapping[K, float]) -> list[K]:
+def _longest_first(ms: Mapping[K, float]) -> list[K]:
     return sorted(ms, key=lambda key: -ms[key])
 
 
@@ -424,13 +426,13 @@ def warnings(step_ms: float, parts: Sequence[PartTime], kernels: Sequence[Kernel
         yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"
 
 
-def step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ()) -> StepTimeline:
+def median_step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ()) -> StepTimeline:
     """Return the step of middle length by rank."""
     step = sorted(steps, key=lambda step: step.ms)[len(steps) // 2]
     begin = min(step.origins.values())
     ms = max(step.origins[rank] + line.ms for rank, line in step.lines.items()) - begin
-    spread = sorted(step.lines)[:: -(-len(step.lines) // MOST_LINES)]
-    ranks = sorted([*dict.fromkeys([*late, *spread])][:MOST_LINES])
+    spread_ranks = sorted(step.lines)[:: -(-len(step.lines) // MOST_LINES)]
+    ranks = sorted([*dict.fromkeys([*late, *spread_ranks])][:MOST_LINES])
     cells = {rank: _cells(step.slices[rank], step.origins[rank] - begin, ms / MOST_CELLS) for rank in ranks}
     present = {cell[0] for line in cells.values() for cell in line if cell}
     parts = tuple(part for part in PARTS if part in present)

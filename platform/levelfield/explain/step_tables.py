@@ -10,12 +10,12 @@ from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, align_rows
 from levelfield.report.words import NONE, wrapped
 from levelfield.specs.short_names import short_kernel
-from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, of_all_layers
+from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, without_layer_number
 
-_LARGE = 0.05  # of the step: an unexplained part of this size is shown first
+_LARGE_SHARE = 0.05  # of the step: an unexplained part this large is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
 _MOST_PLACES, _MOST_KERNELS = 10, 5
-_BAR = 30  # columns
+_BAR_WIDTH = 30  # columns
 Change = tuple[str, float, float, float | None]  # the part, before, after, half of the interval of the change
 
 
@@ -24,38 +24,46 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
     mean = parts.step.mean
     steps = "1 recorded step" if parts.recorded_steps == 1 else f"{parts.recorded_steps} recorded steps"
     heading = f"{parts.run_id}: where {mean:.2f} ms of a step go, mean of {steps}"
-    yield Sheet(heading, notes=tuple(_notes(parts)))
+    yield Sheet(heading, notes=tuple(_step_notes(parts)))
     ordered = sorted(parts.parts, key=lambda row: -row.time.mean)
-    ordered.sort(key=lambda row: not (row.part == "unexplained" and row.time.mean / mean >= _LARGE))  # it is the first
+    # a large unexplained part is shown first
+    ordered.sort(key=lambda row: not (row.part == "unexplained" and row.time.mean / mean >= _LARGE_SHARE))
     header = ("part", "ms", "95 %", "share", "recomputed", "overlapped")
     rows = [
         (
             row.part,
             f"{row.time.mean:.2f}",
-            interval(row.time),
+            half_interval_text(row.time),
             f"{row.time.mean / mean:.1%}",
             f"{row.recompute_ms:.2f}" if row.recompute_ms else "",
             f"{row.overlapped_ms:.2f}" if row.overlapped_ms else "",
         )
         for row in ordered
     ]
-    repeated = sum(row.recompute_ms for row in parts.parts)
-    total = ("step", f"{mean:.2f}", interval(parts.step), "100.0%", f"{repeated:.2f}" if repeated else "", "")
-    used = [column for column, cells in enumerate(zip(*rows, total, strict=True)) if any(cells)]
-    names, *lines = (tuple(row[column] for column in used) for row in (header, *rows, total))
+    recomputed_ms = sum(row.recompute_ms for row in parts.parts)
+    total = (
+        "step",
+        f"{mean:.2f}",
+        half_interval_text(parts.step),
+        "100.0%",
+        f"{recomputed_ms:.2f}" if recomputed_ms else "",
+        "",
+    )
+    used_columns = [column for column, cells in enumerate(zip(*rows, total, strict=True)) if any(cells)]
+    names, *lines = (tuple(row[column] for column in used_columns) for row in (header, *rows, total))
     yield Sheet("", names, tuple(lines))
     if parts.alone is not None:
         yield _alone_sheet(parts.alone)
     if parts.planned is not None:
         yield _planned_sheet(parts.planned)
-    yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_places(parts)))
+    yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_place_rows(parts)))
     kernels = [
         (kernel.part, short_kernel(kernel.name), kernel.kind, kernel.dtype or "", f"{kernel.ms:.2f}")
         for kernel in parts.kernels[:_MOST_KERNELS]
     ]
     yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels))
     if len(parts.ranks) > 1:
-        yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_ranks(parts)))
+        yield Sheet("ranks", ("rank", "step ms", "work ms", "waits for"), tuple(_rank_rows(parts)))
 
 
 def _alone_sheet(alone: StepAlone) -> Sheet:
@@ -100,11 +108,13 @@ def _planned_sheet(planned: StepPlanned) -> Sheet:
     return Sheet("beside the planner", ("part", "measured ms", "planned ms", "expected", ""), tuple(rows), tuple(notes))
 
 
-def _notes(parts: StepParts) -> Iterator[str]:
-    cost = parts.overhead
-    between = "" if cost.low is None or cost.high is None else f" (95 %: {cost.low:+.1%} to {cost.high:+.1%})"
-    grew = "; parts with many short operations grew most" if cost.ratio > _LARGE else ""
-    yield f"recording changed these steps by {cost.ratio:+.1%}{between}{grew}; the window was not recorded"
+def _step_notes(parts: StepParts) -> Iterator[str]:
+    overhead = parts.overhead
+    between = (
+        "" if overhead.low is None or overhead.high is None else f" (95 %: {overhead.low:+.1%} to {overhead.high:+.1%})"
+    )
+    grew = "; parts with many short operations grew most" if overhead.ratio > _LARGE_SHARE else ""
+    yield f"recording changed these steps by {overhead.ratio:+.1%}{between}{grew}; the window was not recorded"
     yield from (f"warning: {warning}" for warning in parts.warnings)
     for late in parts.late:
         longer = "" if late.longer_ms is None else f": {late.part} in {late.where} takes {late.longer_ms:.1f} ms more"
@@ -112,21 +122,21 @@ def _notes(parts: StepParts) -> Iterator[str]:
     yield from (f"missing: {reason}" for reason in parts.missing)
 
 
-def interval(time: Milliseconds) -> str:
-    """Return half of the 95 % interval, as `+-1.20`; nothing from one step."""
+def half_interval_text(time: Milliseconds) -> str:
+    """Return half of the 95 % interval, such as `±1.20`; nothing from one step."""
     return "" if time.high is None else f"±{time.high - time.mean:.2f}"
 
 
-def _places(parts: StepParts) -> Iterator[tuple[str, ...]]:
+def _place_rows(parts: StepParts) -> Iterator[tuple[str, ...]]:
     times: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
-            times[place.part, of_all_layers(place.where)] += place.ms / len(parts.ranks)
+            times[place.part, without_layer_number(place.where)] += place.ms / len(parts.ranks)
     for (part, where), ms in sorted(times.items(), key=lambda item: -item[1])[:_MOST_PLACES]:
         yield part, where, f"{ms:.2f}", f"{ms / parts.step.mean:.1%}"
 
 
-def _ranks(parts: StepParts) -> Iterator[tuple[str, ...]]:
+def _rank_rows(parts: StepParts) -> Iterator[tuple[str, ...]]:
     for rank in parts.ranks:
         waited = sum(wait.ms for wait in rank.waited_for)
         longest = sorted(rank.waited_for, key=lambda wait: -wait.ms)[:3]
@@ -137,18 +147,18 @@ def _ranks(parts: StepParts) -> Iterator[tuple[str, ...]]:
 def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
     """Return a waterfall from one step to another: a bar for each part, which begins where the one above ends."""
     _, first, last, _ = whole
-    places = list(accumulate((after - before for _, before, after, _ in changes), initial=first))
-    low, high = min(last, *places), max(last, *places)
-    scale = (_BAR - 1) / ((high - low) or 1.0)
+    positions = list(accumulate((after - before for _, before, after, _ in changes), initial=first))
+    low, high = min(last, *positions), max(last, *positions)
+    scale = (_BAR_WIDTH - 1) / ((high - low) or 1.0)
     rows = [("A", f"{first:.2f}", "", _bar(low, first, low, scale))]
-    for (part, before, after, _), (begin, end) in zip(changes, pairwise(places), strict=True):
+    for (part, before, after, _), (begin, end) in zip(changes, pairwise(positions), strict=True):
         rows.append((printable(part), "", f"{after - before:+.2f}", _bar(begin, end, low, scale)))
     rows.append(("B", f"{last:.2f}", f"{last - first:+.2f}", _bar(low, last, low, scale)))
     return align_rows(rows, right=(1, 2))
 
 
 def _bar(begin: float, end: float, low: float, scale: float) -> str:
-    left, right = (round((place - low) * scale) for place in sorted((begin, end)))
+    left, right = (round((position - low) * scale) for position in sorted((begin, end)))
     return " " * left + ("#" if end >= begin else "-") * (right - left + 1)
 
 

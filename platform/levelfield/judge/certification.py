@@ -21,7 +21,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Alignment, CertificateFinding, Result
-from levelfield.specs.variables import counting
+from levelfield.specs.variables import arithmetic_variables
 
 
 def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: CertificateSubject) -> Certificate:
@@ -130,7 +130,7 @@ def software_digest(paths: RunPaths) -> str | None:
         counted = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
         if elsewhere := _elsewhere_digests(event_or_none(read_regular(paths.outcome)) or {}):
             counted["elsewhere"] = elsewhere
-        counted["inherited"] = counting(provenance.get("inherited", {}), provenance.get("inherited_are"))
+        counted["inherited"] = arithmetic_variables(provenance.get("inherited", {}), provenance.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not counted["environment_packages"]:

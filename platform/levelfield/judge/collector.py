@@ -47,9 +47,9 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.preflight_report import PreflightReport
 from levelfield.specs.reference import Identity, Reference
 from levelfield.specs.result import (
+    ATTENTION_KERNELS,
     FP8_LIBRARIES,
     FUSED_KERNELS,
-    KERNELS,
     AttentionKernelFound,
     Energy,
     ExpertLoad,
@@ -310,7 +310,7 @@ def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | 
 
     frameworks: each rank's event of that name.
     """
-    report = _common_name(frameworks, "attention_kernel", KERNELS, "kernels")
+    report = _common_name(frameworks, "attention_kernel", ATTENTION_KERNELS, "kernels")
     return AttentionKernelFound(name=report[0], reason=report[1]) if report else None
 
 

@@ -20,7 +20,7 @@ from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, whole_number
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 from levelfield.specs.short_names import clipped
 from levelfield.worker.choices import digest_of
 
@@ -151,7 +151,7 @@ def _check_job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
         yield "there is no job.json, so the plan is not held against what the training was given"
         return
     contents = []
-    for content in (job_of(plan, RunPaths(Path("/"))), job):
+    for content in (job_content(plan, RunPaths(Path("/"))), job):
         corpus = content.get("corpus")
         if isinstance(corpus, dict):
             corpus = {key: value for key, value in corpus.items() if key != "prefix"}

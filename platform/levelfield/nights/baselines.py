@@ -22,7 +22,7 @@ from levelfield.series.segments import (
     segments_of,
     value_of,
 )
-from levelfield.specs.record import Conditions, EventKind, Gated, Point, StoreEvent
+from levelfield.specs.record import Conditions, EventKind, GatedFigure, Point, StoreEvent
 
 FEWEST_NIGHTS = 3
 
@@ -47,7 +47,7 @@ def accepted_baseline(evidence: LevelEvidence, who: str, reason: str, at: str, u
     runs = _sufficient(evidence)
     segments = segments_of(level_points(evidence.points))
     home = next(s for s in reversed(segments) if any(p.run_id == runs[-1].run_id for p in s.points))
-    level: dict[Gated, float] = {}
+    level: dict[GatedFigure, float] = {}
     nodes: dict[str, dict[str, float]] = {}
     for figure in FIGURES:
         if nights := observations(runs, figure):
@@ -222,7 +222,7 @@ def _bad_nights(evidence: LevelEvidence) -> set[str]:
 
 def _event(
     kind: EventKind, series: str, who: str, reason: str, at: str, until: str | None, evidence: Sequence[Point],
-    level: Mapping[Gated, float], data: Mapping[str, object],
+    level: Mapping[GatedFigure, float], data: Mapping[str, object],
 ) -> StoreEvent:  # fmt: skip
     if not reason.strip():
         raise UsageError("--reason: found an empty text, expected the reason; the event stores it")

@@ -18,7 +18,7 @@ from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Gated, RunRecord
+from levelfield.specs.record import GatedFigure, RunRecord
 from levelfield.store.run_record import record_of, series_of
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class BuildTrials:
 
     plan: Plan
     good: CommitBuild
-    figure: Gated
+    figure: GatedFigure
     runs: Path
     plugins: Sequence[Path]  # the folders of --plugins
     say: Callable[[str], None]

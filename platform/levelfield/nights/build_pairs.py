@@ -15,7 +15,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
-from levelfield.explain.explanation import explained
+from levelfield.explain.explanation import compute_step_parts
 from levelfield.explain.step_difference import step_difference
 from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, checkout_build, run_with_build
@@ -128,7 +128,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
             paths = run_with_build(
                 arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS_FOLDER, MOST_SECONDS
             )
-            steps.append(explained(paths))
+            steps.append(compute_step_parts(paths))
         except (RunFailed, UsageError) as error:
             raise ArmFailed(arm, str(error)) from None
     change = step_difference(*steps)

@@ -48,11 +48,11 @@ from levelfield.series.pairs import (
 )
 from levelfield.series.segments import change_of, shown_change
 from levelfield.series.trigger import FALSE_DISCOVERY_RATE, MANY_SERIES, within_false_discovery_rate
-from levelfield.specs.record import Gated, StoredFigures
+from levelfield.specs.record import GatedFigure, StoredFigures
 from levelfield.specs.short_names import short_digest
 
-ConfirmingPairs = Callable[[str, Gated], "Pairs | str | None"]
-NullPairs = Callable[[str, Gated], Iterable[Pair]]
+ConfirmingPairs = Callable[[str, GatedFigure], "Pairs | str | None"]
+NullPairs = Callable[[str, GatedFigure], Iterable[Pair]]
 
 MOST_PAIRS_OF_A_NIGHT = 100
 LEAST_CHANCE = 1e-9  # below it the larger excess is the likelier cause
@@ -92,7 +92,7 @@ class Suspect:
     """A figure whose night has to be confirmed by pairs."""
 
     series: str
-    figure: Gated
+    figure: GatedFigure
     chance: float  # the probability of such a night without a cause
     examination: Examination
 
@@ -191,7 +191,7 @@ def _ranked(members: Sequence[ExaminedFigure]) -> list[tuple[ExaminedFigure, flo
     return [(member, chance) for _, member, chance in sorted(ranked, key=lambda entry: entry[0])]
 
 
-def _name(member: ExaminedFigure) -> tuple[str, Gated]:
+def _name(member: ExaminedFigure) -> tuple[str, GatedFigure]:
     return member[0].series, member[1].figure
 
 
@@ -218,8 +218,8 @@ class _Spending:
     most: int | None
     say: Callable[[Finding], None]
     # of each figure that was called for; the reason where no pairs were run; None where they cannot be
-    rulings: dict[tuple[str, Gated], PairRuling | NoPairs | None] = field(default_factory=dict)
-    _nulls_run: dict[tuple[str, Gated], list[Pair]] = field(default_factory=dict)
+    rulings: dict[tuple[str, GatedFigure], PairRuling | NoPairs | None] = field(default_factory=dict)
+    _nulls_run: dict[tuple[str, GatedFigure], list[Pair]] = field(default_factory=dict)
 
     def ruling(self, member: ExaminedFigure) -> PairRuling | NoPairs | None:
         """Return what pairs show about a figure, or why none were run. The first call runs them."""
@@ -400,10 +400,10 @@ class PairRuns:
 class Confirmation:
     """The source of pairs for a gate. Call it with a series and a figure."""
 
-    suspects: Mapping[tuple[str, Gated], Suspect]  # what the gate wants to know
+    suspects: Mapping[tuple[str, GatedFigure], Suspect]  # what the gate wants to know
     runs: PairRuns
 
-    def __call__(self, series: str, figure: Gated) -> Pairs | str | None:
+    def __call__(self, series: str, figure: GatedFigure) -> Pairs | str | None:
         """Return the values of both builds, pair by pair, as many as the test needs; or why there are none."""
         suspect = self.suspects.get((series, figure))
         if suspect is None:

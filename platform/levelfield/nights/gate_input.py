@@ -32,7 +32,7 @@ from levelfield.series.segments import (
     observations,
     segments_of,
 )
-from levelfield.specs.record import OF_NULLS, Conditions, Gated, Point, Series, StoreEvent
+from levelfield.specs.record import NULL_PURPOSES, Conditions, GatedFigure, Point, Series, StoreEvent
 from levelfield.specs.short_names import short_digest, short_value
 
 _STILL_THERE = 14  # days: without a list of the night, a series that ran within them is expected
@@ -65,20 +65,20 @@ class GateInput:
         groups = {s: [p for p in of if night_of(p) == self.night and p.is_of_trend] for s, of in self.points.items()}
         return {series: points for series, points in groups.items() if points}
 
-    def stored_pairs(self, series: str, figure: Gated) -> Pairs | None:
+    def stored_pairs(self, series: str, figure: GatedFigure) -> Pairs | None:
         """Return the pairs that the night ran: values of the accepted build and of tonight's. None without any.
 
         A pair with a run that may stand in no comparison is left out, as by the night itself.
         """
         return self._pairs_of(series, figure, self.night) or None
 
-    def _pairs_of(self, series: str, figure: Gated, night: str) -> list[Pair]:
+    def _pairs_of(self, series: str, figure: GatedFigure, night: str) -> list[Pair]:
         runs = sorted((p for p in self.points.get(series, ()) if p.night == night), key=lambda p: p.began)
         first, second = ([p for p in runs if p.purpose == arm] for arm in ("confirm-a", "confirm-b"))
         pairs = [(a, b) for a, b in zip(first, second, strict=False) if a.is_comparable and b.is_comparable]
         return [(getattr(a, figure), getattr(b, figure)) for a, b in pairs]
 
-    def pairs_since_held(self, series: str, figure: Gated, examination: Examination) -> list[Pair]:
+    def pairs_since_held(self, series: str, figure: GatedFigure, examination: Examination) -> list[Pair]:
         """Return the pairs of earlier nights since pairs last showed the named regression of an examination."""
         opened, pairs = examination.opened, list[Pair]()
         last = (opened.last.night or "") if opened else ""
@@ -101,11 +101,11 @@ class GateInput:
         return groups
 
     @cached_property
-    def named_regressions(self) -> dict[tuple[str, Gated], OpenRegression]:
+    def named_regressions(self) -> dict[tuple[str, GatedFigure], OpenRegression]:
         """The regressions that earlier nights named and none found gone, by series and figure."""
         return open_regressions(self.past, self.night)
 
-    def open_regression(self, series: str, figure: Gated, baseline: StoreEvent | None) -> OpenRegression | None:
+    def open_regression(self, series: str, figure: GatedFigure, baseline: StoreEvent | None) -> OpenRegression | None:
         """Return the regression of a figure that is still there; None where the baseline accepts its nights too."""
         regression = self.named_regressions.get((series, figure))
         if regression is None or baseline is None:
@@ -114,7 +114,7 @@ class GateInput:
         first = began.get(regression.first.run_id or "") or regression.first.night or ""
         return None if any(began.get(run, "") >= first for run in baseline.runs) else regression
 
-    def null_pairs(self, series: str, node: str, figure: Gated) -> list[Pair]:
+    def null_pairs(self, series: str, node: str, figure: GatedFigure) -> list[Pair]:
         """Return the figures of the series' null pairs on the node in the last weeks, in order of time."""
         pairs: list[Pair] = []
         waiting: Point | None = None
@@ -134,7 +134,7 @@ class GateInput:
         for series, points in self.points.items():
             for point in sorted(points, key=lambda run: run.began):
                 age = days_between(night_of(point), self.night)
-                if point.purpose in OF_NULLS and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS:
+                if point.purpose in NULL_PURPOSES and point.is_comparable and age is not None and 0 <= age <= NULL_DAYS:
                     null_runs[series, point.node].append(point)
         return null_runs
 
@@ -181,7 +181,7 @@ class _SeriesNights:
 
 
 def _examination(
-    inputs: GateInput, nights: _SeriesNights, figure: Gated, past: Sequence[Finding]
+    inputs: GateInput, nights: _SeriesNights, figure: GatedFigure, past: Sequence[Finding]
 ) -> ExaminedFigure | None:
     tonight = observations(nights.tonight, figure)
     if not tonight:

@@ -21,7 +21,7 @@ from levelfield.series.segments import (
     value_of,
 )
 from levelfield.series.trigger import detectable
-from levelfield.specs.record import Gated, Point, StoreEvent
+from levelfield.specs.record import GatedFigure, Point, StoreEvent
 from levelfield.specs.short_names import short_digest
 
 _END = "~"  # after every time
@@ -45,7 +45,7 @@ class SegmentSummary:
 class FigureHistory:
     """One figure of a series."""
 
-    figure: Gated
+    figure: GatedFigure
     nights: tuple[tuple[str, str, str, float], ...]  # date, node, run id and value
     segments: tuple[SegmentSummary, ...]
     level: float | None  # in the figure's unit
@@ -66,7 +66,7 @@ def figure_histories(inputs: GateInput, series: str, now: str) -> list[FigureHis
 
 
 def _history(
-    inputs: GateInput, points: Sequence[Point], events: Sequence[StoreEvent], figure: Gated, now: str
+    inputs: GateInput, points: Sequence[Point], events: Sequence[StoreEvent], figure: GatedFigure, now: str
 ) -> FigureHistory | None:
     points = [point for point in points if getattr(point, figure)]
     nights = observations(points, figure)

@@ -16,7 +16,7 @@ from levelfield.series.findings import Finding
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
 from levelfield.specs.record import Conditions, Point, branch_of
-from levelfield.specs.short_names import refuse_any, short_digest
+from levelfield.specs.short_names import refuse_empty_name, short_digest
 from levelfield.store.database import Store, StoredSeries
 
 # A gate reads the nights of so many days. A series is read as a whole where the first nights are its level, because
@@ -165,7 +165,7 @@ def named_series(store: Store, name: str) -> list[StoredSeries]:
 
     Raises UnknownName, and UsageError for a text that every label has.
     """
-    refuse_any("series", name.removeprefix("sha256:"))
+    refuse_empty_name("series", name.removeprefix("sha256:"))
     stored = store.series()
     exact = [s for s in stored if name in (s.series.case, s.series.label, s.digest)]
     bare = name.removeprefix("sha256:")

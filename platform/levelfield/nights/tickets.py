@@ -32,7 +32,7 @@ from levelfield.series.pairs import FEWEST_HALFWAY, Side
 from levelfield.series.segments import cost_of, differences, excess_of, is_evidence, night_of
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
-from levelfield.specs.record import Gated, RunRecord, Series, StoreEvent, Subject
+from levelfield.specs.record import GatedFigure, RunRecord, Series, StoreEvent, Subject
 from levelfield.specs.run_figures import GATED
 from levelfield.specs.short_names import slug
 from levelfield.store.database import Store
@@ -180,7 +180,7 @@ class NightTickets:
             return {"packages_unknown": f"a run's list cannot be read: {error}"}
         return {"packages": tuple(sorted(differences(*lists)))}
 
-    def _command(self, ticket: Ticket, series: Series, figure: Gated | None) -> tuple[str, ...]:
+    def _command(self, ticket: Ticket, series: Series, figure: GatedFigure | None) -> tuple[str, ...]:
         """Return the command that searches the commits; nothing where there is nothing between the builds."""
         if ticket.since is None or ticket.tonight is None or not ticket.all_commits or figure is None:
             return ()
@@ -242,7 +242,7 @@ class NightBisection:
                 }  # fmt: skip
                 self.tickets.store.add_event(StoreEvent.model_validate(note))
 
-    def _searched(self, finding: Finding, figure: Gated, ticket: Ticket, until: float) -> Bisection:
+    def _searched(self, finding: Finding, figure: GatedFigure, ticket: Ticket, until: float) -> Bisection:
         seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
         if (finding.series, ticket.since) not in self._ran and self.clock() + seconds > until:
             return Bisection(why_not="the budget holds no search; the command below makes it")
@@ -253,7 +253,9 @@ class NightBisection:
         except RunFailed as error:
             return Bisection(why_not=str(error))
 
-    def _halved(self, finding: Finding, figure: Gated, commits: Sequence[str], holds: Callable[[], bool]) -> Bisection:
+    def _halved(
+        self, finding: Finding, figure: GatedFigure, commits: Sequence[str], holds: Callable[[], bool]
+    ) -> Bisection:
         """Halve the commits. The night's pairs have shown that the last one is bad, and how much."""
         plan, runs = self.plans[finding.series], self.tickets.runs
         trials = BuildTrials(plan, checkout_build(commits[0], say=self.say), figure, runs, self.plugins, self.say)

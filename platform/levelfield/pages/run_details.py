@@ -11,7 +11,7 @@ from levelfield.pages.series_history import DistinctValues
 from levelfield.report import result_words
 from levelfield.specs.record import RunRecord, Series
 from levelfield.specs.run_figures import value_at
-from levelfield.specs.variables import for_readers
+from levelfield.specs.variables import report_variables
 from levelfield.specs.vendor import HOST_SHARE
 
 # Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.
@@ -84,7 +84,7 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         facts["flags"] = [result_words.flag(str(flag)) for flag in facts["flags"]]
     inherited = value_at(content, "inherited")
     if isinstance(inherited, dict) and inherited:
-        facts["inherited"] = for_readers({name: str(text) for name, text in inherited.items()})
+        facts["inherited"] = report_variables({name: str(text) for name, text in inherited.items()})
         facts["inherited_others"] = len(inherited) - len(facts["inherited"])
     return {
         "run": record.run_id,

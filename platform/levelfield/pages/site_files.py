@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from levelfield.errors import DocumentError, UsageError, disk_hint
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.base import Document, dump, parse, sha256_of
-from levelfield.specs.bounded_reading import MOST_BYTES, mapping_of
+from levelfield.specs.bounded_reading import MOST_BYTES, parse_mapping
 
 MANIFEST_NAME = "site.json"
 # A page, or a file of assets/ or data/. No other file is ever written or removed.
@@ -45,7 +45,7 @@ def _manifest(root: FolderDescriptor) -> PagesManifest:
     path, folder = root.path / MANIFEST_NAME, root.path
     no_pages = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
-        manifest = parse(PagesManifest, mapping_of(path, root.read(MANIFEST_NAME, MOST_BYTES).decode()), str(path))
+        manifest = parse(PagesManifest, parse_mapping(path, root.read(MANIFEST_NAME, MOST_BYTES).decode()), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
         raise UsageError(f"{no_pages}. {error}") from None
     except OSError as error:

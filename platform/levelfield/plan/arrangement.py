@@ -26,7 +26,7 @@ from levelfield.predict.layout_search import LayoutEstimate
 from levelfield.predict.setup import training_setup
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS
-from levelfield.specs.implementation import ImplementationFile, refused
+from levelfield.specs.implementation import ImplementationFile, refused_choices
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
@@ -204,6 +204,6 @@ def refuse_unsupported(
         if FREE_FIELDS[name].is_framework_specific and name not in implementation.free_fields
     ]
     refusals = implementation.refusals(kind)
-    lacking += [f"{name} ({refusals[name]})" for name in refused(refusals, work, tuning, captures)]
+    lacking += [f"{name} ({refusals[name]})" for name in refused_choices(refusals, work, tuning, captures)]
     if lacking:
         raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")

@@ -29,7 +29,7 @@ from levelfield.specs.requirements import (
     Use,
     version_numbers,
 )
-from levelfield.specs.selector import Selector, labelled
+from levelfield.specs.selector import Selector, versioned_framework
 from levelfield.specs.vendor import Chip
 
 ANSWER_SECONDS = 30
@@ -220,7 +220,8 @@ def select_runnable_version(
         return selector, selection, driver, ()
     other, _folder = registry.implementation(selector.framework, version)
     selector = selector.model_copy(update={"version": version})
-    reason = f"{labelled(file.framework, version)} in place of {file.framework} {file.version}: {'; '.join(faults)}"
+    chosen = versioned_framework(file.framework, version)
+    reason = f"{chosen} in place of {file.framework} {file.version}: {'; '.join(faults)}"
     return selector, replace(selection, implementation=other), driver, (reason,)
 
 

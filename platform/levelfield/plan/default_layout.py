@@ -11,7 +11,7 @@ from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, Sea
 from levelfield.predict.machines import DEVICES_PER_NODE, machine_rates, port_rate, with_assumed_rates
 from levelfield.predict.questions import supported_parallelism
 from levelfield.specs.case import Scale, Work
-from levelfield.specs.implementation import refused
+from levelfield.specs.implementation import refused_choices
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning, TuningChoice
 
@@ -58,7 +58,7 @@ class LayoutTask:
     def framework_accepts(self, tuning: Tuning) -> bool:
         """Return whether the framework accepts this tuning."""
         kind = self.selection.vendor.device_kind
-        return not refused(self.selection.implementation.refusals(kind), self.work, tuning)
+        return not refused_choices(self.selection.implementation.refusals(kind), self.work, tuning)
 
 
 def default_layout(task: LayoutTask, scale: Scale, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:

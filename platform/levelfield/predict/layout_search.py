@@ -20,7 +20,7 @@ from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.predict.timing import PredictedStep, StepPasses, predicted_step, step_passes, weight_exchange
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
-from levelfield.specs.implementation import FIRST_LAYERS, Refusable, refused
+from levelfield.specs.implementation import FIRST_LAYERS, Refusable, refused_choices
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Recompute, Tuning
 
@@ -394,13 +394,13 @@ class _Search:
 
         all_sizes = sorted({n for _, batches in sizes for n in batches})
         first_refused = bisect_left(
-            all_sizes, True, key=lambda n: bool(refused(refuses, work, Tuning(layout=layout, micro_batch=n)))
+            all_sizes, True, key=lambda n: bool(refused_choices(refuses, work, Tuning(layout=layout, micro_batch=n)))
         )
         allowed = all_sizes[:first_refused]
         if not allowed:
             return []
         two_chunks = Tuning(layout=layout, micro_batch=allowed[0], virtual_pipeline=2)
-        interleaved = layout.pipeline == 1 or not refused(refuses, work, two_chunks)
+        interleaved = layout.pipeline == 1 or not refused_choices(refuses, work, two_chunks)
         return [
             (chunks, [n for n in batches if n in allowed]) for chunks, batches in sizes if interleaved or chunks == 1
         ]

@@ -26,7 +26,7 @@ from levelfield.rundir.telemetry_files import read_telemetry
 from levelfield.specs.base import dump, load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, PreflightPlan, job_of
+from levelfield.specs.plan import Plan, PreflightPlan, job_content
 from levelfield.specs.preflight_report import PreflightReport
 
 PREFLIGHTS_FOLDER = "preflights"  # below the runs: these folders hold no run
@@ -131,7 +131,7 @@ def _launch_ranks(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: 
 
     request = launcher.request(plan, paths, runtime)
     write_atomically(paths.plan, dump(plan))
-    directory.write_json(paths.job, job_of(plan, paths))
+    directory.write_json(paths.job, job_content(plan, paths))
     directory.write_json(paths.request, request.to_dict())
     outcome = launcher.execute(request, watch)
     directory.write_json(paths.outcome, outcome.to_dict())

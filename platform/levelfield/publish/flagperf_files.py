@@ -18,13 +18,16 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import Recompute, TuningChoice
 
 # config_TP1PP1SH2SP8A10080Gx1x8.py and config_MLUx4x8.py: nodes and devices of each
-_MACHINES = re.compile(r"x(\d{1,6})x(\d{1,4})\.py")
+_MACHINE_COUNTS = re.compile(r"x(\d{1,6})x(\d{1,4})\.py")
 _SHARDING = re.compile(r"stage([123])")
-_GRANULARITY: dict[str, Recompute] = {"full": "full", "core_attn": "selective"}
-# The same field in the files of Paddle's and of Megatron's benchmarks.
-_TENSOR, _PIPELINE = ("tensor_parallel_degree", "tensor_parallel"), ("pipeline_parallel_degree", "pipeline_parallel")
-_MICRO_BATCH = ("per_device_train_batch_size", "localbs")
-_LARGEST_FILE = 1 << 20
+_RECOMPUTE_BY_GRANULARITY: dict[str, Recompute] = {"full": "full", "core_attn": "selective"}
+# One field by its names in the files of Paddle's and of Megatron's benchmarks.
+_TENSOR_KEYS, _PIPELINE_KEYS = (
+    ("tensor_parallel_degree", "tensor_parallel"),
+    ("pipeline_parallel_degree", "pipeline_parallel"),
+)
+_MICRO_BATCH_KEYS = ("per_device_train_batch_size", "localbs")
+_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,31 +59,32 @@ class Strategy:
 
 def read_strategy(path: Path) -> Strategy:
     """Return the strategy of a config_*.py. Raises UsageError with file, key, found and expected."""
-    fields = _Fields(path)
-    tensor, pipeline = fields.count(_TENSOR) or 1, fields.count(_PIPELINE) or 1
-    degree = fields.count(("sharding_parallel_degree",)) or 1
-    data = degree
-    if machines := _MACHINES.search(path.name):
-        world, split = int(machines[1]) * int(machines[2]), tensor * pipeline
-        if world % split or not world:
+    fields = _Literals(path)
+    tensor, pipeline = fields.count(_TENSOR_KEYS) or 1, fields.count(_PIPELINE_KEYS) or 1
+    sharding_degree = fields.count(("sharding_parallel_degree",)) or 1
+    data_parallel = sharding_degree
+    if machines := _MACHINE_COUNTS.search(path.name):
+        devices, model_parallel = int(machines[1]) * int(machines[2]), tensor * pipeline
+        if devices % model_parallel or not devices:
             raise UsageError(
-                f"{path}: found tensor x pipeline = {split}, expected a divisor of the {world} devices in its name"
+                f"{path}: found tensor x pipeline = {model_parallel}, expected a divisor of the {devices} "
+                "devices in its name"
             )
-        data = world // split
-    layout = f"DP{data}TP{tensor}PP{pipeline}"
-    if degree > 1:
+        data_parallel = devices // model_parallel
+    layout = f"DP{data_parallel}TP{tensor}PP{pipeline}"
+    if sharding_degree > 1:
         text = fields.get(("sharding",))
         match = _SHARDING.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise UsageError(f"{path}: key 'sharding': found {text!r:.40}, expected 'stage1', 'stage2' or 'stage3'")
-        layout += f"SH{match[1]}SP{degree}"
+        layout += f"SH{match[1]}SP{sharding_degree}"
     try:
         parse_layout(layout)
     except LayoutError as error:
         raise UsageError(f"{path}: {error}") from None
     choice = TuningChoice(
         layout=layout,
-        micro_batch=fields.count(_MICRO_BATCH),
+        micro_batch=fields.count(_MICRO_BATCH_KEYS),
         recompute=_recompute(fields),
         attention="flash_attn" if fields.get(("use_flash_attention",)) in (1, True) else None,
     )
@@ -90,7 +94,7 @@ def read_strategy(path: Path) -> Strategy:
 
 def read_hosts(path: Path) -> tuple[str, ...]:
     """Return HOSTS of a cluster_conf.py. Raises UsageError where it is missing, commented out or no list of names."""
-    hosts = _Fields(path).get(("HOSTS",))
+    hosts = _Literals(path).get(("HOSTS",))
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host.strip() for host in hosts):
         raise UsageError(
             f'{path}: key \'HOSTS\': found {hosts!r:.60}, expected a list such as ["10.1.2.2", "10.1.2.3"]'
@@ -100,25 +104,25 @@ def read_hosts(path: Path) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def _recompute(fields: _Fields) -> Recompute | None:
-    if (again := fields.get(("recompute",))) is None:
+def _recompute(fields: _Literals) -> Recompute | None:
+    if (recompute := fields.get(("recompute",))) is None:
         return None
-    if not again:
+    if not recompute:
         return "none"
     granularity = fields.get(("recompute_granularity",)) or "full"
-    if granularity not in _GRANULARITY:
-        names = ", ".join(_GRANULARITY)
+    if granularity not in _RECOMPUTE_BY_GRANULARITY:
+        names = ", ".join(_RECOMPUTE_BY_GRANULARITY)
         raise UsageError(f"{fields.path}: key 'recompute_granularity': found {granularity!r:.40}, expected {names}")
-    return _GRANULARITY[granularity]
+    return _RECOMPUTE_BY_GRANULARITY[granularity]
 
 
-class _Fields:
+class _Literals:
     """The literals that a Python file assigns at its top level, by name."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            tree = ast.parse(read_regular(path, _LARGEST_FILE))
+            tree = ast.parse(read_regular(path, _MAX_FILE_BYTES))
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -131,7 +135,7 @@ class _Fields:
                 try:
                     value = ast.literal_eval(node.value)
                 except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
-                    value = _Computed(ast.unparse(node.value))  # which no key here accepts
+                    value = _ComputedValue(ast.unparse(node.value))  # which no key here accepts
                 self._values |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
 
     def get(self, names: tuple[str, ...]) -> Any:
@@ -150,7 +154,7 @@ class _Fields:
 
 
 @dataclass(frozen=True)
-class _Computed:
+class _ComputedValue:
     """The source of a value that only running the file would give."""
 
     source: str

@@ -17,14 +17,14 @@ from levelfield.publish.foreign_tables import (
     Columns,
     ReportedRun,
     achieved_tflops,
-    aligned,
-    changed,
+    alignment_cell,
     memory_over_capacity,
-    mfu,
-    notes,
+    mfu_cell,
     number,
     or_oom,
+    row_notes,
     share_of_peak,
+    with_change,
     without_zeros,
 )
 from levelfield.report import escapes
@@ -42,32 +42,32 @@ _FLAGPERF_COLUMNS = {
     "gpt": ("parallel_strategy", "throughput"),
     "llama": ("parallel", "token/p/s"),
 }  # columns of its table
-_BELOW = "见“性能指标”"
+_SEE_PERFORMANCE = "见“性能指标”"
 
 
-def as_report(form: str, runs: Sequence[ReportedRun]) -> str:
+def as_report(format_name: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below. FlagPerf's page has a head of its own."""
-    head: list[str] = []
-    remarks, tables = notes(runs), {"oneflow": [(ONEFLOW, runs)], "osdi": [(OSDI, runs)]}.get(form, [])
-    if form == "flagperf":  # it has a table for GPT and one for Llama
+    sections: list[str] = []
+    remarks, tables = row_notes(runs), {"oneflow": [(ONEFLOW, runs)], "osdi": [(OSDI, runs)]}.get(format_name, [])
+    if format_name == "flagperf":  # it has a table for GPT and one for Llama
         gpt = [run for run in runs if run.plan.work.model.family == "gpt"]
         llama = [run for run in runs if run not in gpt]
         tables = [(columns, part) for columns, part in ((FLAGPERF_GPT, gpt), (FLAGPERF_LLAMA, llama)) if part]
         # above: the environment of each kind of machine and software, and the general table of each case
         environments = dict.fromkeys("\n".join(_environment(run)) for run in runs)
-        head += (f"#### 环境配置\n\n{text}\n" for text in environments)
-        head += (f"* 通用指标\n\n{text}\n" for text in dict.fromkeys(_general_table(run) for run in runs))
+        sections += (f"#### 环境配置\n\n{text}\n" for text in environments)
+        sections += (f"* 通用指标\n\n{text}\n" for text in dict.fromkeys(_general_table(run) for run in runs))
         if llama:
             remarks.insert(0, "MFU: by 6n, with the parameters that the report's own rows take, where it has some")
-    elif form == "oneflow":
+    elif format_name == "oneflow":
         formula = "HFU by megatron-2021, which counts full recomputation"
         remarks.insert(0, f"Percentage of theoretical peak FLOP/s: {formula}")
-    elif form == "osdi":
+    elif format_name == "osdi":
         remarks += pair_lines(runs)
     for columns, part in tables:
         rows = ([write(run) for write in columns.values()] for run in part)
-        head.append("\n".join(escapes.markdown_table(columns, rows, " --- ")) + "\n")
-    return "\n".join([*head, *(f"{markdown(remark)}\n" for remark in remarks)])
+        sections.append("\n".join(escapes.markdown_table(columns, rows, " --- ")) + "\n")
+    return "\n".join([*sections, *(f"{markdown(remark)}\n" for remark in remarks)])
 
 
 # -- FlagPerf
@@ -76,12 +76,12 @@ def _machines(run: ReportedRun, with_memory: bool = False) -> str:
     capacity = run.result.memory.capacity_bytes
     memory = f"*{capacity / GIB:.0f}G" if with_memory and capacity else ""
     nodes, chip = run.result.nodes, run.result.chip
-    local = run.result.devices // nodes
-    counts = {1: f"单机{local}卡", 2: f"二机{run.result.devices}卡"}
-    return f"{chip}{counts.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{local}{memory}）"
+    devices_per_node = run.result.devices // nodes
+    counts = {1: f"单机{devices_per_node}卡", 2: f"二机{run.result.devices}卡"}
+    return f"{chip}{counts.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{devices_per_node}{memory}）"
 
 
-def _config(run: ReportedRun) -> str:
+def _config_name(run: ReportedRun) -> str:
     """Return the name of FlagPerf's configuration file of this layout and hardware."""
     r = run.result
     layout, capacity = r.layout, r.memory.capacity_bytes
@@ -102,19 +102,19 @@ def _precision(run: ReportedRun) -> str:
     return {"fp8": "bf16+fp8"}.get(run.result.precision, run.result.precision)
 
 
-def _sizes(run: ReportedRun) -> str:
+def _parallel_sizes(run: ReportedRun) -> str:
     layout = run.result.layout
     return f"PP{layout.pipeline}DP{layout.data}TP{layout.tensor}"
 
 
-def _unnamed(run: ReportedRun) -> str:
+def _other_settings(run: ReportedRun) -> str:
     """Return what PPxDPyTPz cannot express: sharded states, and a global batch other than 512."""
     layout, batch = run.result.layout, run.plan.work.training.global_batch
     sharding = f"SH{layout.sharding_stage}SP{layout.sharding_degree}" if layout.sharding_stage > 1 else ""
     return ", ".join(filter(None, (f"gbs={batch}" if batch != FLAGPERF_BATCH else "", sharding))) or NONE
 
 
-def _batches(run: ReportedRun) -> str:
+def _batch_settings(run: ReportedRun) -> str:
     tokens = run.plan.work.training.tokens_per_step
     count = f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else str(tokens)
     r = run.result
@@ -155,18 +155,18 @@ def _memory_of_all(run: ReportedRun) -> str:
 FLAGPERF_LLAMA: Columns = {
     "配置": _machines,
     "precision": _precision,
-    "parallel": _sizes,
-    "fix_hp": _unnamed,
+    "parallel": _parallel_sizes,
+    "fix_hp": _other_settings,
     "token/p/s": lambda run: without_zeros(run.tokens_per_second_per_device, 1),
-    "是否精度对齐": aligned,
+    "是否精度对齐": alignment_cell,
     "mem": memory_over_capacity,
-    "MFU": mfu,
+    "MFU": mfu_cell,
 }
 FLAGPERF_GPT: Columns = {
     "配置": lambda run: _machines(run, with_memory=True),
-    "config": _config,
+    "config": _config_name,
     "precision": _precision_with_level,
-    "fix_hp": _batches,
+    "fix_hp": _batch_settings,
     "parallel_strategy": _strategy,
     "throughput": _tokens_with_arithmetic,
     "memory": _memory_of_all,
@@ -174,16 +174,17 @@ FLAGPERF_GPT: Columns = {
 
 
 # -- OneFlow
-def _kind(layout: Layout) -> str:
+def _parallel_kind(layout: Layout) -> str:
     return "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
 
 
-def _case(run: ReportedRun) -> str:
+def _case_name(run: ReportedRun) -> str:
     """Return kind, layout, global batch and hidden size x layers, such as `2D_PP_2x4x4_512_2304x24`."""
     layout, model = run.result.layout, run.plan.work.model
     sizes = f"{layout.data}x{layout.tensor}x{layout.pipeline}"
     batch = run.plan.work.training.global_batch
-    return f"{_kind(layout)}{'_PP' if layout.pipeline > 1 else ''}_{sizes}_{batch}_{model.hidden_size}x{model.layers}"
+    kind = f"{_parallel_kind(layout)}{'_PP' if layout.pipeline > 1 else ''}"
+    return f"{kind}_{sizes}_{batch}_{model.hidden_size}x{model.layers}"
 
 
 def _latency(run: ReportedRun) -> str:
@@ -203,8 +204,8 @@ def _petaflops(run: ReportedRun) -> str:
 
 
 ONEFLOW: Columns = {
-    "group": lambda run: "PP" if run.result.layout.pipeline > 1 else _kind(run.result.layout),
-    "case": _case,
+    "group": lambda run: "PP" if run.result.layout.pipeline > 1 else _parallel_kind(run.result.layout),
+    "case": _case_name,
     "lantency": _latency,
     "memory": _mebibytes,
     "throuthput(sample/sec)": lambda run: without_zeros(run.samples_per_second(run.result)),
@@ -255,10 +256,10 @@ def _nodes_and_batch(run: ReportedRun) -> str:
 def _memory_change(run: ReportedRun) -> str:
     used = headline_memory(run.result).value
     before = headline_memory(run.baseline).value if run.baseline else None
-    return changed(used and used / MIB, before and before / MIB, with_difference=True)
+    return with_change(used and used / MIB, before and before / MIB, with_difference=True)
 
 
-def _load(run: ReportedRun) -> str:
+def _mean_load(run: ReportedRun) -> str:
     """Return the mean utilisation of the devices over the window, in percent."""
     load = run.result.load.value if run.result.load else None
     return NONE if load is None else number(100 * load, 0)
@@ -271,8 +272,8 @@ OSDI: Columns = {
     "test_desc": lambda run: _PLACEMENTS.get(run.result.layout.sharding_stage, NONE),
     "xn_xg_xdp_xmp_xbs": _nodes_and_batch,
     "gpu_mem(mB)": _memory_change,
-    "gpu_util(%)": _load,
-    "throuthput(sample/sec)": lambda run: changed(
+    "gpu_util(%)": _mean_load,
+    "throuthput(sample/sec)": lambda run: with_change(
         run.samples_per_second(run.result), run.samples_per_second(run.baseline)
     ),
 }
@@ -332,12 +333,12 @@ def _general_table(run: ReportedRun) -> str:
         "任务类别": "文本生成",
         "模型": run.result.case,
         "数据集": Path(corpus.prefix).name if corpus.prefix else corpus.kind,
-        "数据精度": f"precision,{_BELOW}",
-        "超参修改": f"fix_hp,{_BELOW}",
-        "并行策略": f"{strategy},{_BELOW}",
+        "数据精度": f"precision,{_SEE_PERFORMANCE}",
+        "超参修改": f"fix_hp,{_SEE_PERFORMANCE}",
+        "并行策略": f"{strategy},{_SEE_PERFORMANCE}",
         "硬件设备简称": f"{run.result.vendor} {run.result.chip}",
-        "硬件存储使用": f"memory,{_BELOW}",
-        "吞吐量": f"{throughput},{_BELOW}",
+        "硬件存储使用": f"memory,{_SEE_PERFORMANCE}",
+        "吞吐量": f"{throughput},{_SEE_PERFORMANCE}",
     }
     rows = ([*pair, ""] for pair in values.items())
     return "\n".join(escapes.markdown_table(("指标名称", "指标值", "特殊说明"), rows, " --- "))

@@ -128,19 +128,19 @@ def scalars(data: bytes, tag: str) -> Iterator[tuple[int, float]]:
             tags = list(_messages(value, 1))
             if tags and isinstance(step, int) and (scalar := _scalar(value)) is not None:
                 points.setdefault(tags[0].decode("utf-8", "replace"), []).append((step, scalar))
-    near = [tag] if tag in points else [name for name in points if name.lower().endswith(tag.lower())]
-    if len(near) != 1:
+    matching = [tag] if tag in points else [name for name in points if name.lower().endswith(tag.lower())]
+    if len(matching) != 1:
         names = ", ".join(sorted(points)[:8]) or "none"
         raise ValueError(f"found the scalars {names}; expected one named '{tag}': choose it with --tag NAME")
-    yield from points[near[0]]
+    yield from points[matching[0]]
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at + _HEADER.size <= len(data):
-        (size,) = _HEADER.unpack_from(data, at)
-        begin, at = at + _HEADER.size, at + _HEADER.size + size + _FOOTER
-        if at > len(data):
+    offset = 0
+    while offset + _HEADER.size <= len(data):
+        (size,) = _HEADER.unpack_from(data, offset)
+        begin, offset = offset + _HEADER.size, offset + _HEADER.size + size + _FOOTER
+        if offset > len(data):
             return
         yield data[begin : begin + size]
 
@@ -161,30 +161,30 @@ def _messages(message: bytes, number: int) -> Iterator[bytes]:
 
 def _fields(message: bytes) -> Iterator[Field]:
     """Yield (number, value) of protobuf's wire format: whole numbers as int, all else as its bytes."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
         kind = key & 7
         if kind == 0:
-            value, at = _varint(message, at)
+            value, offset = _varint(message, offset)
             yield key >> 3, value
             continue
         if kind not in (1, 2, 5):
             raise ValueError(f"a damaged event: found the wire type {kind}")
-        size, at = _varint(message, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
-        if at + size > len(message):
+        size, offset = _varint(message, offset) if kind == 2 else ({1: 8, 5: 4}[kind], offset)
+        if offset + size > len(message):
             raise ValueError("a damaged event: a field ends behind its message")
-        yield key >> 3, message[at : at + size]
-        at += size
+        yield key >> 3, message[offset : offset + size]
+        offset += size
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
     number = 0
     for shift in range(0, 70, 7):
-        if at >= len(message):
+        if offset >= len(message):
             raise ValueError("a damaged event: a number is cut off")
-        number |= (message[at] & 127) << shift
-        at += 1
-        if message[at - 1] < 128:
-            return number, at
+        number |= (message[offset] & 127) << shift
+        offset += 1
+        if message[offset - 1] < 128:
+            return number, offset
     raise ValueError("a damaged event: a number has more than 64 bits")

@@ -17,7 +17,7 @@ from typing import Any
 from levelfield.measure.curves import with_lost
 from levelfield.specs.figures import UNITS
 
-LONGEST = 2**14  # characters of a line that is read; a line of a training has some hundreds
+MAX_LINE_LENGTH = 2**14  # characters; longer lines are left out, as a line of a training has some hundreds
 Figures = dict[str, float]
 Stated = dict[str, str]
 
@@ -25,7 +25,7 @@ Stated = dict[str, str]
 _NUMBER = r"([-+]?(?:\d[\d,]{0,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][-+]?\d{1,3})?(?![\d.])|nan|NaN|inf|-inf)"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
-MLLOG, FLAGPERF = ":::MLLOG ", "[PerfLog] "
+MLLOG_MARK, FLAGPERF_MARK = ":::MLLOG ", "[PerfLog] "
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,15 @@ def find_log(lines: Iterable[str]) -> ForeignLog | None:
     A last line without an end is left out: its last number may have been cut. Raises ValueError where lines are of two
     tools or of two runs.
     """
-    reading, readers = LogReading(), [make() for make in READERS]
+    reading, readers = LogReading(), [make() for make in READER_FACTORIES]
     for line in lines:
         text = _COLOUR.sub("", line) if "\x1b" in line else line
-        if len(line) > LONGEST:
-            reading.notes.append(f"left out a line of more than {LONGEST:,} characters")
+        if len(line) > MAX_LINE_LENGTH:
+            reading.notes.append(f"left out a line of more than {MAX_LINE_LENGTH:,} characters")
         elif not line.endswith("\n"):
             reading.notes.append("left out the last line, which has no end")
         elif not any(reader(text.rstrip(), reading) for reader in readers):
-            _state(text.rstrip(), reading)
+            _read_facts(text.rstrip(), reading)
     if len(reading.steps) > 1:
         names = " and of ".join(reading.steps)
         raise ValueError(f"found lines of {names}, expected one tool's; write them into two files")
@@ -146,7 +146,7 @@ def _figure(name: str, pattern: str, scale: float = 1.0) -> tuple[str, re.Patter
 
 
 _RATE, _FLOPS = "tokens_per_second_per_device", "flops_per_second"
-LINES = (
+LINE_FORMATS = (
     LineFormat(
         "NeMo",
         "Training epoch ",
@@ -213,11 +213,11 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def _flagperf(line: str, reading: LogReading) -> bool:
+def _read_flagperf(line: str, reading: LogReading) -> bool:
     """Read an event of FlagPerf. Of FINISHED the rate over the whole training is stored, which its steps must fit."""
-    if FLAGPERF not in line:
+    if FLAGPERF_MARK not in line:
         return False
-    event = _event(line, FLAGPERF)
+    event = _event(line, FLAGPERF_MARK)
     value, metadata = event.get("value"), event.get("metadata")
     if not isinstance(value, dict):
         return True
@@ -239,7 +239,7 @@ def _flagperf(line: str, reading: LogReading) -> bool:
 
 
 @dataclass
-class _MlperfLines:
+class _MlperfReader:
     """MLPerf's log. Between two evaluations it trains a block: its samples over its time are the rate by the clock.
 
     A step is the number of samples over the global batch.
@@ -250,9 +250,9 @@ class _MlperfLines:
     _step: int = 0
 
     def __call__(self, line: str, reading: LogReading) -> bool:
-        if MLLOG not in line:
+        if MLLOG_MARK not in line:
             return False
-        event = _event(line, MLLOG)
+        event = _event(line, MLLOG_MARK)
         metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         key, value = event.get("key"), event.get("value")
@@ -301,12 +301,12 @@ _MLPERF_FACTS = {
 }
 
 
-_TABLE = {"throughput": "samples_per_second", "latency": "step_seconds", "loss": "loss"}
+_TABLE_FIGURES = {"throughput": "samples_per_second", "latency": "step_seconds", "loss": "loss"}
 _MEMORY = re.compile(r"\s{0,9}\d{1,3} %, (\d{1,9}) MiB")
 
 
 @dataclass
-class _OneflowTable:
+class _OneflowReader:
     """OneFlow's table of intervals. A line is the mean over `log_interval` steps; memory is printed before it."""
 
     _columns: list[str] = field(default_factory=list)
@@ -319,13 +319,13 @@ class _OneflowTable:
         if "|" not in line:
             return False
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if _TABLE.keys() <= set(cells):
+        if _TABLE_FIGURES.keys() <= set(cells):
             self._columns = cells
         elif not self._columns or len(cells) != len(self._columns) or not cells[0].isdigit():
             return False
         else:
             row = dict(zip(self._columns, cells, strict=True))
-            figures = {name: float(row[column]) for column, name in _TABLE.items()}
+            figures = {name: float(row[column]) for column, name in _TABLE_FIGURES.items()}
             if self._memory:
                 figures["memory_bytes"] = max(self._memory)
             reading.add("OneFlow", LoggedStep(int(cells[0]), figures))
@@ -333,18 +333,18 @@ class _OneflowTable:
 
 
 # A maker of a reader for each format. MLPerf's lines come first, for a line of theirs may hold anything.
-READERS: tuple[Callable[[], Callable[[str, LogReading], bool]], ...] = (
-    _MlperfLines,
-    lambda: _flagperf,
-    *((lambda line_format=line_format: line_format) for line_format in LINES),
-    _OneflowTable,
+READER_FACTORIES: tuple[Callable[[], Callable[[str, LogReading], bool]], ...] = (
+    _MlperfReader,
+    lambda: _read_flagperf,
+    *((lambda line_format=line_format: line_format) for line_format in LINE_FORMATS),
+    _OneflowReader,
 )
 TOOLS = "Megatron, NeMo, torchtitan, FlagPerf, PaddleNLP, OneFlow or MLPerf"
 
 
 # -- what a log states about the run
-_DUMPED = re.compile(r"\b(\w{1,60}) \.{3,99} (\S{1,60})|^\s{0,20}(\w{1,60}): (\d{1,15})$")
-_FACTS = {
+_ARGUMENT = re.compile(r"\b(\w{1,60}) \.{3,99} (\S{1,60})|^\s{0,20}(\w{1,60}): (\d{1,15})$")
+_ARGUMENT_FACTS = {
     "seq_length": "sequence_length",
     "world_size": "devices",
     "global_batch_size": "global_batch",
@@ -359,7 +359,7 @@ _FACTS = {
     "fp16": "fp16",
     "fp8": "fp8",
 }
-_TITAN = re.compile(
+_TORCHTITAN_START = re.compile(
     r"Trainer is initialized with local batch size (?P<micro_batch>\d+), global batch size (?P<global_batch>\d+), "
     r"gradient.accumulation.steps:? \d+, sequence length (?P<sequence_length>\d+)"
 )
@@ -368,13 +368,13 @@ _DEGREE = re.compile(r"\b(pp|dp_replicate|dp_shard|cp|tp)=(\d{1,6})\b")
 _CHIP = re.compile(r"\b(?:CUDA|XPU|HIP) capacity: (.{1,80}?) with ")
 
 
-def _state(text: str, reading: LogReading) -> None:
-    """Keep what a line that is of no step says about the run."""
-    if match := _DUMPED.search(text):
+def _read_facts(text: str, reading: LogReading) -> None:
+    """Store what a line without a step says about the run."""
+    if match := _ARGUMENT.search(text):
         name, value = match[1] or match[3], match[2] or match[4]
-        if name in _FACTS:
-            reading.state(_FACTS[name], value)
-    elif match := _TITAN.search(text):
+        if name in _ARGUMENT_FACTS:
+            reading.state(_ARGUMENT_FACTS[name], value)
+    elif match := _TORCHTITAN_START.search(text):
         for name, value in match.groupdict().items():
             reading.state(name, value)
     elif match := _MESH.search(text):

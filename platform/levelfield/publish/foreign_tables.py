@@ -20,7 +20,7 @@ from levelfield.specs.result import Result
 NONE = "/"
 MIB = 2**20
 # FlagPerf's rule: the mean relative difference of the losses from step 21 on is below 2 %.
-ALIGNED_BELOW = 0.02
+MAX_FLAGPERF_ERROR = 0.02
 FLAGPERF_BATCH = 512  # its Llama table prints a global batch only when it is not 512
 
 
@@ -47,18 +47,18 @@ class ReportedRun:
 Columns = Mapping[str, Callable[[ReportedRun], str]]
 
 
-def runs_of(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[ReportedRun]:
+def reported_runs(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[ReportedRun]:
     """Return each run with its report's constants at full scale. A sharded run's baseline is one of the others."""
     rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
     pairs = list(zip(results, plans, strict=True))
-    constants = {result.case: constants_of(result.case, rows) for result in results if result.scale == "full"}
+    constants = {result.case: case_constants(result.case, rows) for result in results if result.scale == "full"}
     return [
         ReportedRun(r, plan, constants[r.case] if r.scale == "full" else {}, _baseline(r, plan, pairs))
         for r, plan in pairs
     ]
 
 
-def constants_of(case: str, rows: Sequence[PublishedRow]) -> dict[str, float]:
+def case_constants(case: str, rows: Sequence[PublishedRow]) -> dict[str, float]:
     """Return the constants in the published figures of this case."""
     cells = [figure for row in rows if row.setting.case == case for figure in row.figures.values()]
     return {name: value for figure in cells for name, value in figure.constants.items()}
@@ -74,7 +74,7 @@ def without_zeros(value: float | None, digits: int = 2) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def notes(runs: Sequence[ReportedRun]) -> list[str]:
+def row_notes(runs: Sequence[ReportedRun]) -> list[str]:
     """Return the notes that belong to a pasted row: another scale, failures, and deviations from the request."""
     remarks = []
     for r in (run.result for run in runs):
@@ -96,7 +96,7 @@ def memory_over_capacity(run: ReportedRun) -> str:
     return NONE if used is None or capacity is None else f"{used / GIB:.0f}/{capacity / GIB:.0f}"
 
 
-def mfu(run: ReportedRun) -> str:
+def mfu_cell(run: ReportedRun) -> str:
     """Return MFU by 6 N, with the rounded N of the case's report, if it has one."""
     figure = utilisation(run.result, "6n")
     if figure is None or figure.low is None or figure.high is None or not figure.flops_per_token:
@@ -106,7 +106,7 @@ def mfu(run: ReportedRun) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def aligned(run: ReportedRun) -> str:
+def alignment_cell(run: ReportedRun) -> str:
     """Return the result of the report's own rule for losses, in its words for a baseline and for a speed alone.
 
     Levelfield's verdict is stricter.
@@ -116,7 +116,7 @@ def aligned(run: ReportedRun) -> str:
         return "True(作为基线)"
     if error is None and run.result.scale == "full" and run.plan.work.training.global_batch != FLAGPERF_BATCH:
         return f"{NONE},仅供性能参考"  # another batch has another loss
-    return NONE if error is None else str(error < ALIGNED_BELOW)
+    return NONE if error is None else str(error < MAX_FLAGPERF_ERROR)
 
 
 def achieved_tflops(run: ReportedRun) -> float | None:
@@ -137,7 +137,7 @@ def share_of_peak(run: ReportedRun) -> str:
     return f"{100 * achieved / figure.peak_tflops:.0f}%"
 
 
-def changed(value: float | None, before: float | None, with_difference: bool = False) -> str:
+def with_change(value: float | None, before: float | None, with_difference: bool = False) -> str:
     """Return `89(↓14.4%)` or `3849(-1754,↓31.3%)`, or only the value when there is no baseline."""
     if value is None or before is None or before == 0:
         return number(value, 0)
@@ -155,12 +155,12 @@ def _baseline(result: Result, plan: Plan, others: Iterable[tuple[Result, Plan]])
         return None
     plain = result.layout.model_copy(update={"sharding_stage": 0, "sharding_degree": 1})
     plain_runs = [(r, p) for r, p in others if r.layout == plain and not r.status.is_unproven]
-    identity = _identity(result, plan)
-    same = [other for other, other_plan in plain_runs if _identity(other, other_plan) == identity]
+    identity = _plan_identity(result, plan)
+    same = [other for other, other_plan in plain_runs if _plan_identity(other, other_plan) == identity]
     return next((other for other in same if other.repeat == result.repeat), same[0] if same else None)
 
 
-def _identity(result: Result, plan: Plan) -> tuple[object, ...]:
+def _plan_identity(result: Result, plan: Plan) -> tuple[object, ...]:
     """Return where a run ran and the digest of its plan, without its layout and what follows from that."""
     tuning = plan.tuning.model_copy(update={"layout": Layout()})
     memory = MemoryExpected(parts={}, total_bytes=0, available_bytes=None)

@@ -27,17 +27,17 @@ from typing import IO, Any, cast
 
 from levelfield.errors import DocumentError, UsageError
 from levelfield.node.regular_files import MOST_BYTES, open_regular
-from levelfield.publish.foreign_logs import LONGEST, TOOLS, ForeignLog, find_log
+from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, TOOLS, ForeignLog, find_log
 from levelfield.specs.case import Precision
 
-_MOST_UNPACKED = 2**34  # bytes of an archive, with what is skipped
-_BLOCK = 512  # of tar, before each member
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_TAR_AT = 257
-_PACKED: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
-_CONFIG = re.compile(r"llmb-config_(\d{1,12})\.yaml")
-_SETTING = re.compile(r"^ {1,4}(scale|gpu_type|dtype|framework): *[\"']?([\w.+-]{1,40})", re.MULTILINE)
-_FACTS = {"scale": "devices", "gpu_type": "device_name", "framework": "framework"}
+_MAX_UNPACKED_BYTES = 2**34  # bytes of an archive, with what is skipped
+_TAR_HEADER_BYTES = 512  # of tar, before each member
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_TAR_MAGIC_OFFSET = 257
+_OPENERS: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+_CONFIG_NAME = re.compile(r"llmb-config_(\d{1,12})\.yaml")
+_CONFIG_LINE = re.compile(r"^ {1,4}(scale|gpu_type|dtype|framework): *[\"']?([\w.+-]{1,40})", re.MULTILINE)
+_CONFIG_FACTS = {"scale": "devices", "gpu_type": "device_name", "framework": "framework"}
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def read_log_file(path: Path) -> list[LogFile]:
     """Return the log of a file, or every log with steps in an archive. Raises DocumentError that names the file."""
     try:
         with open_regular(path) as file:
-            head = file.peek(_TAR_AT + 5)
-            if head.startswith((_ZSTD, *_PACKED)) or head[_TAR_AT : _TAR_AT + 5] == b"ustar":
+            head = file.peek(_TAR_MAGIC_OFFSET + 5)
+            if head.startswith((_ZSTD_MAGIC, *_OPENERS)) or head[_TAR_MAGIC_OFFSET : _TAR_MAGIC_OFFSET + 5] == b"ustar":
                 with _unpacked(file, path, head) as unpacked:
                     return _archived_logs(unpacked)
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
@@ -73,28 +73,28 @@ def _read(name: str, file: IO[bytes]) -> LogFile:
     return LogFile(name, digest.hexdigest(), log)
 
 
-def _lines(file: IO[bytes], passed: Callable[[bytes], None]) -> Iterator[str]:
+def _lines(file: IO[bytes], consume: Callable[[bytes], None]) -> Iterator[str]:
     """Yield the lines of a file with their ends; of a line that is too long the beginning. A carriage return ends one.
 
     passed: called with all bytes.
     """
-    while line := file.readline(LONGEST + 1):
+    while line := file.readline(MAX_LINE_LENGTH + 1):
         rest = line
-        passed(rest)
-        while len(rest) > LONGEST and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST + 1)
-            passed(rest)
+        consume(rest)
+        while len(rest) > MAX_LINE_LENGTH and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_LENGTH + 1)
+            consume(rest)
         yield from io.StringIO(line.decode("utf-8", "replace"), newline=None)
 
 
 @contextmanager
 def _unpacked(file: BufferedReader, path: Path, head: bytes) -> Iterator[IO[bytes]]:
     """Give the bytes of a tar file. Its own program unpacks zstd, which no Python before 3.14 reads."""
-    opened = next((opened for magic, opened in _PACKED.items() if head.startswith(magic)), None)
+    opened = next((opened for magic, opened in _OPENERS.items() if head.startswith(magic)), None)
     if opened is not None:
         with opened(file) as unpacked:
             yield unpacked
-    elif not head.startswith(_ZSTD):
+    elif not head.startswith(_ZSTD_MAGIC):
         yield file
     elif not (program := shutil.which("zstd")):
         raise UsageError(f"{path}: found a zstd archive, expected the program `zstd` on PATH; install it, or unpack it")
@@ -115,8 +115,8 @@ def _archived_logs(file: IO[bytes]) -> list[LogFile]:
     settings: dict[str, dict[str, str]] = {}
     skipped = 0
     for name, content in _members(file):
-        if job := _CONFIG.fullmatch(name):
-            settings[job[1]] = dict(_SETTING.findall(content.read(2**16).decode("utf-8", "replace")))
+        if job := _CONFIG_NAME.fullmatch(name):
+            settings[job[1]] = dict(_CONFIG_LINE.findall(content.read(2**16).decode("utf-8", "replace")))
         elif name.endswith((".out", ".log", ".txt")):
             try:
                 logs.append(_read(name, content))
@@ -128,7 +128,7 @@ def _archived_logs(file: IO[bytes]) -> list[LogFile]:
     for file_log in logs:  # with what its job's configuration states; the log's own words win
         jobs = [job for job in settings if re.search(rf"(?<!\d){job}(?!\d)", file_log.name)]
         values = settings[jobs[0]] if len(jobs) == 1 else {}
-        facts = {_FACTS[name]: value for name, value in values.items() if name in _FACTS}
+        facts = {_CONFIG_FACTS[name]: value for name, value in values.items() if name in _CONFIG_FACTS}
         if (precision := values.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
             facts["precision"] = str(precision)
         stated = {**facts, **file_log.log.stated}
@@ -141,11 +141,11 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
     size = 0
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
-            size += _BLOCK + member.size
+            size += _TAR_HEADER_BYTES + member.size
             content = archive.extractfile(member) if member.isreg() else None
-            if size > _MOST_UNPACKED or (content and member.size > MOST_BYTES):
+            if size > _MAX_UNPACKED_BYTES or (content and member.size > MOST_BYTES):
                 raise ValueError(f"found {member.size:,} bytes of {member.name[:80]}, more than is read")
             if content is not None:
                 yield member.name.rsplit("/", 1)[-1], content
-    while (rest := file.read(2**20)) and size <= _MOST_UNPACKED:  # a packed file has its checksum at the end
+    while (rest := file.read(2**20)) and size <= _MAX_UNPACKED_BYTES:  # a packed file has its checksum at the end
         size += len(rest)

@@ -21,15 +21,18 @@ from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow
 from levelfield.specs.vendor import Chip
 
 NOT_PRINTED = "the log prints none"
-APART = 0.05  # printed figures that say the same agree within their rounding; units are apart by 2 and more
+MAX_RATE_DIFFERENCE = 0.05  # of two ways to one rate; a mixed-up unit makes 2 times and more
 # A step's time by the clock over the printed one. Evaluations and checkpoints lie between two lines.
-_CLOCK = (0.85, 3.0)
-_MODEL = (0.5, 2.0)  # FLOP of a token over the case's by PaLM: tools count attention and recomputation differently
-_DEGREES = (("data", "DP"), ("tensor", "TP"), ("pipeline", "PP"), ("context", "CP"))
-_WHOLE = ("devices", "micro_batch", "global_batch", "sequence_length")
+_CLOCK_RATIO = (0.85, 3.0)
+_FLOPS_RATIO = (
+    0.5,
+    2.0,
+)  # FLOP of a token over the case's by PaLM: tools count attention and recomputation differently
+_DEGREE_LETTERS = (("data", "DP"), ("tensor", "TP"), ("pipeline", "PP"), ("context", "CP"))
+_WHOLE_NUMBERS = ("devices", "micro_batch", "global_batch", "sequence_length")
 
 
-def reported(
+def reported_row(
     file: LogFile, reader_facts: Mapping[str, Any], work: Work | None = None, chip: Chip | None = None
 ) -> ReportedRow:
     """Return the run of a log. reader_facts: fields that the reader states, where the log does not.
@@ -38,7 +41,7 @@ def reported(
     than is given, and DocumentError for a value that cannot be.
     """
     log = file.log
-    facts = _facts(log)
+    facts = _row_facts(log)
     for name, value in reader_facts.items():
         if facts.get(name, value) != value:
             raise ValueError(f"found {name} {facts[name]} in the log, expected {value} as given")
@@ -47,9 +50,9 @@ def reported(
     window = log.steps[len(log.steps) // 2 :]
     batch, *others = {step.figures.get("global_batch") for step in window}  # several while it is raised
     facts.setdefault("global_batch", int(batch) if batch and not others and batch == int(batch) else None)
-    degrees = [f"{letters}{log.stated[name]}" for name, letters in _DEGREES if name in log.stated]
+    degrees = [f"{letters}{log.stated[name]}" for name, letters in _DEGREE_LETTERS if name in log.stated]
     content = {
-        **{name: facts.get(name) for name in ("case", "framework", "chip", *_WHOLE, "precision")},
+        **{name: facts.get(name) for name in ("case", "framework", "chip", *_WHOLE_NUMBERS, "precision")},
         "name": file.name[:200],
         "format": log.format,
         "sha256": file.sha256,
@@ -63,10 +66,10 @@ def reported(
     return parse(ReportedRow, content, file.name)
 
 
-def _facts(log: ForeignLog) -> dict[str, Any]:
+def _row_facts(log: ForeignLog) -> dict[str, Any]:
     """Return what the log states, as fields of a row."""
     stated, facts = log.stated, dict[str, Any]()
-    for name in (*_WHOLE, "nodes", "devices_per_node"):
+    for name in (*_WHOLE_NUMBERS, "nodes", "devices_per_node"):
         if (text := stated.get(name)) is not None:
             if not (text.isascii() and text.isdigit() and 1 <= int(text) < 10**12):
                 raise ValueError(f"found {name} {text[:40]!r}, expected a whole number above 0")
@@ -94,58 +97,58 @@ def _median(window: Sequence[LoggedStep], name: str) -> float | None:
 def _figures(
     log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None, chip: Chip | None
 ) -> Iterator[tuple[FigureName, ReportedFigure]]:
-    yield RATE, _rate(log, window, facts, work, chip)
+    yield RATE, _token_rate(log, window, facts, work, chip)
     for name in ("samples_per_second", "step_seconds"):
-        yield name, _printed(_median(window, name))
-    flops = _printed(_median(window, "flops_per_second"))
+        yield name, _printed_figure(_median(window, name))
+    flops = _printed_figure(_median(window, "flops_per_second"))
     fault = peak_excess(flops.value, chip, facts.get("precision")) if flops.value and chip else None
-    yield "flops_per_second", _absent(fault) if fault else flops
+    yield "flops_per_second", _absent_figure(fault) if fault else flops
     memory = [step.figures["memory_bytes"] for step in log.steps if "memory_bytes" in step.figures]
     is_sound = all(0 < value < float("inf") for value in memory)
-    yield "memory_bytes", _printed((max(memory) if is_sound else float("nan")) if memory else None)
+    yield "memory_bytes", _printed_figure((max(memory) if is_sound else float("nan")) if memory else None)
     losses = [step.figures["loss"] for step in log.steps if "loss" in step.figures]
-    yield "first_loss", _printed(losses[0] if losses else None)
-    _, since = _lost(log)
-    last = _printed(losses[-1] if losses else None)
-    yield "last_loss", last if since is None else _absent(f"the log prints no loss from step {since} on")
+    yield "first_loss", _printed_figure(losses[0] if losses else None)
+    _, since = _missing_losses(log)
+    last = _printed_figure(losses[-1] if losses else None)
+    yield "last_loss", last if since is None else _absent_figure(f"the log prints no loss from step {since} on")
 
 
-def _absent(reason: str) -> ReportedFigure:
+def _absent_figure(reason: str) -> ReportedFigure:
     return ReportedFigure(value=None, how=reason)
 
 
-def _printed(value: float | None) -> ReportedFigure:
+def _printed_figure(value: float | None) -> ReportedFigure:
     if value is None:
-        return _absent(NOT_PRINTED)
+        return _absent_figure(NOT_PRINTED)
     if not abs(value) < float("inf"):
-        return _absent("the log prints a value that is no number above zero")
+        return _absent_figure("the log prints a value that is no number above zero")
     return ReportedFigure(value=value, how="printed")
 
 
-def _rate(
+def _token_rate(
     log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None, chip: Chip | None
 ) -> ReportedFigure:
-    ways = list(_ways(window, facts))
-    if not ways:
+    rates = list(_computed_rates(window, facts))
+    if not rates:
         has_samples = any(name.startswith("samples_per_second") for step in window for name in step.figures)
         if not has_samples and not any("step_seconds" in step.figures for step in window):
-            return _absent("the log prints no rate and no step time")
+            return _absent_figure("the log prints no rate and no step time")
         needs = ["sequence_length", "devices", *([] if has_samples else ["global_batch"])]
-        return _absent(f"the log does not print {', '.join(name for name in needs if not facts.get(name))}")
-    for value, how in ways:
+        return _absent_figure(f"the log does not print {', '.join(name for name in needs if not facts.get(name))}")
+    for value, how in rates:
         if not 0 < value < float("inf"):
-            return _absent(f"found {value:g} tokens/s per device ({how}), expected a number")
-    (rate, how), *others = ways
+            return _absent_figure(f"found {value:g} tokens/s per device ({how}), expected a number")
+    (rate, how), *others = rates
     for other, other_how in others:
-        if not abs(other / rate - 1) <= APART:
+        if not abs(other / rate - 1) <= MAX_RATE_DIFFERENCE:
             both = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
             times = max(rate / other, 1 / (rate / other))
-            return _absent(f"{both}, {times:.4g} times apart: a unit is mixed up")
-    fault = next(_faults(log, window, facts, rate, work, chip), None)
-    return _absent(fault) if fault else ReportedFigure(value=rate, how=how)
+            return _absent_figure(f"{both}, {times:.4g} times apart: a unit is mixed up")
+    fault = next(_rate_faults(log, window, facts, rate, work, chip), None)
+    return _absent_figure(fault) if fault else ReportedFigure(value=rate, how=how)
 
 
-def _ways(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
+def _computed_rates(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
     """Yield tokens/s of a device, with how it is computed, in each way that the log allows."""
     if (printed := _median(window, RATE)) is not None:
         yield printed, "printed"
@@ -161,7 +164,7 @@ def _ways(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tu
         yield batch * length / seconds / devices, f"computed: {batch} x {length} / {seconds:.6g} s / {devices} devices"
 
 
-def _faults(
+def _rate_faults(
     log: ForeignLog,
     window: Sequence[LoggedStep],
     facts: Mapping[str, Any],
@@ -172,26 +175,26 @@ def _faults(
     """Yield what is wrong where the log's own clock, or its rate over the whole training, gives another time; where a
     printed FLOP/s is far from what the case's model needs for these tokens, or where it needs more FLOP/s for this
     speed than the chip can compute."""
-    timed = [step for step in window if step.clock is not None]
+    timed_steps = [step for step in window if step.clock is not None]
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
     seconds = _median(window, "step_seconds")
     if seconds is None and length and devices and batch:
         seconds = batch * length / devices / rate
-    if len(timed) > 1 and seconds is not None:
-        first, last, error = timed[0], timed[-1], max(step.resolution for step in timed)
+    if len(timed_steps) > 1 and seconds is not None:
+        first, last, error = timed_steps[0], timed_steps[-1], max(step.resolution for step in timed_steps)
         steps = last.step - first.step
         total, printed = (last.clock or 0) - (first.clock or 0), seconds * steps
-        if not (_CLOCK[0] * printed <= total + error and total - error <= _CLOCK[1] * printed):
+        if not (_CLOCK_RATIO[0] * printed <= total + error and total - error <= _CLOCK_RATIO[1] * printed):
             timing = f"{total / steps:.4g} s by the times of the lines"
             yield f"found {seconds:.4g} s of a step, and {timing}: a unit is mixed up"
-    whole, samples = log.stated.get("samples_per_second_of_all"), _median(window, "samples_per_second")
-    if whole is not None and samples and not _CLOCK[0] <= samples / float(whole) <= _CLOCK[1]:
-        yield f"found {samples:.4g} samples/s of the last steps and {float(whole):.4g} of all: a unit is mixed up"
+    stated_rate, samples = log.stated.get("samples_per_second_of_all"), _median(window, "samples_per_second")
+    if stated_rate is not None and samples and not _CLOCK_RATIO[0] <= samples / float(stated_rate) <= _CLOCK_RATIO[1]:
+        yield f"found {samples:.4g} samples/s of the last steps and {float(stated_rate):.4g} of all: a unit is mixed up"
     if work is None:
         return
     if (flops_rate := _median(window, "flops_per_second")) is not None:
         expected = flops_per_token("palm", work.model, work.training.sequence_length)
-        if not _MODEL[0] <= flops_rate / rate / expected <= _MODEL[1]:
+        if not _FLOPS_RATIO[0] <= flops_rate / rate / expected <= _FLOPS_RATIO[1]:
             both = f"found {flops_rate / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
             yield f"{both}: {flops_rate / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
     if chip is not None:
@@ -206,14 +209,14 @@ def _loss_notes(log: ForeignLog) -> Iterator[str]:
     bad = [step.step for step in log.steps if not abs(step.figures.get("loss", 0.0)) < float("inf")]
     if bad:
         yield f"the loss is no number from step {bad[0]} on" if len(bad) > 1 else f"no number as loss of step {bad[0]}"
-    lost, since = _lost(log)
+    lost, since = _missing_losses(log)
     if since is not None:
         yield f"no loss from step {since} on: the training diverged, or does not print it"
     elif lost:
         yield f"no loss at {len(lost)} step(s), first at step {lost[0]}"
 
 
-def _lost(log: ForeignLog) -> tuple[list[int], int | None]:
+def _missing_losses(log: ForeignLog) -> tuple[list[int], int | None]:
     """Return the steps whose lines lack their loss, and the step from which on no line has one.
 
     MLPerf's rules ask for no losses. The second is None where the last lines have theirs.

@@ -13,7 +13,7 @@ from levelfield.report.sheets import LabelledText, labelled
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.run_figures import HEADLINE_FORMULA
-from levelfield.specs.variables import for_readers
+from levelfield.specs.variables import report_variables
 
 ExplainedText = tuple[str, str, str]  # what, how much, and how it is known
 
@@ -81,7 +81,7 @@ def _next_steps(result: Result) -> Iterator[LabelledText]:
 
 def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -> str:
     """Return report.md: every figure with its origin, or the reason why it is missing. more: rows behind them."""
-    important = for_readers(result.inherited)
+    important = report_variables(result.inherited)
     inherited = [f"{name}={text}" for name, text in important.items()]
     if others := len(result.inherited) - len(important):
         inherited.append(

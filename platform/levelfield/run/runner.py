@@ -44,7 +44,7 @@ from levelfield.rundir.seal import with_seal
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 from levelfield.specs.preflight_report import PreflightReport
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import DISTURBED, Result
@@ -235,7 +235,7 @@ def _execute(
     with _written_before_training(paths):
         directory.write_atomically(paths.plan, dump(plan))
         runtime.write_files(plan, paths)
-        directory.write_json(paths.job, job_of(plan, paths))
+        directory.write_json(paths.job, job_content(plan, paths))
         directory.write_json(paths.request, request.to_dict())
         directory.write_json(paths.provenance, provenance(plan, vendor, runtime))
         directory.write_json(paths.outcome_of_full_disk, Outcome("storage", (), "the disk was full").to_dict())

@@ -14,7 +14,7 @@ from levelfield.series.findings import FIGURES, figure_value, percent_change
 from levelfield.series.pairs import FEWEST_PAIRS, MOST_PAIRS
 from levelfield.series.segments import change_of, cost_of
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import Gated, RunRecord
+from levelfield.specs.record import GatedFigure, RunRecord
 
 StoreRun = Callable[[str, RunPaths], RunRecord]  # arm and run directory -> the record, stored with its purpose
 
@@ -42,7 +42,7 @@ class PairProgress:
     fewest, most: pairs. arm_names: what messages call the arms.
     """
 
-    figure: Gated
+    figure: GatedFigure
     say: Callable[[str], None]
     fewest: int = FEWEST_PAIRS
     most: int = MOST_PAIRS

@@ -16,7 +16,7 @@ from levelfield.node.process_identity import identity_of
 from levelfield.rundir.run_state import has_job, refuse_running, status_of, was_killed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
-from levelfield.specs.short_names import refuse_any
+from levelfield.specs.short_names import refuse_empty_name
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
@@ -64,7 +64,7 @@ def find_run(runs: Path, name: str) -> RunPaths:
     """
     path = Path(name)
     if not name.strip():  # its path would be the current folder
-        refuse_any("run", name)
+        refuse_empty_name("run", name)
     with suppress(OSError, ValueError):  # of a name that is too long for a path
         if (path / "plan.json").is_file():
             return RunPaths(path.resolve())
@@ -73,7 +73,7 @@ def find_run(runs: Path, name: str) -> RunPaths:
                 f"{path}: found a folder without a plan.json that is a file, expected a run directory; without its "
                 "plan nothing of a run can be read"
             )
-    refuse_any("run", name)
+    refuse_empty_name("run", name)
     plans = sorted(runs.glob("*/plan.json"))
     if name == "latest" and plans:
         from levelfield.specs.record import first_future_date

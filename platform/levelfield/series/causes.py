@@ -26,7 +26,7 @@ from levelfield.series.judgement import FEWEST_ALIKE, ExaminedFigure, JudgementC
 from levelfield.series.level import FEWEST_NIGHTS, MOST_NIGHTS, node_medians
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import SUSPICION_Z, within_false_discovery_rate
-from levelfield.specs.record import Gated
+from levelfield.specs.record import GatedFigure
 from levelfield.specs.short_names import short_digest
 
 MARGIN = 1.5  # a step must be this many times an earlier one: weeks of nights do not show the largest that chance makes
@@ -47,7 +47,7 @@ class ChangedSeries(NamedTuple):
 class MovedSeries:
     """The series of one figure that a change of conditions moved in one direction."""
 
-    figure: Gated
+    figure: GatedFigure
     members: tuple[ChangedSeries, ...]
     family_size: int  # how many series have the change
 
@@ -71,7 +71,7 @@ class MovedSeries:
         )  # fmt: skip
 
 
-def families(examined: Iterable[ExaminedFigure]) -> dict[tuple[tuple[str, ...], Gated], list[ChangedSeries]]:
+def families(examined: Iterable[ExaminedFigure]) -> dict[tuple[tuple[str, ...], GatedFigure], list[ChangedSeries]]:
     """Return the series that are held against the level before a change, by change and figure."""
     members = defaultdict(list)
     for context, night in examined:
@@ -102,7 +102,7 @@ def moved_series(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
     return groups
 
 
-def night_chances(examined: Sequence[ExaminedFigure]) -> dict[tuple[str, Gated], float]:
+def night_chances(examined: Sequence[ExaminedFigure]) -> dict[tuple[str, GatedFigure], float]:
     """Return by series and figure how likely chance makes such a night, the conditions apart.
 
     The least likely one gets pairs first: -1 for a build that pairs have shown to be worse.

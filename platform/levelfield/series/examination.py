@@ -25,7 +25,7 @@ from levelfield.series.level import (
 )
 from levelfield.series.segments import Observation, Segment, excess_of, observations
 from levelfield.series.trigger import DRIFT_NIGHTS, VARIANCE_INFLATION, Suspicion, find_suspicion, is_beyond
-from levelfield.specs.record import Gated, Point, StoreEvent
+from levelfield.specs.record import GatedFigure, Point, StoreEvent
 
 _Z_OF_STEP = 3.0  # it is looked at in every night until it is accepted
 Z_OF_LONE_STEP = 3.5  # no other series with the same change supports or excuses it
@@ -40,12 +40,12 @@ class Era:
     segments: tuple[Segment, ...]
     baseline: StoreEvent | None  # accepted, or None
 
-    def current(self, figure: Gated, before: str) -> list[Observation]:
+    def current(self, figure: GatedFigure, before: str) -> list[Observation]:
         """Return the nights of tonight's segment before a time, since the baseline."""
         points = self.segments[-1].points
         return observations((p for p in points if p.began < before and is_since(self.baseline, p)), figure)
 
-    def earlier(self, figure: Gated) -> list[Observation]:
+    def earlier(self, figure: GatedFigure) -> list[Observation]:
         """Return the nights of the segments before tonight's, since the baseline, in order of time."""
         points = (p for segment in self.segments[:-1] for p in segment.points if is_since(self.baseline, p))
         return observations(sorted(points, key=lambda p: p.began), figure)
@@ -108,7 +108,7 @@ class EnvironmentStep:
 class Examination:
     """What the nights show before any pair is run."""
 
-    figure: Gated
+    figure: GatedFigure
     tonight: Observation
     history: tuple[Observation, ...]  # the nights that the level may rest on
     recent: tuple[Observation, ...]  # those and the changed ones that nobody accepted
@@ -205,7 +205,7 @@ class NightsBefore:
 
 
 def nights_before(
-    era: Era, figure: Gated, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
+    era: Era, figure: GatedFigure, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
     bad: Iterable[Point] = (), better: Collection[str] = (), opened: OpenRegression | None = None,
     can_run_again: Callable[[str], bool] = lambda run_id: True,
 ) -> NightsBefore:  # fmt: skip
@@ -232,7 +232,7 @@ def nights_before(
     )  # fmt: skip
 
 
-def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
+def examined(figure: GatedFigure, tonight: Observation, before: NightsBefore) -> Examination:
     """Return what the nights show about tonight. A fall from a gain that nobody accepted comes before the gain."""
     if before.gained:
         fallen = _against_gain(figure, tonight, before)
@@ -270,7 +270,7 @@ def examined(figure: Gated, tonight: Observation, before: NightsBefore) -> Exami
     )  # fmt: skip
 
 
-def _against_gain(figure: Gated, tonight: Observation, before: NightsBefore) -> Examination:
+def _against_gain(figure: GatedFigure, tonight: Observation, before: NightsBefore) -> Examination:
     """Return what the nights show about tonight where the level is that of the gain.
 
     A is the build of the night that made the gain last: nights after it are judged by it, and never move it.

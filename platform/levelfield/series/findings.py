@@ -10,7 +10,7 @@ from levelfield.errors import GateFailed, RunFailed
 from levelfield.report.words import NONE, gib, number
 from levelfield.series.ticket import Ticket, Tickets
 from levelfield.specs.base import Document
-from levelfield.specs.record import Gated
+from levelfield.specs.record import GatedFigure
 from levelfield.specs.run_figures import GATED
 
 FindingWord = Literal[
@@ -33,8 +33,8 @@ FAILURES = frozenset({"regression", "training differs", "environment step"})
 ABSENCES = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
 OPEN = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
 COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
-FIGURES: dict[Gated, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
-SPEED: Gated = "tokens_per_second_per_device"
+FIGURES: dict[GatedFigure, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
+SPEED: GatedFigure = "tokens_per_second_per_device"
 # A word as a reader gets it, for one and for several series. The store and JSON have the word itself.
 STATUS_TEXTS: dict[FindingWord, tuple[str, str]] = {
     "regression": ("regression", "regressions"),
@@ -52,7 +52,7 @@ STATUS_TEXTS: dict[FindingWord, tuple[str, str]] = {
     "no change": ("unchanged", "unchanged"),
 }
 # A figure's logarithm times this is its cost: more is worse, for every figure.
-WORSE: dict[Gated, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
+WORSE: dict[GatedFigure, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
 
 
 class Finding(Document):
@@ -62,7 +62,7 @@ class Finding(Document):
 
     series: str
     label: str
-    figure: Gated | None  # None where the word is about the whole run
+    figure: GatedFigure | None  # None where the word is about the whole run
     word: FindingWord
     change: float | None = None  # measured / level - 1, with its 95 % interval from `low` to `high`
     low: float | None = None
@@ -197,7 +197,7 @@ class FindingPage:
         return f"night {self.night} {'fails' if fails else 'is incomplete'}: {outcome(self.findings, words)}"
 
 
-def figure_value(value: float | None, figure: Gated) -> str:
+def figure_value(value: float | None, figure: GatedFigure) -> str:
     """Return a figure with its unit."""
     declared = GATED[figure]
     if declared.unit == "B":
@@ -236,7 +236,7 @@ def outcome(findings: Iterable[Finding], words: Collection[str]) -> str:
 
 def _texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> list[str]:
     """Return how many series have a word, the changes of figures first, with what changed."""
-    moved: dict[tuple[Gated | None, bool, bool], list[Finding]] = {}
+    moved: dict[tuple[GatedFigure | None, bool, bool], list[Finding]] = {}
     for finding, *_ in groups:
         is_change = finding.is_gain_to_confirm or (word in ("regression", "improvement") and bool(finding.series))
         is_worse = word == "regression"
@@ -302,13 +302,13 @@ class OpenRegression:
         )
 
 
-def open_regressions(past: Iterable[Finding], night: str) -> dict[tuple[str, Gated], OpenRegression]:
+def open_regressions(past: Iterable[Finding], night: str) -> dict[tuple[str, GatedFigure], OpenRegression]:
     """Return by series and figure what was named before the night and has not ended since."""
     past = list(past)
     series_figures = {(f.series, f.figure) for f in past if f.word == "regression"}
     about = (f for f in past if (f.series, f.figure) in series_figures and f.night and f.night < night)
     last = {(f.night or "", f.series, f.figure): f for f in about}  # a night may have been judged again
-    opened: dict[tuple[str, Gated], OpenRegression] = {}
+    opened: dict[tuple[str, GatedFigure], OpenRegression] = {}
     for (_, series, figure), finding in sorted(last.items(), key=lambda entry: entry[0][0]):
         assert figure is not None
         name = (series, figure)

@@ -14,7 +14,7 @@ from levelfield.series.level import FEWEST_NIGHTS, MEDIAN_VARIANCE, Level
 from levelfield.series.pairs import Pair, PairRuling
 from levelfield.series.segments import change_of, days_between, shown_change, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, detectable
-from levelfield.specs.record import Gated
+from levelfield.specs.record import GatedFigure
 from levelfield.specs.short_names import short_digest
 
 STALE_DAYS = 14
@@ -257,7 +257,7 @@ class NodeGroup:
     """Series on one node whose figure moved alike."""
 
     node: str
-    figure: Gated
+    figure: GatedFigure
     members: tuple[ExaminedFigure, ...]
     series_count: int  # how many series ran there
     excess: float  # the median, as a cost

@@ -22,7 +22,7 @@ from statistics import NormalDist, median
 
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.segments import Observation, cost_of
-from levelfield.specs.record import Gated, StoreEvent
+from levelfield.specs.record import GatedFigure, StoreEvent
 
 MOST_NIGHTS = 30  # nights of a level
 FEWEST_NIGHTS = 7  # below it the word is `new series`
@@ -96,7 +96,7 @@ def _node_costs(nights: Iterable[Observation]) -> dict[str, list[float]]:
 
 def accepted_level(
     nights: Sequence[Observation],
-    figure: Gated,
+    figure: GatedFigure,
     event: StoreEvent | None,
     can_run_again: Callable[[str], bool] = lambda run_id: True,
 ) -> AcceptedLevel | None:

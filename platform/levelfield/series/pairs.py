@@ -27,7 +27,7 @@ from levelfield.measure.student import t_quantile
 from levelfield.series.level import FLOOR, Level
 from levelfield.series.segments import cost_of
 from levelfield.series.trigger import SUSPICION_Z
-from levelfield.specs.record import Gated
+from levelfield.specs.record import GatedFigure
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 7
 FEWEST_NULLS = 7  # before a regression is named: after three the arms' bias is often not shown
@@ -95,7 +95,7 @@ class PairRuling:
 
 def pairs_so_far(
     pairs: Sequence[Pair],
-    figure: Gated,
+    figure: GatedFigure,
     direction: int = 1,
     level: Level | None = None,
     looks: Looks = NIGHTLY,
@@ -130,14 +130,14 @@ def pairs_so_far(
     return PairRuling(word, n, sign * mean, low, high, more, first, error, build=build)
 
 
-def is_held(pairs: Sequence[Pair], figure: Gated, beyond: float | None) -> bool:
+def is_held(pairs: Sequence[Pair], figure: GatedFigure, beyond: float | None) -> bool:
     """Whether the first pair holds a named regression: its B is worse by more than `beyond`, as a cost."""
     costs = _costs(pairs[:1], figure)
     return beyond is not None and bool(costs) and costs[0][1] - costs[0][0] > beyond
 
 
 def judged_pairs(
-    pairs: Sequence[Pair], figure: Gated, direction: int, level: Level | None, held_beyond: float | None = None
+    pairs: Sequence[Pair], figure: GatedFigure, direction: int, level: Level | None, held_beyond: float | None = None
 ) -> PairRuling:
     """Return the ruling over pairs that were run, at the first look that decides. held_beyond: as in is_held."""
     if is_held(pairs, figure, held_beyond):
@@ -168,7 +168,7 @@ class ArmBias:
         return abs(self.excess) > max(FLOOR, t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error)
 
 
-def arm_bias(pairs: Iterable[Pair], figure: Gated) -> ArmBias | None:
+def arm_bias(pairs: Iterable[Pair], figure: GatedFigure) -> ArmBias | None:
     """Return the bias that null pairs show; None below FEWEST_PAIRS. Only a pair of positive numbers counts."""
     differences = [b - a for a, b in _costs(pairs, figure)]
     if len(differences) < FEWEST_PAIRS:
@@ -177,7 +177,7 @@ def arm_bias(pairs: Iterable[Pair], figure: Gated) -> ArmBias | None:
 
 
 def checked_by_nulls(
-    ruling: PairRuling, nulls: Iterable[Pair], more: Iterable[Pair], figure: Gated, is_open: bool = False
+    ruling: PairRuling, nulls: Iterable[Pair], more: Iterable[Pair], figure: GatedFigure, is_open: bool = False
 ) -> PairRuling:
     """Return a regression that stands against the arms' bias, or what is left of it; another ruling as it is.
 
@@ -242,7 +242,7 @@ def _error(differences: list[float]) -> float:
     return max(LEAST_ERROR, statistics.stdev(differences) / math.sqrt(len(differences)))
 
 
-def _costs(pairs: Iterable[Pair], figure: Gated) -> list[tuple[float, float]]:
+def _costs(pairs: Iterable[Pair], figure: GatedFigure) -> list[tuple[float, float]]:
     """Return the costs of the pairs that have two positive numbers."""
     costs = ((cost_of(a, figure), cost_of(b, figure)) for a, b in pairs)
     return [(a, b) for a, b in costs if a is not None and b is not None]
@@ -256,7 +256,7 @@ def _more(error: float, n: int, effect: float, looks: Looks) -> int:
     return max(1, math.ceil(2 * (factor * run / effect) ** 2) - n)
 
 
-def halfway_side(pairs: Iterable[Pair], figure: Gated, effect: float) -> Side:
+def halfway_side(pairs: Iterable[Pair], figure: GatedFigure, effect: float) -> Side:
     """Return on which side a build of a bisection is, by its pairs with the good end so far.
 
     effect: mean cost of the bad end less that of the good one.

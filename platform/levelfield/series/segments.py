@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from levelfield.series.findings import WORSE
-from levelfield.specs.record import Conditions, Gated, Point
+from levelfield.specs.record import Conditions, GatedFigure, Point
 
 
 class Observation(NamedTuple):
@@ -78,22 +78,22 @@ def segments_of(points: Sequence[Point]) -> list[Segment]:
     return [Segment(conditions, before, tuple(group)) for conditions, before, group in groups]
 
 
-def cost_of(value: float | None, figure: Gated) -> float | None:
+def cost_of(value: float | None, figure: GatedFigure) -> float | None:
     """Return the figure's logarithm, turned so that more is worse; None unless it is a positive, finite number."""
     return WORSE[figure] * math.log(value) if value is not None and 0 < value < math.inf else None
 
 
-def value_of(cost: float, figure: Gated) -> float:
+def value_of(cost: float, figure: GatedFigure) -> float:
     """Return the figure of a cost."""
     return math.exp(WORSE[figure] * cost)
 
 
-def change_of(excess: float, figure: Gated) -> float:
+def change_of(excess: float, figure: GatedFigure) -> float:
     """Return the relative change of the figure, measured / level - 1, for a cost that is `excess` above the level."""
     return math.expm1(WORSE[figure] * excess)
 
 
-def shown_change(excess: float, half: float, figure: Gated) -> tuple[float, float, float]:
+def shown_change(excess: float, half: float, figure: GatedFigure) -> tuple[float, float, float]:
     """Return the relative change of the figure for a cost above the level, and the ends of its interval.
 
     half: of the interval, as a cost.
@@ -102,12 +102,12 @@ def shown_change(excess: float, half: float, figure: Gated) -> tuple[float, floa
     return change_of(excess, figure), low, high
 
 
-def excess_of(change: float, figure: Gated) -> float:
+def excess_of(change: float, figure: GatedFigure) -> float:
     """Return the cost above the level for a relative change of the figure."""
     return WORSE[figure] * math.log1p(change)
 
 
-def observations(points: Iterable[Point], figure: Gated) -> list[Observation]:
+def observations(points: Iterable[Point], figure: GatedFigure) -> list[Observation]:
     """Return the nights of one figure, in order of time. Several runs of a node in a night count once."""
     nights: dict[tuple[str, str], list[tuple[Point, float]]] = {}
     for point in points:

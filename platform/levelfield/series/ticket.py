@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from levelfield.report.escapes import markdown, one_line
 from levelfield.report.words import wrapped
 from levelfield.specs.base import Value
-from levelfield.specs.record import Gated
+from levelfield.specs.record import GatedFigure
 from levelfield.specs.short_names import clipped
 
 SHOWN_COMMITS, SHOWN_PACKAGES = 5, 5  # in a terminal
 LONGEST_SUBJECT = 120
-TicketKey = tuple[str, Gated | None]  # of a finding: its series and figure
+TicketKey = tuple[str, GatedFigure | None]  # of a finding: its series and figure
 
 
 class TicketCommit(Value):

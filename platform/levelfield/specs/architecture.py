@@ -57,7 +57,10 @@ FAMILIES: dict[str, frozenset[Part]] = {
     ),
 }
 
-GATED: dict[str, str] = {"swiglu": "silu", "geglu_tanh": "gelu_tanh"}  # of an MLP with a gate, the gate's activation
+GATE_ACTIVATIONS: dict[str, str] = {
+    "swiglu": "silu",
+    "geglu_tanh": "gelu_tanh",
+}  # of an MLP with a gate, the gate's activation
 
 
 class RopeScaling(Value):
@@ -237,7 +240,7 @@ class Model(Value):
     @property
     def is_gated(self) -> bool:
         """Whether the MLP has a gate beside its first product."""
-        return self.activation in GATED
+        return self.activation in GATE_ACTIVATIONS
 
     @property
     def mixture_layers(self) -> int:
@@ -251,7 +254,7 @@ class Model(Value):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The names of the parts that compose the model. implementation.yaml lists those that a framework has."""
-        return tuple(name for name, used in _parts(self).items() if used)
+        return tuple(name for name, used in _used_parts(self).items() if used)
 
     @model_serializer(mode="wrap")
     def _without_later_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -291,7 +294,7 @@ class Model(Value):
         return self
 
 
-def _parts(model: Model) -> dict[Part, bool]:
+def _used_parts(model: Model) -> dict[Part, bool]:
     scaling = model.rope_scaling.kind if model.rope_scaling else None
     experts = model.experts
     router = experts.router if experts else None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar, cast, get_args
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from levelfield.errors import DocumentError
-from levelfield.specs.bounded_reading import bounded_text, mapping_of, read_mapping
+from levelfield.specs.bounded_reading import bounded_text, parse_mapping, read_mapping
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
 
@@ -211,7 +211,7 @@ def repeated_names(names: Iterable[str]) -> list[str]:
 
 
 # Each registry of a process reads the same files, so that a text is parsed once. No caller changes the content.
-_cached_content = lru_cache(maxsize=1024)(mapping_of)
+_cached_content = lru_cache(maxsize=1024)(parse_mapping)
 
 
 @lru_cache(maxsize=1024)

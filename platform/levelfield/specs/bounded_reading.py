@@ -25,35 +25,35 @@ MOST_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
 MOST_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
 MOST_VALUES = 1_000_000  # with every alias of YAML counted as what it stands for
 MOST_DIGITS = 25  # of a whole number; 2**64 has 20
-_MOST_LINE = 60  # characters of a line in a message
-_TAG_FAULTS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
+_MOST_LINE_CHARACTERS = 60  # characters of a line in a message
+_TAG_ERRORS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
 PLAIN_LEVELS = 32  # of a JSON text that is read fast
-_DEEP = b"\n" + b" " * PLAIN_LEVELS
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG = b"0" * (MOST_DIGITS + 1)
+_DEEP_INDENT = b"\n" + b" " * PLAIN_LEVELS
+_DIGITS_TO_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_LONG_NUMBER = b"0" * (MOST_DIGITS + 1)
 _TAG = "tag:yaml.org,2002:"
-_CORE = re.compile(
+_CORE_SCHEMA = re.compile(
     r"(?P<null>~|null|Null|NULL|)"
     r"|(?P<bool>true|True|TRUE|false|False|FALSE)"
     r"|(?P<int>[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)"
     r"|(?P<float>[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
     r"|(?P<merge><<)"
 )
-_WORDS = {
+_BOOLEAN_WORDS = {
     **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "on", "On", "ON"), True),
     **dict.fromkeys(("n", "N", "no", "No", "NO", "off", "Off", "OFF"), False),
 }
 # Numbers of 1.1 that are none in 1.2, or other ones: with a leading zero, base 2, base 60, or "_" between digits.
-_SUSPECT = re.compile(r"[-+]?(?:0[0-9bx]\S*|[.0-9][0-9a-fA-F.]*[_:]\S*)")
-_MOST_NUMBER = 25  # characters of a number whose values are shown
+_AMBIGUOUS_NUMBER = re.compile(r"[-+]?(?:0[0-9bx]\S*|[.0-9][0-9a-fA-F.]*[_:]\S*)")
+_MOST_NUMBER_CHARACTERS = 25  # characters of a number whose values are shown
 
 
 def read_mapping(path: Path) -> Any:
     """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
-    return mapping_of(path, bounded_text(path))
+    return parse_mapping(path, bounded_text(path))
 
 
-def mapping_of(path: Path, text: str) -> Any:
+def parse_mapping(path: Path, text: str) -> Any:
     """Return the raw content of a file with this text. Raises DocumentError when it is not valid."""
     try:
         if path.suffix == ".json":
@@ -63,10 +63,10 @@ def mapping_of(path: Path, text: str) -> Any:
                 return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
-    except DifferentValues as error:
-        line = text.splitlines()[error.line - 1].strip()[:_MOST_LINE]
+    except AmbiguousWordError as error:
+        line = text.splitlines()[error.line - 1].strip()[:_MOST_LINE_CHARACTERS]
         raise DocumentError(f"{path}: line {error.line}, `{line}`: {error}") from None
-    except (yaml.YAMLError, *_TAG_FAULTS) as error:
+    except (yaml.YAMLError, *_TAG_ERRORS) as error:
         kind = path.suffix.lstrip(".") or "YAML"
         raise DocumentError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -100,8 +100,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Return the value of a node. Raises DifferentValues for an unquoted word with another value in YAML 1.1."""
-        if isinstance(node, yaml.ScalarNode) and not node.style and (message := _difference(node.value)):
-            raise DifferentValues(node.start_mark.line + 1, f"found {message}")
+        if isinstance(node, yaml.ScalarNode) and not node.style and (message := _version_difference(node.value)):
+            raise AmbiguousWordError(node.start_mark.line + 1, f"found {message}")
         return super().construct_object(node, deep)
 
 
@@ -143,7 +143,7 @@ def _yaml_whole_number(loader: Any, node: Any) -> int:
     if len(node.value) > MOST_DIGITS:
         message = f"found a number of {len(node.value)} digits, expected at most {MOST_DIGITS}"
         raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
-    return _value_of(node.value)
+    return _whole_number(node.value)
 
 
 def _mapping_without_duplicates(loader: Any, node: Any) -> dict[Any, Any]:
@@ -170,7 +170,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"found key '{twice[:_MOST_LINE]}' twice, expected it once")
+        raise ValueError(f"found key '{twice[:_MOST_LINE_CHARACTERS]}' twice, expected it once")
     return content
 
 
@@ -186,16 +186,16 @@ def plain_json(content: bytes) -> Any:
     each colon of a string, for no escape can write one. So a key that is there twice leaves fewer colons in the new
     text. Raises ValueError for any other text.
     """
-    if b"\\u" in content or _LONG in content.translate(_DIGITS):
+    if b"\\u" in content or _LONG_NUMBER in content.translate(_DIGITS_TO_ZEROS):
         raise ValueError
     value = from_json(content, allow_inf_nan=False)
-    again = to_json(value, indent=1, inf_nan_mode="constants")  # a number such as 1e999 was read as an infinity
-    if again.count(b":") != content.count(b":") or _DEEP in again or b"Infinity" in again:
+    rewritten = to_json(value, indent=1, inf_nan_mode="constants")  # a number such as 1e999 was read as an infinity
+    if rewritten.count(b":") != content.count(b":") or _DEEP_INDENT in rewritten or b"Infinity" in rewritten:
         raise ValueError
     return value
 
 
-class DifferentValues(ValueError):
+class AmbiguousWordError(ValueError):
     """A word that has two values. line: its line in the file, from 1."""
 
     def __init__(self, line: int, message: str) -> None:
@@ -205,11 +205,11 @@ class DifferentValues(ValueError):
 
 def _tag_of(word: str) -> str:
     """Return the tag of an unquoted word by YAML 1.2. What is nothing else is a text."""
-    match = _CORE.fullmatch(word)
+    match = _CORE_SCHEMA.fullmatch(word)
     return _TAG + str(match.lastgroup if match else "str")
 
 
-def _value_of(word: str) -> int:
+def _whole_number(word: str) -> int:
     """Return the value of a word with the tag of a whole number. Raises ValueError for another word."""
     return int(word, 0) if word[:2] in ("0o", "0x") else int(word.replace("_", "x"))
 
@@ -222,21 +222,22 @@ class WordDumper(yaml.SafeDumper):
         old = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         if kind is not yaml.ScalarNode or not implicit[0] or old != _TAG + "str":
             return old
-        return _TAG + "bool" if value in _WORDS else _tag_of(value)
+        return _TAG + "bool" if value in _BOOLEAN_WORDS else _tag_of(value)
 
 
-def _difference(word: str) -> str | None:
+def _version_difference(word: str) -> str | None:
     """Return what an unquoted word is in both versions of YAML, and what to write; None where it is the same."""
     old: Any
     new: Any
-    if word in _WORDS:
-        old, new = _WORDS[word], word
-    elif not _SUSPECT.fullmatch(word):
+    if word in _BOOLEAN_WORDS:
+        old, new = _BOOLEAN_WORDS[word], word
+    elif not _AMBIGUOUS_NUMBER.fullmatch(word):
         return None
-    elif len(word) > _MOST_NUMBER:
-        return f"{word[:_MOST_NUMBER]}..., which is not the same in YAML 1.1 and 1.2; write it with quotes for a text"
+    elif len(word) > _MOST_NUMBER_CHARACTERS:
+        begin = word[:_MOST_NUMBER_CHARACTERS]
+        return f"{begin}..., which is not the same in YAML 1.1 and 1.2; write it with quotes for a text"
     else:
-        readers: dict[str, Callable[[str], Any]] = {_TAG + "int": _value_of, _TAG + "float": float}
+        readers: dict[str, Callable[[str], Any]] = {_TAG + "int": _whole_number, _TAG + "float": float}
         old, new = yaml.safe_load(word), readers.get(_tag_of(word), str)(word)
     if (type(old), old) == (type(new), new):
         return None

@@ -188,7 +188,7 @@ class Case(Document):
         value that does something at one scale stays at both: the case has this part.
         """
         work = self.written(scale)
-        return work.model_copy(update={"model": _unset(work.model, self._idle)})
+        return work.model_copy(update={"model": _without_fields(work.model, self._idle)})
 
     @property
     def _idle(self) -> tuple[str, ...]:
@@ -203,8 +203,10 @@ class Case(Document):
         idle = self._idle
         if not idle:
             return super().fingerprint()
-        smoke = {**self.smoke, "model": _left_out(self.smoke.get("model", {}), idle)}
-        return Document.fingerprint(self.model_copy(update={"model": _unset(self.model, idle), "smoke": smoke}))
+        smoke = {**self.smoke, "model": _without_keys(self.smoke.get("model", {}), idle)}
+        return Document.fingerprint(
+            self.model_copy(update={"model": _without_fields(self.model, idle), "smoke": smoke})
+        )
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -225,13 +227,13 @@ class Case(Document):
             try:
                 work = self.written(scale)
             except ValidationError as error:
-                raise ValueError(f"at scale {scale}: {_flat(error)}") from None
+                raise ValueError(f"at scale {scale}: {_error_text(error)}") from None
         if changed := [f"{'.'.join(map(str, place))}: {fault}" for place, fault in type_changes(self.smoke, work)]:
             raise ValueError(f"at scale smoke: {'; '.join(changed)}")
         return self
 
 
-def _flat(error: ValidationError) -> str:
+def _error_text(error: ValidationError) -> str:
     faults = ((".".join(map(str, e["loc"])) or "work", e["msg"].removeprefix("Value error, ")) for e in error.errors())
     return "; ".join(f"{key}: {message}" for key, message in faults)
 
@@ -270,24 +272,24 @@ def _value_at(work: Work, field: str) -> Any:
     return value
 
 
-def _inner(fields: Sequence[str], part: str) -> list[str]:
+def _fields_within(fields: Sequence[str], part: str) -> list[str]:
     """Return the fields inside a part, such as `router.groups` inside `experts`."""
     return [name.removeprefix(f"{part}.") for name in fields if name.startswith(f"{part}.")]
 
 
-def _unset(value: Value, fields: Sequence[str]) -> Value:
+def _without_fields(value: Value, fields: Sequence[str]) -> Value:
     """Return the model, or a part of it, without these values."""
     changed: dict[str, Any] = {name: None for name in fields if "." not in name}
     for part in {name.partition(".")[0] for name in fields if "." in name}:
         if (inner := getattr(value, part)) is not None:
-            changed[part] = _unset(inner, _inner(fields, part))
+            changed[part] = _without_fields(inner, _fields_within(fields, part))
     return value.model_copy(update=changed)
 
 
-def _left_out(content: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+def _without_keys(content: Mapping[str, Any], fields: Sequence[str]) -> dict[str, Any]:
     """Return the keys of a document without these fields."""
     return {
-        name: _left_out(value, _inner(fields, name)) if isinstance(value, dict) else value
+        name: _without_keys(value, _fields_within(fields, name)) if isinstance(value, dict) else value
         for name, value in content.items()
         if name not in fields
     }

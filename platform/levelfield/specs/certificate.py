@@ -132,7 +132,7 @@ class Certificate(Document):
         numbers = {layer.name: layer for layer in self.layers}
         for name in DECISIVE_LAYERS:
             layer = numbers.get(name)
-            if layer is None or not _holds(layer):
+            if layer is None or not _is_within_limit(layer):
                 raise ValueError(f"layers: found no '{name}' that holds with a number within a limit")
         if failed := [layer.name for layer in self.layers if layer.passed is not True]:
             raise ValueError(f"layers: found {', '.join(failed)} that does not hold, expected every layer to hold")
@@ -146,7 +146,7 @@ class Certificate(Document):
         return self
 
 
-def _holds(layer: AlignmentLayer) -> bool:
+def _is_within_limit(layer: AlignmentLayer) -> bool:
     return layer.value is not None and layer.limit is not None and layer.value <= layer.limit
 
 

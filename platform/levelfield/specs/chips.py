@@ -15,7 +15,7 @@ from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
 
 # Several times wider than the chips of today.
 Range = tuple[float, float]
-PEAKS: dict[PeakDtype, Range] = {
+PEAK_RANGES: dict[PeakDtype, Range] = {
     "fp64": (0.05, 1000),
     "fp32": (1, 1000),
     "tf32": (5, 10_000),
@@ -25,7 +25,7 @@ PEAKS: dict[PeakDtype, Range] = {
     "nvfp4": (20, 80_000),
 }
 # First over second. bf16 is half of fp16 on MI100; fp8 equals bf16 on Gaudi 3; tf32 is half of bf16 wherever both are.
-RATIOS: dict[tuple[PeakDtype, PeakDtype], Range] = {
+RATIO_RANGES: dict[tuple[PeakDtype, PeakDtype], Range] = {
     ("fp64", "fp32"): (0.005, 1.05),
     ("tf32", "bf16"): (0.3, 1.05),
     ("bf16", "fp16"): (0.45, 1.05),
@@ -40,58 +40,63 @@ LINK_GB: Range = (1, 10_000)
 NETWORK_GB: Range = (0.1, 1000)  # of one device
 POWER_WATTS: Range = (30, 10_000)
 FLOPS_PER_BYTE: Range = (20, 1000)  # 16-bit peak over bandwidth: 110 (MI250) to 500 (Gaudi 3)
-REACHED: Range = (0.15, 1)  # achievable over peak
-SPARSE = "compare unit, sparsity and chip of both sources"
-UNITS = "correct the number or its unit"
+ACHIEVABLE_RANGE: Range = (0.15, 1)  # achievable over peak
+SOURCES_ADVICE = "compare unit, sparsity and chip of both sources"
+UNIT_ADVICE = "correct the number or its unit"
 
 
 def out_of_range(chip: Chip) -> Iterator[tuple[str, str]]:
     """Yield each number of a chip that is out of its range, or does not fit another one: what was found, what to do."""
-    for what, value, (least, most), do in (*_alone(chip), *_together(chip)):
+    for what, value, (least, most), do in (*_single_numbers(chip), *_number_ratios(chip)):
         if not least <= value <= most:
             yield f"{what} is {value:.4g}, expected {least:g} to {most:g}", do
 
 
-def _alone(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
+def _single_numbers(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
     """Return each number that has a range of its own: what it is, value, range, advice."""
     for dtype, peak in chip.peaks.items():
-        yield f"the {dtype} peak in TFLOP/s", peak.tflops, PEAKS[dtype], UNITS
+        yield f"the {dtype} peak in TFLOP/s", peak.tflops, PEAK_RANGES[dtype], UNIT_ADVICE
     if chip.memory_bytes and chip.device_is != "host share":
-        yield "memory_bytes in GiB", chip.memory_bytes / 2**30, MEMORY_GIB, UNITS
+        yield "memory_bytes in GiB", chip.memory_bytes / 2**30, MEMORY_GIB, UNIT_ADVICE
     if chip.memory_bandwidth_bytes_per_second:
-        yield "the memory's bandwidth in GB/s", chip.memory_bandwidth_bytes_per_second / 1e9, BANDWIDTH_GB, UNITS
+        yield "the memory's bandwidth in GB/s", chip.memory_bandwidth_bytes_per_second / 1e9, BANDWIDTH_GB, UNIT_ADVICE
     link = chip.interconnect
     rates = (link.each_way_bytes_per_second, link.pair_each_way_bytes_per_second) if link else ()
     for rate in filter(None, rates):
-        yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB, UNITS
+        yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB, UNIT_ADVICE
     if chip.node:
         rate = chip.node.network_each_way_bytes_per_second
-        yield "node's network of a device in GB/s", rate / 1e9, NETWORK_GB, UNITS
+        yield "node's network of a device in GB/s", rate / 1e9, NETWORK_GB, UNIT_ADVICE
     if chip.power_watts:
-        yield "power_watts", chip.power_watts, POWER_WATTS, UNITS
+        yield "power_watts", chip.power_watts, POWER_WATTS, UNIT_ADVICE
 
 
-def _together(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
+def _number_ratios(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
     """Return each ratio of two numbers, likewise."""
     peaks = {dtype: peak.tflops for dtype, peak in chip.peaks.items()}
-    for (first, second), limits in RATIOS.items():
+    for (first, second), limits in RATIO_RANGES.items():
         if first in peaks and second in peaks:
-            yield f"{first} over {second}", peaks[first] / peaks[second], limits, SPARSE
+            yield f"{first} over {second}", peaks[first] / peaks[second], limits, SOURCES_ADVICE
     for dtype, reached in chip.achievable.items():
         if dtype in peaks:
-            yield f"achievable over the peak in {dtype}", reached.tflops / peaks[dtype], REACHED, SPARSE
+            yield (
+                f"achievable over the peak in {dtype}",
+                reached.tflops / peaks[dtype],
+                ACHIEVABLE_RANGE,
+                SOURCES_ADVICE,
+            )
     half = max((peaks[dtype] for dtype in ("bf16", "fp16") if dtype in peaks), default=None)
     if half and chip.memory_bandwidth_bytes_per_second:
         per_byte = half * 1e12 / chip.memory_bandwidth_bytes_per_second
-        yield "the 16-bit peak in FLOP per byte of bandwidth", per_byte, FLOPS_PER_BYTE, UNITS
+        yield "the 16-bit peak in FLOP per byte of bandwidth", per_byte, FLOPS_PER_BYTE, UNIT_ADVICE
 
 
-SOURCES = {
+SOURCE_FIELDS = {
     "memory_bytes": "memory_source",
     "memory_bandwidth_bytes_per_second": "bandwidth_source",
     "power_watts": "power_source",
 }
-RATES = ("peaks", "achievable")
+RATE_FIELDS = ("peaks", "achievable")
 
 
 class ChipCorrection(Chip):
@@ -105,7 +110,7 @@ class ChipCorrection(Chip):
 
     @model_validator(mode="after")
     def _numbers_have_sources(self) -> ChipCorrection:
-        for number, source in SOURCES.items():
+        for number, source in SOURCE_FIELDS.items():
             if getattr(self, number) is not None and not getattr(self, source):
                 raise ValueError(f"found {number} without {source}; name the source of the number")
         return self
@@ -157,7 +162,7 @@ class ChipOverlay:
         for correction in self.content.vendors.get(vendor.name, ()):
             if vendor.chip(correction.name) == chip:
                 return OverlayUsed(
-                    file=str(self.path), digest=self.content.fingerprint(), fields=tuple(_fields(correction))
+                    file=str(self.path), digest=self.content.fingerprint(), fields=tuple(_corrected_fields(correction))
                 )
         return None
 
@@ -168,9 +173,9 @@ class ChipOverlay:
                 f"{self.path}: key '{where}.device_is': missing; {vendor.name} has no chip '{correction.name}', "
                 f"and a new chip needs the key (card, die or host share). {vendor.name} has the chips {names}"
             )
-        changes = _marked(correction.model_dump(exclude_unset=True), self.label)
+        changes = _label_sources(correction.model_dump(exclude_unset=True), self.label)
         before = public.model_dump() if public else {}
-        rates = {key: {**before.get(key, {}), **changes.get(key, {})} for key in RATES}
+        rates = {key: {**before.get(key, {}), **changes.get(key, {})} for key in RATE_FIELDS}
         name = public.name if public else correction.name
         chip = parse(Chip, {**before, **changes, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
         published = {*out_of_range(public)} if public else set()
@@ -179,18 +184,18 @@ class ChipOverlay:
         return chip
 
 
-def _fields(correction: ChipCorrection) -> list[str]:
-    fields = sorted(correction.model_fields_set - {"name", *RATES})
-    return [*fields, *(f"{key}.{dtype}" for key in RATES for dtype in getattr(correction, key))]
+def _corrected_fields(correction: ChipCorrection) -> list[str]:
+    fields = sorted(correction.model_fields_set - {"name", *RATE_FIELDS})
+    return [*fields, *(f"{key}.{dtype}" for key in RATE_FIELDS for dtype in getattr(correction, key))]
 
 
-def _marked(correction: dict[str, Any], label: str) -> dict[str, Any]:
+def _label_sources(correction: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the content of a correction with `label` before each source."""
 
     def marked(sourced: dict[str, Any]) -> dict[str, Any]:
         return {**sourced, "source": f"{label}: {sourced['source']}"}
 
-    sources = {key: f"{label}: {correction[key]}" for key in SOURCES.values() if correction.get(key)}
-    rates = {key: {dtype: marked(rate) for dtype, rate in correction.get(key, {}).items()} for key in RATES}
+    sources = {key: f"{label}: {correction[key]}" for key in SOURCE_FIELDS.values() if correction.get(key)}
+    rates = {key: {dtype: marked(rate) for dtype, rate in correction.get(key, {}).items()} for key in RATE_FIELDS}
     links = {key: marked(correction[key]) for key in ("interconnect", "node") if correction.get(key)}
     return {**correction, **sources, **rates, **links}

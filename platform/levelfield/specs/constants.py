@@ -117,7 +117,7 @@ SPEED_INTERVAL = (0.752, 1.14)
 SPEED_VENDORS = ("nvidia",)
 # How far the planned ratio of two chips of these vendors was from the published one, of dense models by one program: in
 # the middle of the pairs of chips, at most, and how many pairs (docs/planner-accuracy.md).
-CHIP_RATIO_OFF, CHIP_PAIRS = (0.14, 0.35), 9
+CHIP_RATIO_ERRORS, CHIP_PAIRS = (0.14, 0.35), 9
 
 
 class RowKind(NamedTuple):
@@ -170,7 +170,7 @@ def speed_interval(vendor: str, is_host: bool, is_mixture: bool) -> tuple[float,
 
 
 # The fields of Pace that are fitted, for all programs and chips together.
-RATES = ("matmul_efficiency", "memory_efficiency", "network_efficiency", "launch_seconds")
+FITTED_FIELDS = ("matmul_efficiency", "memory_efficiency", "network_efficiency", "launch_seconds")
 
 
 class Program(Value):

@@ -15,9 +15,9 @@ from levelfield.errors import UsageError
 from levelfield.specs.base import MOST_SIZE, MOST_STEPS, Document, Value, number_of, parse
 from levelfield.specs.case import SCALES, Case, Scale, Work, merged
 
-_WORDS = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
-_FIELDS = {word: field for field, word in _WORDS.items()}
-_PART = re.compile(r"(?P<word>[a-z]+)(?P<number>\d+)")
+_WORD_BY_FIELD = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
+_FIELD_BY_WORD = {word: field for field, word in _WORD_BY_FIELD.items()}
+_CHANGE = re.compile(r"(?P<word>[a-z]+)(?P<number>\d+)")
 
 
 class Derivation(Value):
@@ -31,7 +31,7 @@ class Derivation(Value):
     @property
     def suffix(self) -> str:
         """Return the end of the derived case's name, in a fixed order; empty without a change."""
-        return "".join(f"+{_WORDS[name]}{value}" for name, value in self._changes().items())
+        return "".join(f"+{_WORD_BY_FIELD[name]}{value}" for name, value in self._changes().items())
 
     @property
     def words(self) -> str:
@@ -87,10 +87,10 @@ def split_name(name: str) -> tuple[str, Derivation]:
     base, *parts = name.split("+")
     changes: dict[str, int] = {}
     for part in parts:
-        match = _PART.fullmatch(part)
-        field = _FIELDS.get(match["word"]) if match else None
+        match = _CHANGE.fullmatch(part)
+        field = _FIELD_BY_WORD.get(match["word"]) if match else None
         if match is None or field is None or field in changes:
-            words = ", ".join(f"+{word}N" for word in _FIELDS)
+            words = ", ".join(f"+{word}N" for word in _FIELD_BY_WORD)
             raise UsageError(f"case '{name}': found '+{part}', expected each at most once: {words}")
         try:
             changes[field] = number_of(match["number"])

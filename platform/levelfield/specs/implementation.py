@@ -14,7 +14,7 @@ from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.requirements import FurtherVersion, Requirements, require_pin
-from levelfield.specs.selector import labelled
+from levelfield.specs.selector import versioned_framework
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_KIND, NAME, FrameworkAccess
 
@@ -185,7 +185,7 @@ class ImplementationFile(Document):
     @property
     def label(self) -> str:
         """The framework as a case string names it: `jax`, or `jax_0.10.1` for a further version."""
-        return labelled(self.framework, self.version if self.is_further else None)
+        return versioned_framework(self.framework, self.version if self.is_further else None)
 
     @property
     def stem(self) -> str:
@@ -199,12 +199,12 @@ class ImplementationFile(Document):
 
     def offered_precisions(self, kind: str) -> tuple[Precision, ...]:
         """Return the precisions that are supported on this device kind, with or without a condition."""
-        always = self.precisions.get(kind) or self.precisions.get(_stand_in(kind), ())
+        always = self.precisions.get(kind) or self.precisions.get(_fallback_kind(kind), ())
         return (*always, *self.conditions.get(kind, {}))
 
     def offered_parallelism(self, kind: str) -> tuple[Parallelism, ...]:
         """Return the kinds of parallelism that are supported on this device kind."""
-        return self.parallelism.get(kind) or self.parallelism.get(_stand_in(kind), ())
+        return self.parallelism.get(kind) or self.parallelism.get(_fallback_kind(kind), ())
 
     @property
     def families(self) -> list[str]:
@@ -213,22 +213,22 @@ class ImplementationFile(Document):
 
     def refusals(self, kind: str) -> dict[Refusable, str]:
         """Return the refused choices on this device kind, each with the reason."""
-        of_kind = self.refuses.get(kind, self.refuses.get(_stand_in(kind), {}))
+        of_kind = self.refuses.get(kind, self.refuses.get(_fallback_kind(kind), {}))
         return {**self.refuses.get(ANY_KIND, {}), **of_kind}
 
 
-def _stand_in(kind: str) -> str:
+def _fallback_kind(kind: str) -> str:
     return "" if kind == HOST_KIND else ANY_ACCELERATOR
 
 
-def refused(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bool = False) -> list[Refusable]:
+def refused_choices(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bool = False) -> list[Refusable]:
     """Return those of the refused choices that this work and tuning make. captures: a step's tensors are written."""
     model, experts, latent = work.model, work.model.experts is not None, work.model.latent_attention is not None
     layout, scale, is_fp8 = tuning.layout, work.training.loss_scale, work.training.precision == "fp8"
     micro_batches = work.training.global_batch // (tuning.micro_batch * layout.data)
-    of_a_part = experts and layout.sharding_stage > 0 and layout.expert not in (1, layout.gradient_ranks)
+    splits_experts = experts and layout.sharding_stage > 0 and layout.expert not in (1, layout.gradient_ranks)
     is_between = work.training.precision == "fp16" and scale is not None and math.frexp(scale.initial)[0] != 0.5
-    made: dict[Refusable, bool] = {
+    choices: dict[Refusable, bool] = {
         "compile": tuning.compile,
         "flash_attn": tuning.attention == "flash_attn",
         "compile under zero3": tuning.compile and layout.sharding_stage == 3,
@@ -251,9 +251,9 @@ def refused(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bo
         "experts with graph": experts and tuning.graph,
         "experts with fp8": experts and is_fp8,
         "experts with interleaved stages": experts and tuning.virtual_pipeline > 1,
-        "experts of a part of the ranks with zero": of_a_part,
-        "experts of a part of the ranks with partial sharding": of_a_part and layout.is_hybrid_sharded,
-        "experts of a part of the ranks with an uneven hidden size": of_a_part
+        "experts of a part of the ranks with zero": splits_experts,
+        "experts of a part of the ranks with partial sharding": splits_experts and layout.is_hybrid_sharded,
+        "experts of a part of the ranks with an uneven hidden size": splits_experts
         and model.hidden_size % (layout.gradient_ranks // layout.expert) > 0,
         "expert capacity with context parallel": layout.context > 1
         and model.experts is not None
@@ -261,4 +261,4 @@ def refused(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bo
         "latent attention with tensor parallel": latent and layout.tensor > 1,
         "latent attention with rope scaling": latent and model.rope_scaling is not None,
     }
-    return [name for name in names if made[name]]
+    return [name for name in names if choices[name]]

@@ -24,7 +24,7 @@ from levelfield.specs.chips import OverlayUsed
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.requirements import BuildStep
-from levelfield.specs.selector import Selector, labelled
+from levelfield.specs.selector import Selector, versioned_framework
 from levelfield.specs.site import LaunchPlan, NodePowerPlan
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import LATER_FIELDS, Recompute, Tuning, recomputation
@@ -33,7 +33,7 @@ from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, Framework
 
 RuntimeName = Literal["process", "inside", "docker"]
 
-MOST_EXPLAINED = 20  # steps that are recorded after a training
+MOST_EXPLAINED_STEPS = 20  # steps that are recorded after a training
 MOST_RECORD_BYTES = 2**26  # of one step of one rank, compressed
 
 
@@ -66,7 +66,7 @@ class Hardware(Value):
         return self
 
 
-ABOUT_AS_FAST = 0.9
+MIN_ONEDNN_RATIO = 0.9
 
 
 class PeakMeasurement(Value):
@@ -88,7 +88,7 @@ class PeakMeasurement(Value):
         """
         if self.onednn_over_mkl is None:
             return None
-        return "onednn" if self.onednn_over_mkl >= ABOUT_AS_FAST else "mkl"
+        return "onednn" if self.onednn_over_mkl >= MIN_ONEDNN_RATIO else "mkl"
 
 
 class PeakUsed(Value):
@@ -120,7 +120,7 @@ class ImplementationUsed(Value):
     @property
     def label(self) -> str:
         """The framework as a case string names it: `jax`, or `jax_0.10.1` for a further version."""
-        return labelled(self.framework, self.version if self.is_further else None)
+        return versioned_framework(self.framework, self.version if self.is_further else None)
 
 
 class EnvironmentPlan(Value):
@@ -222,7 +222,7 @@ class ChoicesPlan(Value):
 
 
 # What may differ in the plans of two repeats, by key, with the reason. All other keys must be equal.
-OF_ONE_RUN = {
+KEYS_OF_ONE_RUN = {
     "run_id": "names the run",
     "repeat": "numbers the run within its command",
     "repeats": "how many runs the command has",
@@ -293,7 +293,7 @@ class Plan(Document):
     choices: ChoicesPlan | None = None
     node_power: NodePowerPlan | None = None  # how the power of whole nodes is read; None: it is not
     # How many steps after the last one are recorded for `report explain`.
-    explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED)
+    explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED_STEPS)
     # Whether each step of the window records its gradients' norms by parameter, which a training below fp32 is
     # compared by.
     window_gradients: bool = False
@@ -316,9 +316,9 @@ class Plan(Document):
 
     @property
     def repeats_digest(self) -> str:
-        """The digest of all that the plans of repeats have in common: everything but the keys of OF_ONE_RUN."""
+        """The digest of all that the plans of repeats have in common: everything but the keys of KEYS_OF_ONE_RUN."""
         content = self.model_dump(mode="json")
-        for key in OF_ONE_RUN:
+        for key in KEYS_OF_ONE_RUN:
             *above, name = key.split(".")
             place: dict[str, Any] | None = content
             for part in above:
@@ -340,7 +340,7 @@ class Plan(Document):
         return range(window.first_step, window.last_step + 1) if self.window_gradients else range(0)
 
 
-def job_of(plan: Plan, paths: RunPaths) -> dict[str, Any]:
+def job_content(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     """Return the content of job.json for the worker. It holds nothing about vendors, plans or hosts."""
     work = plan.work.model_dump(mode="json")
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})

@@ -12,7 +12,7 @@ PreflightWord = Literal["in line", "not compared", "out of line", "incomplete", 
 FindingKind = Literal["slow", "fast", "differ", "missing", "wrong", "others", "setting"]
 Fact = str | int | float | bool | None
 # They do not make a node out of line: a preflight is said to find them, and --quiet-machine refuses for `others`.
-REMARKS: tuple[FindingKind, ...] = ("others", "setting")
+REMARK_KINDS: tuple[FindingKind, ...] = ("others", "setting")
 LONGEST_SENTENCE = 500
 
 
@@ -106,12 +106,12 @@ class PreflightReport(Document):
     @property
     def remarks(self) -> tuple[PreflightFinding, ...]:
         """The findings that do not make a node out of line."""
-        return tuple(finding for finding in self.findings if finding.kind in REMARKS)
+        return tuple(finding for finding in self.findings if finding.kind in REMARK_KINDS)
 
     @property
     def faults(self) -> tuple[PreflightFinding, ...]:
         """The other findings."""
-        return tuple(finding for finding in self.findings if finding.kind not in REMARKS)
+        return tuple(finding for finding in self.findings if finding.kind not in REMARK_KINDS)
 
     @property
     def others(self) -> tuple[PreflightFinding, ...]:

@@ -31,7 +31,7 @@ from levelfield.specs.base import LATER, Document, Value, parse
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.result import DISTURBED, Result, Word
 from levelfield.specs.run_figures import FORMER_COLUMNS, GATED, STORED, value_at
-from levelfield.specs.selector import labelled
+from levelfield.specs.selector import versioned_framework
 from levelfield.specs.short_names import clipped, short_value
 from levelfield.specs.step_parts import (
     Kernel,
@@ -48,17 +48,19 @@ from levelfield.specs.tuning import FreeFields
 from levelfield.specs.vendor import HOST_SHARE
 
 
-def _gated(name: str) -> str:
+def _gated_figure(name: str) -> str:
     if name not in GATED:
         raise ValueError(f"found figure '{name}', expected one of: {', '.join(GATED)}")
     return name
 
 
-Gated = Annotated[str, AfterValidator(_gated)]  # a figure that the gate holds to a level, by its column in the store
+GatedFigure = Annotated[
+    str, AfterValidator(_gated_figure)
+]  # a figure that the gate holds to a level, by its column in the store
 Purpose = Literal["manual", "nightly", "branch", "confirm-a", "confirm-b", "null-a", "null-b"]
 BRANCH_MARK = "@"  # between a night's name and its branch
-OF_TREND: tuple[Purpose, ...] = ("manual", "nightly")
-OF_NULLS: tuple[Purpose, ...] = ("null-a", "null-b")
+TREND_PURPOSES: tuple[Purpose, ...] = ("manual", "nightly")
+NULL_PURPOSES: tuple[Purpose, ...] = ("null-a", "null-b")
 Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
 Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
 MOST_POINTS, MOST_DEVICES, MOST_RANKS, MOST_PEAKS = 32, 4, 4, 64
@@ -164,7 +166,7 @@ class Series(FreeFields):
     @property
     def framework_label(self) -> str:
         """The framework as a case string names it: `jax`, or `jax_0.10.1` for a further version."""
-        return labelled(self.framework, self.further_version)
+        return versioned_framework(self.framework, self.further_version)
 
     @property
     def target(self) -> str:
@@ -369,7 +371,7 @@ class Point(StoredFigures):
         after an even number of pairs such a run is the newest. Nor is one of a null pair, whose arms have one build,
         nor one of a night of a branch.
         """
-        return self.purpose in OF_TREND
+        return self.purpose in TREND_PURPOSES
 
 
 def _is_comparable(word: Word, evidence: Evidence, verdict: str) -> bool:
@@ -407,7 +409,7 @@ class StoreEvent(Document):
     who: str
     why: str
     until: str | None = None
-    level: dict[Gated, float] = Field(default_factory=dict)  # the accepted median by figure
+    level: dict[GatedFigure, float] = Field(default_factory=dict)  # the accepted median by figure
     runs: tuple[str, ...] = ()  # the evidence
     # What else the kind needs, such as the conditions before and after; of a duel its `DuelConclusion`.
     data: dict[str, JsonValue] = Field(default_factory=dict)

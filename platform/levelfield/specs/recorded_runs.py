@@ -20,8 +20,8 @@ from levelfield.specs.rehearsed_runs import RecordedRow
 
 # A shape may be noisier than those of the matrix: then its limits are so many times its own noise, but no more than
 # LOOSEST times the fixed ones. A shape beyond that is chaotic, and no run of it shows anything.
-OVER_NOISE = 4
-LOOSEST = 100
+NOISE_FACTOR = 4
+MOST_LIMIT_FACTOR = 100
 
 
 class DifferenceLimits(Value):
@@ -51,8 +51,8 @@ class OwnNoise(DifferenceLimits):
     parameter_norm: float = 0
 
 
-def _scaled(fixed: float, noise: float) -> float:
-    return min(max(fixed, OVER_NOISE * noise), LOOSEST * fixed)
+def _noisy_limit(fixed: float, noise: float) -> float:
+    return min(max(fixed, NOISE_FACTOR * noise), MOST_LIMIT_FACTOR * fixed)
 
 
 class Difference(Value):
@@ -77,13 +77,13 @@ class Difference(Value):
         """Return each figure that is not within its limit of `precision`, with the limit, for a shape of this noise."""
         limits, noise = LIMITS[precision], noise or OwnNoise()
         bounds = {
-            "first_loss": _scaled(limits.first_loss, noise.first_loss),
-            "loss": _scaled(limits.loss, noise.loss),
-            "grad_norm": _scaled(limits.grad_norm, noise.grad_norm),
+            "first_loss": _noisy_limit(limits.first_loss, noise.first_loss),
+            "loss": _noisy_limit(limits.loss, noise.loss),
+            "grad_norm": _noisy_limit(limits.grad_norm, noise.grad_norm),
             "total_norm": 1e-5,
         }
         if precision == "fp32":  # in 16 bits the norm of a small parameter is mostly rounding error
-            bounds["parameter_norm"] = _scaled(limits.grad_norm, noise.parameter_norm)
+            bounds["parameter_norm"] = _noisy_limit(limits.grad_norm, noise.parameter_norm)
         figures = ((name, getattr(self, name), limit) for name, limit in bounds.items())
         return {name: (value, limit) for name, value, limit in figures if value is None or not value <= limit}
 

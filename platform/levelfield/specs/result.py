@@ -26,7 +26,7 @@ DISTURBED = "valid (disturbed)"  # in place of `valid` where a status is shown: 
 # What computes attention: torch's own kernels by its names, the package flash-attn, transformer-engine's choice of its
 # kernels, and separate products with the scores between them in memory.
 AttentionKernelName = Literal["flash", "cudnn", "efficient", "math", "flash_attn", "transformer_engine", "unfused"]
-KERNELS: tuple[AttentionKernelName, ...] = get_args(AttentionKernelName)
+ATTENTION_KERNELS: tuple[AttentionKernelName, ...] = get_args(AttentionKernelName)
 FusedKernel = Literal["cross_entropy", "rotary", "swiglu", "add_norm"]
 FUSED_KERNELS: tuple[FusedKernel, ...] = get_args(FusedKernel)
 Fp8LibraryName = Literal["transformer_engine", "torchao", "rounded"]

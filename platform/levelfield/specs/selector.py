@@ -16,10 +16,10 @@ from levelfield.specs.layout import parse_layout
 
 _FORM = "case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]"
 _FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\w[\w.+-]*))?", re.IGNORECASE)
-_PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
+_LAYOUT_PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
 
 
-MOST = {"nodes": MOST_NODES, "devices": MOST_DEVICES, "repeats": MOST_REPEATS}
+MOST_COUNTS = {"nodes": MOST_NODES, "devices": MOST_DEVICES, "repeats": MOST_REPEATS}
 
 
 class Selector(Value):
@@ -30,9 +30,9 @@ class Selector(Value):
     version: str | None = None
     target: str | None = None
     layout: str | None = None
-    nodes: int = Field(default=1, ge=1, le=MOST["nodes"])
-    devices: int | None = Field(default=None, ge=1, le=MOST["devices"])
-    repeats: int = Field(default=1, ge=1, le=MOST["repeats"])
+    nodes: int = Field(default=1, ge=1, le=MOST_COUNTS["nodes"])
+    devices: int | None = Field(default=None, ge=1, le=MOST_COUNTS["devices"])
+    repeats: int = Field(default=1, ge=1, le=MOST_COUNTS["repeats"])
 
 
 def parse_selector(text: str) -> Selector:
@@ -54,7 +54,7 @@ def parse_selector(text: str) -> Selector:
     )
 
 
-def labelled(framework: str, version: str | None) -> str:
+def versioned_framework(framework: str, version: str | None) -> str:
     """Return a framework as a case string names it; with a version, such as `jax_0.10.1`."""
     return f"{framework}_{version}" if version else framework
 
@@ -71,7 +71,7 @@ def split_target(text: str) -> tuple[str | None, str | None]:
     The last number of a strategy cannot merge with a chip's name, because chips begin with a letter.
     """
     parts, end = [], 0
-    while match := _PART.match(text, end):
+    while match := _LAYOUT_PART.match(text, end):
         parts.append(match.group())
         end = match.end()
     layout = "".join(parts) or None
@@ -81,8 +81,8 @@ def split_target(text: str) -> tuple[str | None, str | None]:
 
 
 def _count(text: str, name: str, part: str) -> int:
-    if not part.isdecimal() or len(part) > 20 or not 1 <= int(part) <= MOST[name]:
+    if not part.isdecimal() or len(part) > 20 or not 1 <= int(part) <= MOST_COUNTS[name]:
         raise UsageError(
-            f"--case '{text}': {name}: found '{part[:40]}', expected a whole number from 1 to {MOST[name]}"
+            f"--case '{text}': {name}: found '{part[:40]}', expected a whole number from 1 to {MOST_COUNTS[name]}"
         )
     return int(part)

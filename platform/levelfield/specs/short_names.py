@@ -13,7 +13,7 @@ _READABLE, _DIGITS = 40, 10  # characters of a slug; 40 bits of a digest are eno
 _NAMESPACES = re.compile(r"at::native::|\(anonymous namespace\)::|at::|std::|void ")  # of C++
 
 
-def refuse_any(kind: str, name: str) -> None:
+def refuse_empty_name(kind: str, name: str) -> None:
     """Raises UsageError for a text that is a part of every name, or that names nothing: no text, blanks, `.`, `/`, `_`.
 
     A command would act on the only run or series that is there, which nobody named.

@@ -51,7 +51,7 @@ def _quantity(amount: int | str) -> int | str:
     return amount
 
 
-def _public(variables: dict[str, str]) -> dict[str, str]:
+def _without_secrets(variables: dict[str, str]) -> dict[str, str]:
     """Return the variables. Raises ValueError for one that looks like a secret: a site file is shared."""
     for name, value in variables.items():
         if is_secret(name, value):
@@ -69,8 +69,8 @@ Word = Annotated[str, AfterValidator(_word)]
 Option = Annotated[str, AfterValidator(_option)]
 AbsoluteFolder = Annotated[str, AfterValidator(_absolute)]
 Quantity = Annotated[int | str, AfterValidator(_quantity)]
-PublicVariables = Annotated[TuningVariables, AfterValidator(_public)]
-OwnValue = str | int | float | bool | tuple[str, ...]
+PublicVariables = Annotated[TuningVariables, AfterValidator(_without_secrets)]
+LauncherValue = str | int | float | bool | tuple[str, ...]
 Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
 
 
@@ -245,12 +245,12 @@ class Site(Document):
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
     node_power: NodePowerSite | None = None  # a command that prints the power of whole nodes
     # What a launcher of the site's own reads, by the keys that it names.
-    own: dict[Word, OwnValue] = Field(default_factory=dict)
+    own: dict[Word, LauncherValue] = Field(default_factory=dict)
     bind: Literal["numa", "none"] = "numa"  # whether a rank has only the cores of its device's NUMA domain
 
     @model_validator(mode="after")
     def _own_keys_hold_no_secret(self) -> Site:
-        _public({key: str(value) for key, value in self.own.items()})
+        _without_secrets({key: str(value) for key, value in self.own.items()})
         return self
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ MOST_LINES, MOST_CELLS = 16, 480  # of a timeline
 LAYER = re.compile(r"\b(layers\.)\d+")
 
 
-def of_all_layers(where: str) -> str:
+def without_layer_number(where: str) -> str:
     """Return the place without the number of its layer, as one program for all layers names it."""
     return LAYER.sub(r"\1*", where)
 

@@ -15,7 +15,7 @@ from levelfield.specs.derivation import Extension
 from levelfield.specs.tuning import TuningChoice
 
 WITHHELD = "withheld"
-_FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
+_HARDWARE_FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
 
 
 class NamedHardware(Value):
@@ -31,7 +31,7 @@ class NamedHardware(Value):
 
 def read_hardware(text: str) -> NamedHardware:
     """Read hardware from its text form. Raises ValueError with what was found and expected."""
-    match = _FORM.fullmatch(text.strip())
+    match = _HARDWARE_FORM.fullmatch(text.strip())
     if match is None or 0 in (int(match[1]), int(match[2])):
         raise ValueError(f"found '{text}', expected nodes x devices per node and a chip, as in '4x8 V100-SXM2-16GB'")
     return NamedHardware(nodes=int(match[1]), devices=int(match[2]), chip=match[3])

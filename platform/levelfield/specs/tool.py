@@ -29,10 +29,10 @@ UNITS: dict[str, dict[str, str]] = {
     "temperature": {"celsius": "1"},
 }
 NOT_AVAILABLE = ("", "-", "--", "NA", "N/A", "[N/A]", "null", "[Not Supported]", "Not Supported", "[Unknown Error]")
-SECONDS = Field(default=5.0, gt=0, le=60)
+TIMEOUT_SECONDS = Field(default=5.0, gt=0, le=60)
 
 
-def _compiles(text: str) -> str:
+def _checked_pattern(text: str) -> str:
     """Check a pattern in both libraries: `regex` matches it, within a time limit, and `re` is what authors know."""
     try:
         pattern = re.compile(text)
@@ -44,7 +44,7 @@ def _compiles(text: str) -> str:
     return text
 
 
-Pattern = Annotated[str, AfterValidator(_compiles)]
+Pattern = Annotated[str, AfterValidator(_checked_pattern)]
 
 
 class Where(Value):
@@ -77,7 +77,7 @@ class Tool(Value):
     """
 
     command: tuple[str, ...] = Field(min_length=1)
-    timeout_seconds: float = SECONDS
+    timeout_seconds: float = TIMEOUT_SECONDS
     format: Literal["csv", "json", "pattern"]
     separator: str = Field(default=",", min_length=1)
     columns: int | None = Field(default=None, ge=1)
@@ -129,13 +129,13 @@ class Tool(Value):
             raise ValueError("fields: format pattern uses neither 'column' nor 'path'; remove them")
 
 
-def units_of(field: str) -> dict[str, str]:
+def field_units(field: str) -> dict[str, str]:
     """Return the units that a field may have; none for a field that is not a quantity."""
     return UNITS.get("memory" if field.startswith("memory") else field, {})
 
 
 def _check_unit(field: str, unit: str | None, scale: float | None) -> None:
-    units = units_of(field)
+    units = field_units(field)
     if units and unit not in units:
         raise ValueError(f"fields.{field}.unit: found {unit!r}, expected one of {', '.join(units)}")
     if not units and scale is not None:
@@ -185,14 +185,14 @@ class PrintedCommand(Value):
     """A command whose text is kept as it is printed."""
 
     command: tuple[str, ...] = Field(min_length=1)
-    timeout_seconds: float = SECONDS
+    timeout_seconds: float = TIMEOUT_SECONDS
 
 
 class VersionCommand(Value):
     """A command that prints a version: the first group of `pattern`, or the whole match without a group."""
 
     command: tuple[str, ...] = Field(min_length=1)
-    timeout_seconds: float = SECONDS
+    timeout_seconds: float = TIMEOUT_SECONDS
     pattern: Pattern
 
 

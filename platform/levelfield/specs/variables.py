@@ -47,37 +47,37 @@ SECRET_VALUE = re.compile(
 # Of what a training inherits from the user's shell. A list of names that matter is never complete: each library reads
 # its own. So these are lists of names that do not. First the terminal, the session, the login, the language, jobs of
 # engines and of CI systems, and the runner of tests.
-_OF_SESSION = re.compile(
+_SESSION_NAMES = re.compile(
     r"PWD|OLDPWD|SHLVL|_|TERM(_\w+|INFO)?|COLORTERM|COLUMNS|LINES|NO_COLOR|LS_COLORS|PS[1-4]|PROMPT_COMMAND|HIST\w+"
     r"|LANG|LANGUAGE|LC_\w+|TZ|XDG_\w+|DISPLAY|XAUTHORITY|WAYLAND_DISPLAY|WINDOWID|DBUS_\w+|SSH_\w+|SUDO_\w+|MAIL"
     r"|HOME|USER|LOGNAME|USERNAME|HOSTNAME|SHELL|EDITOR|VISUAL|PAGER|LESS\w*|TMUX\w*|STY|INVOCATION_ID|JOURNAL_STREAM"
     r"|SLURM\w*|KUBERNETES_\w+|CI|CI_\w+|GITHUB_\w+|GITLAB_\w+|RUNNER_\w+|JENKINS_\w+|BUILD_\w+|BUILDKITE\w*|PYTEST_\w+"
 )
 # They choose devices, networks, threads and how Python writes, or belong to the platform.
-_OF_PLACE = re.compile(
+_PLACE_NAMES = re.compile(
     r"\w+_VISIBLE_(DEVICES|MODULES|CORES|CHIPS)|NCCL_\w+|GLOO_\w+|OMP_NUM_THREADS|LEVELFIELD_\w*"
     r"|PYTHON(UNBUFFERED|DONTWRITEBYTECODE|IOENCODING|UTF8|WARNINGS|FAULTHANDLER)"
 )
 # Before the list above: what provenance recorded then, and what of it a certificate left out.
-_OF_PLACE_BEFORE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_", "GLOO_", "PYTHON", "OMP_NUM_THREADS")
+_OLD_PLACE_PREFIXES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NCCL_", "GLOO_", "PYTHON", "OMP_NUM_THREADS")
 # What a history of nights is divided by: a job's number in any variable would begin a new one each night.
-KNOWN_TO_MATTER = (
+KNOWN_PREFIXES = (
     "LD_", "GLIBC_TUNABLES", "MALLOC_", "PYTHON", "OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "NCCL_", "GLOO_", "TORCH",
     "PYTORCH_", "NVIDIA_", "LEVELFIELD_", "ONEDNN_", "DNNL_", "XLA_", "JAX_", "FLAGS_", "NVTE_", "CUBLAS", "CUDNN",
     "TRITON_", "HIP", "HSA_", "ROC", "MIOPEN_", "ASCEND_", "HCCL_", "ONEFLOW_", "ATEN_", "OPENBLAS_", "BLIS_",
 )  # fmt: skip
 # Reports show what is known to matter, of these makers too: that list is part of stored histories and does not grow.
-_OF_MAKERS = (
+_MAKER_PREFIXES = (
     "MACA_", "MCCL_", "MUSA_", "MTHREADS_", "XPU_", "BKCL_", "PADDLE_", "MLU_", "CNCL_", "NEUWARE_", "HABANA_", "HCL_",
     "PT_HPU_", "COREX_",
 )  # fmt: skip
 # They describe an image to its container's runtime, or to a reader.
-_OF_IMAGE = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|(CUDA|NCCL|PYTHON)_VERSION")
+_IMAGE_NAMES = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|(CUDA|NCCL|PYTHON)_VERSION")
 _MOST_CHARACTERS = 80  # characters of a value
 RECORDED_BY_EXCLUSION = "all but names that cannot matter"  # in provenance: the rule of the recorded variables
 
 
-def reserved(name: str, by: str = "tuning") -> str | None:
+def reserved_reason(name: str, by: str = "tuning") -> str | None:
     """Return why nobody may set this variable, or None. by: `tuning`, `vendor` or `container` of vendor.yaml."""
     if by != "tuning" and name == _LIBRARIES:
         return None
@@ -91,7 +91,7 @@ def check(variables: dict[str, str], by: str) -> dict[str, str]:
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
-        if reason := reserved(name, by):
+        if reason := reserved_reason(name, by):
             raise ValueError(f"{name} cannot be set here: {reason}; leave it out")
         if "\0" in value:
             raise ValueError(f"{name}: found a NUL character, which no variable can hold")
@@ -104,7 +104,7 @@ def check_visible(name: str) -> str:
     """Return the name of a variable that names devices. Raises ValueError for one with another meaning."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
-    reason = reserved(name)
+    reason = reserved_reason(name)
     if reason != _DEVICES and (reason or _SYSTEM.fullmatch(name)):
         meaning = reason or "other programs read it"
         raise ValueError(f"found {name}, expected the variable of the maker that names devices: {meaning}")
@@ -143,15 +143,15 @@ def recorded(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: _secret(name, text) if is_secret(name, text) else text
         for name, text in sorted(variables.items())
-        if not _OF_SESSION.fullmatch(name)
+        if not _SESSION_NAMES.fullmatch(name)
     }
 
 
-def counting(inherited: Mapping[str, str], rule: str | None) -> dict[str, str]:
+def arithmetic_variables(inherited: Mapping[str, str], rule: str | None) -> dict[str, str]:
     """Return the recorded variables that can change what a training computes. rule: of the provenance; None: before."""
     if rule != RECORDED_BY_EXCLUSION:
-        return {name: text for name, text in inherited.items() if not name.startswith(_OF_PLACE_BEFORE)}
-    return {name: text for name, text in inherited.items() if not _OF_PLACE.fullmatch(name)}
+        return {name: text for name, text in inherited.items() if not name.startswith(_OLD_PLACE_PREFIXES)}
+    return {name: text for name, text in inherited.items() if not _PLACE_NAMES.fullmatch(name)}
 
 
 def known_to_matter(variables: Mapping[str, str]) -> dict[str, str]:
@@ -159,21 +159,21 @@ def known_to_matter(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text
         for name, text in variables.items()
-        if name.startswith(KNOWN_TO_MATTER) and not name.startswith("LEVELFIELD_")
+        if name.startswith(KNOWN_PREFIXES) and not name.startswith("LEVELFIELD_")
     }
 
 
-def is_known(name: str) -> bool:
+def is_known_or_maker(name: str) -> bool:
     """Return whether the name is known to matter, or is one of a maker of chips."""
-    return name.startswith((*KNOWN_TO_MATTER, *_OF_MAKERS))
+    return name.startswith((*KNOWN_PREFIXES, *_MAKER_PREFIXES))
 
 
-def for_readers(inherited: Mapping[str, str]) -> dict[str, str]:
+def report_variables(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that reports have: those that are known to change trainings. Long values are cut."""
     return {
         name: clipped(text, _MOST_CHARACTERS)
         for name, text in inherited.items()
-        if is_known(name) and not name.startswith("LEVELFIELD_") and not _OF_IMAGE.fullmatch(name)
+        if is_known_or_maker(name) and not name.startswith("LEVELFIELD_") and not _IMAGE_NAMES.fullmatch(name)
     }
 
 

@@ -19,7 +19,7 @@ from levelfield.errors import DocumentError, LevelfieldError, UnknownName, Usage
 from levelfield.specs.base import Value
 from levelfield.specs.record import (
     BRANCH_MARK,
-    OF_TREND,
+    TREND_PURPOSES,
     Conditions,
     Point,
     RunRecord,
@@ -30,7 +30,7 @@ from levelfield.specs.record import (
     first_future_date,
     nights_in_order,
 )
-from levelfield.specs.short_names import refuse_any
+from levelfield.specs.short_names import refuse_empty_name
 from levelfield.store import statements
 from levelfield.store.address import StoreAddress, address_of
 from levelfield.store.connections import engine_of, explaining_errors, reading, writing
@@ -170,7 +170,7 @@ class Store(AbstractContextManager["Store"]):
         query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).where(NOT_ASIDE).order_by(RUN.c.began, RUN.c.run_id)
         query = query if case is None else query.where(SERIES.c.case_name == case)
         query = query if since is None else query.where(RUN.c.began >= since)
-        query = query.where(RUN.c.purpose.in_(OF_TREND)) if is_trend_only else query
+        query = query.where(RUN.c.purpose.in_(TREND_PURPOSES)) if is_trend_only else query
         with reading(self.engine, self.address) as connection:
             return list(connection.execute(query).scalars())
 
@@ -191,10 +191,10 @@ class Store(AbstractContextManager["Store"]):
 
     def find(self, name: str) -> str:
         """Return the id of a run by its id, a unique part of it, or `latest`. Raises UnknownName or UsageError."""
-        refuse_any("run", name)
+        refuse_empty_name("run", name)
         is_in_future = RUN.c.began >= first_future_date().isoformat()
         newest = select(RUN.c.run_id).where(NOT_ASIDE).order_by(is_in_future, RUN.c.began.desc(), RUN.c.run_id.desc())
-        trend = newest.where(RUN.c.purpose.in_(OF_TREND))
+        trend = newest.where(RUN.c.purpose.in_(TREND_PURPOSES))
         partial = newest.where(RUN.c.run_id.contains(name, autoescape=True)).limit(5)
         with reading(self.engine, self.address) as connection:
             if name == "latest" and (latest := connection.execute(trend.limit(1)).scalar()):

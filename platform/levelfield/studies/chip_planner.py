@@ -32,7 +32,7 @@ from levelfield.rundir.directory import find_finished_run, read_plan
 from levelfield.specs.base import MOST_RANKS
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.constants import (
-    CHIP_RATIO_OFF,
+    CHIP_RATIO_ERRORS,
     ROW_ERRORS,
     SPEED_INTERVAL,
     SPEED_VENDORS,
@@ -212,7 +212,7 @@ def ratio_base(plans: Sequence[ChipPlan]) -> RatioBase:
     """Return the base of plans in the order of their chips: the first with a speed, or without a calibrated one."""
     first = next((plan for plan in plans if plan.speed or plan.not_calibrated), plans[0])
     errors = first.plan.row_errors
-    error = max(CHIP_RATIO_OFF[0], errors.middle if errors else 0.0)
+    error = max(CHIP_RATIO_ERRORS[0], errors.middle if errors else 0.0)
     if first.not_calibrated:
         return RatioBase(first.speed, None, f"{first.name}, the first chip, is of {first.not_calibrated}", error)
     return RatioBase(first.speed, first.name if first.speed else None, None, error)

@@ -28,7 +28,7 @@ from levelfield.rundir.run_state import refuse_running
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, Series, StoreEvent, first_future_date
 from levelfield.specs.result import Result
-from levelfield.specs.short_names import refuse_any
+from levelfield.specs.short_names import refuse_empty_name
 from levelfield.store.address import NOWHERE, VARIABLE, is_missing
 from levelfield.store.run_record import record_of, require_storable, series_of
 
@@ -187,7 +187,7 @@ class BundleRuns:
             self._records[record.run_id] = record
 
     def find(self, name: str) -> str:
-        refuse_any("run", name)
+        refuse_empty_name("run", name)
         matching = [run_id for run_id in self._records if name in run_id]
         if len(matching) > 1 and name not in matching:
             raise UsageError(f"{self._path}: run '{name}': found {len(matching)} runs; give more of the id")
@@ -224,7 +224,7 @@ def parse_bundle_name(text: str) -> tuple[Path, str] | None:
         raise UsageError(f"{match[1]}: no such file, expected a bundle")
     name = _EVERY_RUN if match[2] is None else match[2]
     if not _WILDCARDS.search(name):
-        refuse_any("run", name)
+        refuse_empty_name("run", name)
     return Path(match[1]), name
 
 
@@ -329,7 +329,7 @@ class RunSources(ExitStack):
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
         names = [name.strip() for name in text.split(",")]
         if "" in names:  # the side would lack a run that somebody meant to name
-            refuse_any("run", "")
+            refuse_empty_name("run", "")
         bundled_names = {name: part for name in names if (part := parse_bundle_name(name))}
         parts: list[ChosenRuns] = []
         for file, name in bundled_names.values():

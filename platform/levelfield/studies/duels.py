@@ -23,10 +23,10 @@ from levelfield.run.turns import alternating_pairs
 from levelfield.series.pairs import Looks, Pair, PairRuling, pairs_so_far
 from levelfield.series.segments import change_of
 from levelfield.specs.prices import Prices
-from levelfield.specs.record import DuelConclusion, DuelWord, Gated, RunRecord, Series, StoreEvent
+from levelfield.specs.record import DuelConclusion, DuelWord, GatedFigure, RunRecord, Series, StoreEvent
 from levelfield.specs.result import DISTURBED
 
-FIGURE: Gated = "tokens_per_second_per_device"
+FIGURE: GatedFigure = "tokens_per_second_per_device"
 MOST_REPEATS = 100
 _ALPHA_BY_PAIRS = {
     3: 0.002,

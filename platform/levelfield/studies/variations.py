@@ -14,11 +14,11 @@ from levelfield.report.result_words import worst_memory
 from levelfield.run import measurement
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.host_rates import HostRates
-from levelfield.specs.implementation import refused
+from levelfield.specs.implementation import refused_choices
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
-from levelfield.specs.selector import Selector, labelled
+from levelfield.specs.selector import Selector, versioned_framework
 from levelfield.specs.tuning import TuningChoice
 
 # The parallelism that an implementation must offer, and a layout with it over two processes.
@@ -48,7 +48,7 @@ def row_entries(
     rows: Sequence[LayoutEstimate], selector: Selector, vendor: str, devices: int, request: UserRequest, scale: Scale
 ) -> list[Entry]:
     """Return one entry of work for each row, on `devices` devices."""
-    framework = labelled(selector.framework, selector.version)
+    framework = versioned_framework(selector.framework, selector.version)
     text = f"{selector.case}:{framework}:{selector.target or vendor}:1:{devices}"
     names, entries = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline"), []
     for row in rows:
@@ -100,6 +100,6 @@ def variation_entries(registry: Registry, plan: Plan) -> list[Entry]:
     offered, refusals = implementation.parallelism.get(kind, ()), implementation.refusals(kind)
     for key, text in TWO_PROCESS_LAYOUTS.items():
         tuning = plan.tuning.model_copy(update={"layout": parse_layout(text).layout})
-        if key in offered and not refused(refusals, plan.work, tuning):
+        if key in offered and not refused_choices(refusals, plan.work, tuning):
             choices.append((two_processes, TuningChoice(layout=text, threads=1)))
     return [Entry(text, UserRequest(plan.scale, choice)) for text, choice in choices]

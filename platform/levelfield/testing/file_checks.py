@@ -8,7 +8,7 @@ from pathlib import Path
 
 from levelfield.catalog.chip_names import chip_clash
 from levelfield.errors import DocumentError, UsageError
-from levelfield.specs.chips import SOURCES, SPARSE, out_of_range
+from levelfield.specs.chips import SOURCE_FIELDS, SOURCES_ADVICE, out_of_range
 from levelfield.specs.vendor import PeakDtype
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.recordings import ORIGINS
@@ -59,7 +59,7 @@ def chips(subject: VendorSubject) -> str:
     if not entries:
         raise Missing("vendor.yaml has no chips", "add one: name, match, device_is, memory_bytes and memory_source")
     for chip in entries:
-        for number, source in SOURCES.items():
+        for number, source in SOURCE_FIELDS.items():
             if getattr(chip, number) is not None and not (getattr(chip, source) or "").strip():
                 raise Missing(f"chip {chip.name}: {number} has no {source}", "name the document of the number")
         link = chip.interconnect
@@ -121,7 +121,7 @@ def plausible(subject: VendorSubject) -> str:
         peaks = {dtype: peak.tflops for dtype, peak in chip.peaks.items()}
         if "bf16" in peaks and peaks.get("fp16") == 2 * peaks["bf16"]:
             message = f"chip {chip.name}: fp16 is exactly twice bf16 ({peaks['bf16']:g}): is it with sparsity?"
-            raise Warns(message, SPARSE)
+            raise Warns(message, SOURCES_ADVICE)
         for dtype in CHECKED_DTYPES:
             rates = [(c.peaks[dtype].tflops, c.name) for spec in others for c in spec.chips if dtype in c.peaks]
             most, name = max(rates, default=(0.0, ""))

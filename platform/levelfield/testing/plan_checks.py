@@ -20,7 +20,7 @@ from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.specs.case import Precision, Scale
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import TuningRow
 from levelfield.specs.vendor import HOST_KIND
@@ -67,7 +67,7 @@ def launch(subject: VendorSubject) -> str:
                 f"the name of {plan.hardware.chip.name}",
                 "name the device that the framework has for this accelerator; only `device_kind: cpu` has device cpu",
             )
-        job = job_of(plan, paths)
+        job = job_content(plan, paths)
         if (job["device"], job["backend"], job["preload"]) != (access.device, access.backend, list(access.preload)):
             raise Fails(f"frameworks.{framework}: job.json has {job['device']}/{job['backend']}", "report this fault")
         for process in LocalLauncher().request(plan, paths, ProcessRuntime()).nodes[0].processes:

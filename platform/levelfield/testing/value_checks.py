@@ -11,7 +11,7 @@ from typing import Any
 from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_memory_fault, without
 from levelfield.contracts.tool_records import parse
 from levelfield.report.sheets import align_rows
-from levelfield.specs.tool import UNITS, FieldName, Tool, Where, units_of
+from levelfield.specs.tool import UNITS, FieldName, Tool, Where, field_units
 from levelfield.testing.findings import CheckRow, Fails, Warns
 from levelfield.testing.recordings import Recording, without_reason
 from levelfield.testing.subject import VendorSubject
@@ -93,7 +93,7 @@ def _null_reason(recording: Recording | None, index: int, field: FieldName) -> s
     text = record.texts.values.get(field)
     if text is None:
         return record.texts.problems.get(field, "the record does not say")
-    if not units_of(field):
+    if not field_units(field):
         return f"the tool says '{text}'"
     try:
         return f"found {record.quantity(field):g}"
@@ -157,7 +157,7 @@ def _check_units(tools: Sequence[tuple[str, Tool]], unit_of: Callable[[Where], s
             quantity, unit = STATED.get(unit_of(where), ("", ""))
             if not quantity:
                 continue
-            if not units_of(field) or unit not in units_of(field):
+            if not field_units(field) or unit not in field_units(field):
                 raise Fails(
                     f"{role}.fields.{field} is read from {_heading(where)}, whose unit {unit_of(where)} is one of "
                     f"{quantity}",
@@ -208,7 +208,7 @@ def _unit(where: Where) -> str:
 
 def _times(field: FieldName, where: Where, unit: str) -> float:
     """Return how many of `unit` a number 1 of this field is in vendor.yaml."""
-    sizes = units_of(field)
+    sizes = field_units(field)
     return float(Decimal(sizes[where.unit or ""]) / Decimal(sizes[unit])) * (where.scale or 1)
 
 
@@ -221,7 +221,7 @@ def _check_memory(subject: VendorSubject, recording: Recording | None) -> None:
             continue
         hint = ""  # the unit with which both would agree, if there is one
         if recording is not None and recording.tool is not None:
-            unit, units = recording.tool.fields["memory_total"].unit or "", units_of("memory_total")
+            unit, units = recording.tool.fields["memory_total"].unit or "", field_units("memory_total")
             gaps = {
                 name: abs(float(Decimal(actual) * Decimal(size) / Decimal(units[unit]) / right) - 1)
                 for name, size in units.items()
@@ -259,7 +259,7 @@ def _fitting_unit(recording: Recording, field: FieldName) -> str:
         return ""
     where, (least, most) = tool.fields[field], LIMITS[SAMPLED[field]]
     fitting = []
-    for unit in units_of(field):
+    for unit in field_units(field):
         fields = {**tool.fields, field: where.model_copy(update={"unit": unit})}
         values = []
         for record in parse(tool.model_copy(update={"fields": fields}), recording.text).records.values():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF
+from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_ERRORS
 from plan_outputs import in_one_line, plan_output, plan_refusal, plan_values
 
 CASE = ("llama3_8b", "--devices", "8")
@@ -53,7 +53,7 @@ def test_the_error_of_ratios_is_printed_for_dense_models_on_chips_with_published
     question: tuple[str, ...], is_printed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = in_one_line(plan_output(capsys, *question))
-    middle, most = CHIP_RATIO_OFF
+    middle, most = CHIP_RATIO_ERRORS
     assert all(
         (part in text) == is_printed
         for part in (f"{CHIP_PAIRS} published pairs", f"median error {100 * middle:.0f} %", f"max {100 * most:.0f} %")
@@ -135,7 +135,7 @@ def test_each_row_has_the_error_of_rows_like_it_and_no_ratio_within_it(
         speed, first = (p["rows"][0]["tokens_per_second_per_device"] for p in (plan, base))
         if plan["chip"] in (base["chip"], "MI355X") or not speed:
             continue
-        error = max(CHIP_RATIO_OFF[0], errors[0] or 0, base["error_of_such_rows"] or 0)
+        error = max(CHIP_RATIO_ERRORS[0], errors[0] or 0, base["error_of_such_rows"] or 0)
         within = max(speed / first, first / speed) - 1 <= error
         assert (plan["speed_over_base"] is None) == within == ("within" in cells) == bool(plan["no_ratio"])
         any_within = any_within or within

@@ -17,7 +17,7 @@ from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import job_of
+from levelfield.specs.plan import job_content
 from levelfield.specs.suite import EntryUsed
 from levelfield.studies.node_series import node_counts, series_entries, series_scaling
 from recorded_runs import seal_again
@@ -88,7 +88,7 @@ def test_the_runs_of_a_series_are_scaled(run: RunPaths, recorded: Path) -> None:
     hardware = plan.hardware.model_copy(update={"nodes": 2})
     plan = plan.model_copy(update={"run_id": other.root.name, "hardware": hardware})
     other.plan.write_text(dump(plan))
-    other.job.write_text(json.dumps(job_of(plan, other)))
+    other.job.write_text(json.dumps(job_content(plan, other)))
     seal_again(other)
     (scaling,) = series_scaling([collect(run), collect(other)], run.root.parent)
     assert isinstance(scaling, Scaling) and [row.devices for row in scaling.rows] == [2, 4]

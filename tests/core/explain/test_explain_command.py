@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pytest
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.explain.explanation import explained, trace_of
+from levelfield.explain.explanation import compute_step_parts, unpacked_trace
 from levelfield.explain.step_difference import step_difference
 from levelfield.rundir.seal import seal_finding
 from levelfield.specs.base import dump, load
@@ -220,7 +220,7 @@ def test_a_damaged_record_leaves_its_step_out(
 ) -> None:
     paths = recorded("a")
     damage(paths.profile / "rank1.step2.json.gz")
-    parts = explained(paths)
+    parts = compute_step_parts(paths)
     assert parts.recorded_steps == 1 and parts.step.low is None
     (missing,) = parts.missing
     assert missing.startswith("rank1.step2")
@@ -245,14 +245,14 @@ def test_a_record_that_makes_no_sense_is_named(
     paths = recorded("a", trace(), broken)
     assert main(["report", "explain", "a"]) == 2
     with pytest.raises(UsageError, match=words):
-        explained(paths)
+        compute_step_parts(paths)
 
 
 def test_a_cut_record_is_no_trace_though_its_digest_holds() -> None:
     content = gzip.compress(json.dumps(trace()).encode())
-    assert trace_of(content)["host_name"] == "0"
+    assert unpacked_trace(content)["host_name"] == "0"
     with pytest.raises(ValueError, match="cut short"):
-        trace_of(content[:-30])
+        unpacked_trace(content[:-30])
 
 
 def test_an_error_of_the_recorder_is_the_reason(recorded: RecordedRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,11 +268,11 @@ def test_an_error_of_the_recorder_is_the_reason(recorded: RecordedRun, capsys: p
 
 def test_the_records_are_in_the_seal_by_their_digests(recorded: RecordedRun) -> None:
     paths = recorded("a")
-    paths.step_parts.write_text(dump(explained(paths)))
-    assert load(StepParts, paths.step_parts) == explained(paths)
+    paths.step_parts.write_text(dump(compute_step_parts(paths)))
+    assert load(StepParts, paths.step_parts) == compute_step_parts(paths)
     assert seal_finding(paths).word == "sealed"
     shutil.copy(paths.profile / "rank0.step1.json.gz", paths.profile / "rank0.step2.json.gz")
-    assert explained(paths).missing == (), "the same content"
+    assert compute_step_parts(paths).missing == (), "the same content"
     file = paths.events / "rank0.jsonl"
     file.write_text(file.read_text().replace('"counted": true', '"counted": false', 1))
     assert seal_finding(paths).word == "tampered"
@@ -285,11 +285,11 @@ def test_a_rank_that_names_another_ranks_record_is_not_read(recorded: RecordedRu
     digests = [hashlib.sha256((paths.profile / name).read_bytes()).hexdigest() for name in names]
     entry, other = (f'"{name}": "{digest}"' for name, digest in zip(names, digests, strict=True))
     file.write_text(file.read_text().replace(entry, other))
-    assert explained(paths).recorded_steps == 1
+    assert compute_step_parts(paths).recorded_steps == 1
 
 
 def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded: RecordedRun) -> None:
-    parts = explained(recorded("a"))
+    parts = compute_step_parts(recorded("a"))
     spread = [
         parts.model_copy(update={"step": Milliseconds(mean=mean, low=mean - half, high=mean + half)})
         for mean, half in ((10.0, 3.0), (12.0, 4.0))
@@ -298,7 +298,7 @@ def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded: Recorded
 
 
 def test_a_longer_wait_names_the_late_rank_and_what_takes_it_longer(recorded: RecordedRun) -> None:
-    before = explained(recorded("a"))
+    before = compute_step_parts(recorded("a"))
     waits = PartTime(part=WAITING, time=Milliseconds(mean=2.0), recompute_ms=0.0, overlapped_ms=0.0)
     step = Milliseconds(mean=before.step.mean + 2.0)
     place = {"part": "mlp", "where": "layers.0.mlp", "longer_ms": 12.5}
@@ -316,7 +316,7 @@ def test_a_longer_wait_names_the_late_rank_and_what_takes_it_longer(recorded: Re
 
 def test_pages_have_the_parts_of_the_records_and_not_of_an_edited_file(recorded: RecordedRun, tmp_path: Path) -> None:
     paths = recorded("20261122T030405Z_a")
-    parts = explained(paths)
+    parts = compute_step_parts(paths)
     edited = parts.model_copy(update={"warnings": ("planted",)})
     paths.step_parts.write_text(dump(edited))
     assert main(["report", "pages", str(tmp_path / "site"), paths.root.name]) == 0
@@ -330,10 +330,13 @@ def test_a_run_with_one_program_for_all_layers_is_compared_with_all_layers_of_th
     together = trace()
     for event in together["traceEvents"]:
         event["name"] = event["name"].replace("layers.0.", "layers.*.")
-    of_all, slower = explained(recorded("a", together, together)), explained(recorded("b", *[trace(core=600.0)] * 2))
+    of_all, slower = (
+        compute_step_parts(recorded("a", together, together)),
+        compute_step_parts(recorded("b", *[trace(core=600.0)] * 2)),
+    )
     core = step_difference(of_all, slower).changes[0]
     (place,) = core.places
     assert place.where == "layers.*.attention"
     assert place.ms == pytest.approx(core.ms)
-    apart = step_difference(explained(recorded("c")), slower).changes[0]
+    apart = step_difference(compute_step_parts(recorded("c")), slower).changes[0]
     assert [place.where for place in apart.places] == ["layers.0.attention"]

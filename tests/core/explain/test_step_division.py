@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 from levelfield.explain.step_division import (
-    Groups,
+    MessageGroups,
     RankLayout,
     StepTime,
-    divided,
+    clock_origins,
+    divide_waits,
     kernel_kind,
     kernels,
     late_ranks,
     mean_parts,
-    origins_of,
+    median_step_timeline,
     overhead,
     rank_parts,
-    step_timeline,
     uneven_layers,
     warnings,
 )
@@ -89,7 +89,7 @@ def ms_by_part(line: Timeline) -> dict[str, float]:
 
 def both(**of_the_second: Any) -> tuple[RankParts, ...]:
     step = {0: timeline(trace()), 1: timeline(trace(**of_the_second))}
-    return rank_parts([divided(step, ONE_GROUP)], ONE_GROUP)
+    return rank_parts([divide_waits(step, ONE_GROUP)], ONE_GROUP)
 
 
 def time_of(rank: RankParts, part: str) -> float:
@@ -144,7 +144,7 @@ def drawn(line: str, letter: str) -> float:
 
 def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0), shift=200.0))}
-    drawing = step_timeline([divided(step, ONE_GROUP)])
+    drawing = median_step_timeline([divide_waits(step, ONE_GROUP)])
     first, second = (line.cells for line in drawing.lines)
     letter: dict[str, str] = {part: chr(ord("a") + place) for place, part in enumerate(drawing.parts)}
     assert drawing.ms == pytest.approx(1.2) and len(first) == len(second) == MOST_CELLS
@@ -160,17 +160,17 @@ def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
 def test_a_timeline_is_the_middle_step_of_late_ranks_and_some_others() -> None:
     one = timeline(trace())
     slow = replace(one, ms=9.0)
-    many = [divided({0: line}, ONE_GROUP) for line in (slow, one, replace(one, ms=2.0))]
-    assert step_timeline(many).ms == 2.0
+    many = [divide_waits({0: line}, ONE_GROUP) for line in (slow, one, replace(one, ms=2.0))]
+    assert median_step_timeline(many).ms == 2.0
     ranks = {rank: replace(one, messages=(), slices=one.slices[:1]) for rank in range(100)}
-    lines = [line.rank for line in step_timeline([divided(ranks, ONE_GROUP)], late=[99]).lines]
+    lines = [line.rank for line in median_step_timeline([divide_waits(ranks, ONE_GROUP)], late=[99]).lines]
     assert len(lines) <= MOST_LINES and lines[:3] == [0, 7, 14] and lines[-1] == 99
 
 
 def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
     stages = RankLayout(1, is_plain=True)
-    first, _ = rank_parts([divided(step, stages)], stages)
+    first, _ = rank_parts([divide_waits(step, stages)], stages)
     assert (time_of(first, BUBBLE), time_of(first, WAITING)) == pytest.approx((0.08, 0.0))
     other_clock = both(all_reduce=(780.0, 900.0), shift=123456.0, host="b")
     for rank, same in zip(other_clock, both(all_reduce=(780.0, 900.0)), strict=True):
@@ -188,8 +188,8 @@ def test_a_slow_transfer_whose_ends_are_apart_shifts_no_clock() -> None:
         return replace(line, messages=messages, host=host)
 
     step = {0: rank("a", 0, 225), 1: rank("b", 5000, 185)}  # 40 ms apart, of a transfer of 85 ms
-    groups: Groups = {("long",): [(0, 0), (1, 0)], ("short",): [(0, 1), (1, 1)]}
-    assert origins_of(step, groups)[1] == pytest.approx(5000)
+    groups: MessageGroups = {("long",): [(0, 0), (1, 0)], ("short",): [(0, 1), (1, 1)]}
+    assert clock_origins(step, groups)[1] == pytest.approx(5000)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_trace_without_a_step_and_a_damaged_one_are_refused() -> None:
 
 def test_the_mean_over_ranks_adds_up_to_the_step_and_recompute_is_counted() -> None:
     step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
-    steps = 2 * [divided(step, ONE_GROUP)]
+    steps = 2 * [divide_waits(step, ONE_GROUP)]
     mean = mean_parts(rank_parts(steps, ONE_GROUP), steps)
     assert sum(row.time.mean for row in mean) == pytest.approx(1.0)
     assert sum(row.recompute_ms for row in mean) == pytest.approx(0.05)
@@ -271,7 +271,7 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
         "vectorized_elementwise_kernel": "other",
     }
     assert {name: kernel_kind(name) for name in names} == names
-    steps = [divided({0: timeline(trace())}, RankLayout(1, True))]
+    steps = [divide_waits({0: timeline(trace())}, RankLayout(1, True))]
     mean = mean_parts(rank_parts(steps, RankLayout(1, True)), steps)
     (reduced,) = warnings(1.0, mean, ran)
     assert [word for word in ("TF32", "float32", ": 40%") if word not in reduced] == [], reduced

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.explain.step_division import RankLayout, divided, rank_parts
+from levelfield.explain.step_division import RankLayout, divide_waits, rank_parts
 from levelfield.measure.step_timeline import timeline
 from levelfield.specs.short_names import short_kernel
 
@@ -24,7 +24,7 @@ def recorded(name: str) -> Any:
 
 def parts_of(trace: Any) -> dict[str, float]:
     layout = RankLayout(1, is_plain=True)
-    (parts,) = rank_parts([divided({0: timeline(trace)}, layout)], layout)
+    (parts,) = rank_parts([divide_waits({0: timeline(trace)}, layout)], layout)
     return {part.part: part.time.mean for part in parts.parts}
 
 

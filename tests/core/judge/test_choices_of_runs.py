@@ -16,7 +16,7 @@ from levelfield.plan.resolution import choices_for
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import ChoicesPlan, Plan, job_of
+from levelfield.specs.plan import ChoicesPlan, Plan, job_content
 from levelfield.specs.reference import Reference
 from levelfield.specs.result import Result, Status
 from levelfield.worker.choices import digest_of, packed
@@ -61,7 +61,7 @@ def following(run: RunPaths, reference: Reference, **changes: Any) -> Result:
     follows = digest_of(reference.choices)
     plan = read_plan(run).model_copy(update={"choices": ChoicesPlan(follows=follows, known=reference.choices)})
     run.plan.write_text(dump(plan))
-    write_json(run.job, job_of(plan, run))
+    write_json(run.job, job_content(plan, run))
     run.reference.write_text(dump(reference))
     for rank in (0, 1):
         write(run, rank, lines_of(rank, follows, **(changes if rank else {})))
@@ -173,7 +173,7 @@ def test_a_run_of_the_same_work_and_tokens_follows(
         choices = choices_for(plan, reference)
         assert choices == ChoicesPlan(follows=digest_of(str(reference.choices)), known=reference.choices)
         chosen = plan.model_copy(update={"choices": choices})
-        assert job_of(chosen, run)["choices"] == {"known": reference.choices}
+        assert job_content(chosen, run)["choices"] == {"known": reference.choices}
         assert "known" not in json.loads(dump(chosen))["choices"]  # plan.json is read for every list of runs
 
 
@@ -196,4 +196,4 @@ def of_an_older_version(reference: Reference) -> Reference:
 def test_a_dense_model_has_no_choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     plan = make_plan(Registry([PLUGINS]), "tiny:fake:F1:1:1", scale="smoke")
-    assert choices_for(plan, None) is None and "choices" not in job_of(plan, RunPaths(tmp_path))
+    assert choices_for(plan, None) is None and "choices" not in job_content(plan, RunPaths(tmp_path))

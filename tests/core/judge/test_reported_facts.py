@@ -11,7 +11,7 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import FP8_LIBRARIES, FUSED_KERNELS, KERNELS
+from levelfield.specs.result import ATTENTION_KERNELS, FP8_LIBRARIES, FUSED_KERNELS
 from levelfield.specs.tuning import Recompute
 from recorded_runs import Event, change_all_steps, change_plan, change_steps, report_framework
 from report_rows import report_rows
@@ -19,7 +19,7 @@ from report_rows import report_rows
 # ---- attention's kernel and the library of fp8
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ATTENTION_KERNELS)
 def test_a_known_kernel_is_named(kernel: str) -> None:
     report = attention_kernel({rank: {"details": {"attention_kernel": kernel}} for rank in range(2)})
     assert report is not None and (report.name, report.reason) == (kernel, None)
@@ -63,12 +63,12 @@ def test_a_training_that_reports_none_has_none(events: list[Event]) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "cell"),
-    [("cudnn", "cudnn"), ("warp", f"-: the training reported 'warp', expected one of {', '.join(KERNELS)}")],
+    [("cudnn", "cudnn"), ("warp", f"-: the training reported 'warp', expected one of {', '.join(ATTENTION_KERNELS)}")],
 )
 def test_result_and_report_name_the_kernel(run: RunPaths, kernel: str, cell: str) -> None:
     report_framework(run, details={"attention_kernel": kernel})
     result = collect(run)
-    assert result.attention_kernel and result.attention_kernel.name == (kernel if kernel in KERNELS else None)
+    assert result.attention_kernel and result.attention_kernel.name == (kernel if kernel in ATTENTION_KERNELS else None)
     assert report_rows(run, result)["attention kernel"] == [cell]
 
 

@@ -19,7 +19,7 @@ from levelfield.measure.weights import WHOLE_GRADIENT
 from levelfield.plan.resolution import records_window_gradients
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 from levelfield.specs.reference import Reference
 from plans import make_plan
 
@@ -51,7 +51,7 @@ RUN = TrainingCurve(40, {})
 )
 def test_every_step_of_the_window_is_recorded_below_fp32(case: str, records: bool, registry: Registry) -> None:
     plan = planned(registry, case)
-    steps = job_of(plan, RunPaths(Path("/run")))["gradient_steps"]
+    steps = job_content(plan, RunPaths(Path("/run")))["gradient_steps"]
     assert plan.window_gradients is records
     assert steps == ([1, 2, 10, *WINDOW] if records else [1, 2, 10])
 

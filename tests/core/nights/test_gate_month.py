@@ -13,7 +13,7 @@ from gate_points import conditions, day, event, point, series
 from levelfield.nights.gate import GateReport, compared
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding, exit_code
-from levelfield.specs.record import Gated, Point, StoreEvent
+from levelfield.specs.record import GatedFigure, Point, StoreEvent
 
 TOKENS, MEMORY = "tokens_per_second_per_device", "memory_bytes"
 HISTORY, NIGHTS = 40, 26
@@ -78,7 +78,7 @@ class Month:
                 )
             )
 
-    def pairs(self, night: int, name: str, figure: Gated) -> list[tuple[float | None, float | None]] | None:
+    def pairs(self, night: int, name: str, figure: GatedFigure) -> list[tuple[float | None, float | None]] | None:
         """Runs of the accepted build and of tonight's, in this night on this node."""
         accepted = any(e.series == name for e in self.events)
         old = self.change(name, night) if accepted else 1.0
@@ -102,7 +102,7 @@ class Month:
         self.past += report.findings
         self.reports[night] = report
 
-    def words(self, name: str, figure: Gated | None = TOKENS) -> list[str]:
+    def words(self, name: str, figure: GatedFigure | None = TOKENS) -> list[str]:
         """The series' word of each night; of a node's finding where that stands for it."""
         seen: list[str] = []
         for night in range(NIGHTS):

@@ -19,7 +19,7 @@ from levelfield.nights.gate import compared
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.stored_nights import gate_input
 from levelfield.series.judgement import Pairs
-from levelfield.specs.record import OF_NULLS, Gated, RunRecord
+from levelfield.specs.record import NULL_PURPOSES, GatedFigure, RunRecord
 from levelfield.store.database import Store
 from stored_records import real_record
 
@@ -136,13 +136,13 @@ class PairSources:
     gate: GateInput
     number: int
 
-    def pairs(self, series: str, figure: Gated) -> Pairs:
+    def pairs(self, series: str, figure: GatedFigure) -> Pairs:
         runs = self.month.runs_of_pairs(self.gate.label(series), self.number, is_null=False)
         return [(getattr(a, figure), getattr(b, figure)) for a, b in runs]
 
-    def nulls(self, series: str, figure: Gated) -> Iterator[tuple[float | None, float | None]]:
+    def nulls(self, series: str, figure: GatedFigure) -> Iterator[tuple[float | None, float | None]]:
         for pair in self.month.runs_of_pairs(self.gate.label(series), self.number, is_null=True):
-            purposes = zip(pair, OF_NULLS, strict=True)
+            purposes = zip(pair, NULL_PURPOSES, strict=True)
             self.store.add(run.model_copy(update={"purpose": purpose}) for run, purpose in purposes)
             yield getattr(pair[0], figure), getattr(pair[1], figure)
 

@@ -17,9 +17,9 @@ from levelfield.series.causes import ENOUGH_CLEARED
 from levelfield.series.findings import Finding, FindingWord, exit_code
 from levelfield.series.pairs import Pair
 from levelfield.series.segments import condition_changes
-from levelfield.specs.record import Conditions, Gated, Point
+from levelfield.specs.record import Conditions, GatedFigure, Point
 
-TOKENS: Gated = "tokens_per_second_per_device"
+TOKENS: GatedFigure = "tokens_per_second_per_device"
 NIGHT = 40
 
 
@@ -51,7 +51,7 @@ def paired(build: float = 0.0, driver: float = 0.0, seed: int = 5) -> list[Pair]
 
 
 def source(build: float = 0.0, driver: float = 0.0, called: list[str] | None = None) -> ConfirmingPairs:
-    def pairs(name: str, figure: Gated) -> list[Pair] | None:
+    def pairs(name: str, figure: GatedFigure) -> list[Pair] | None:
         if figure != TOKENS:
             return None
         if called is not None:
@@ -201,7 +201,7 @@ def test_one_series_that_a_driver_moved_keeps_its_own_finding() -> None:
 
 
 def test_the_build_of_a_series_that_its_driver_moved_has_its_own_word() -> None:
-    def pairs(name: str, figure: Gated) -> list[Pair] | None:
+    def pairs(name: str, figure: GatedFigure) -> list[Pair] | None:
         return paired(-0.05 if name == "X3" else 0.0, -0.06) if figure == TOKENS else None
 
     points = fleet(12, -0.06)
@@ -297,7 +297,7 @@ def test_the_slower_build_behind_a_faster_driver_gets_the_first_pairs() -> None:
     points["X8"] = [replace_tokens(p, 0.95) if p.conditions == "c2" else p for p in points["X8"]]
     inputs, called = gate_night(points), list[str]()
 
-    def pairs(name: str, figure: Gated) -> list[Pair] | None:
+    def pairs(name: str, figure: GatedFigure) -> list[Pair] | None:
         called.append(name)
         return paired(-0.05 if name == "X8" else 0.0, 0.05) if figure == TOKENS else None
 
@@ -362,7 +362,7 @@ def test_a_bias_of_the_arms_is_no_regression_and_a_finding_of_its_own() -> None:
 def test_null_pairs_run_for_a_regression_alone_and_no_more_than_are_needed() -> None:
     called: list[str] = []
 
-    def nulls(name: str, figure: Gated) -> Any:
+    def nulls(name: str, figure: GatedFigure) -> Any:
         for pair in [(1000.0 + i, 1000.0 - i) for i in range(7)]:
             called.append(figure)
             yield pair
@@ -380,7 +380,7 @@ def test_null_pairs_end_with_seven_to_fourteen_a_night(stored: int, more: int) -
     """The arms explain the whole difference, so that none of them decides."""
     ran = iter(range(99))
 
-    def nulls(name: str, figure: Gated) -> Any:
+    def nulls(name: str, figure: GatedFigure) -> Any:
         return ((1000.0, 970.0 + next(ran) % 2) for _ in range(99))
 
     points = [*nights(NIGHT), point(NIGHT, 900.0), *nulls_of(-0.03, stored)]

@@ -23,10 +23,10 @@ from levelfield.run.builds import CommitBuild
 from levelfield.run.turns import PairProgress, abba_order
 from levelfield.series.findings import Finding
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.record import Conditions, Gated, Point
+from levelfield.specs.record import Conditions, GatedFigure, Point
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "nights.txt"
-TOKENS: Gated = "tokens_per_second_per_device"
+TOKENS: GatedFigure = "tokens_per_second_per_device"
 NOW = at(40, 9)
 
 
@@ -44,7 +44,7 @@ def reports() -> Iterator[GateReport]:
     """Yield what the gate finds in planted nights: a fall, a gain, a step, a node, a young series, what is missing."""
     quiet = nights(40, 0.002)
 
-    def pairs(name: str, figure: Gated) -> list[tuple[float, float]]:
+    def pairs(name: str, figure: GatedFigure) -> list[tuple[float, float]]:
         return [(1000.0 + i, 900.0 + i) for i in range(7)]
 
     fallen = [*quiet, point(40, 900.0)]

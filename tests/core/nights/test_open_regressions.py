@@ -16,9 +16,9 @@ from levelfield.nights.gate import Confirmation, ConfirmingPairs, GateReport, Pa
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding, exit_code
 from levelfield.series.judgement import Pairs
-from levelfield.specs.record import Gated, Point
+from levelfield.specs.record import GatedFigure, Point
 
-TOKENS: Gated = "tokens_per_second_per_device"
+TOKENS: GatedFigure = "tokens_per_second_per_device"
 ConfirmationOf = Callable[[GateInput], Confirmation]
 
 

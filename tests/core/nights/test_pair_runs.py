@@ -18,9 +18,9 @@ from levelfield.nights.gate import Confirmation, PairRuns, compared, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.series_history import FigureHistory, history_lines
 from levelfield.series.finding_forms import finding_line
-from levelfield.specs.record import Gated
+from levelfield.specs.record import GatedFigure
 
-TOKENS: Gated = "tokens_per_second_per_device"
+TOKENS: GatedFigure = "tokens_per_second_per_device"
 
 
 def pairs(count: int, fails: bool = False) -> Iterator[Any]:
@@ -135,7 +135,7 @@ def test_a_finding_is_said_when_its_pairs_end_and_before_the_next_ones_begin() -
         for name, seed, speed in (("S", 2, 850.0), ("T", 3, 900.0))
     }
 
-    def run(name: str, figure: Gated) -> list[tuple[float, float]]:
+    def run(name: str, figure: GatedFigure) -> list[tuple[float, float]]:
         log.append(f"pairs of {name}")
         return [(1000.0 + i, 900.0 - i) for i in range(7)]
 

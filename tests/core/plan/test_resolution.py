@@ -28,7 +28,7 @@ from levelfield.run.runtimes.process_runtime import ProcessRuntime, inherited_va
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import ChoicesPlan, PeakMeasurement, Plan, job_of
+from levelfield.specs.plan import ChoicesPlan, PeakMeasurement, Plan, job_content
 from levelfield.specs.selector import parse_selector
 from levelfield.specs.tuning import TuningChoice
 from levelfield.worker.job import Job, parse
@@ -208,14 +208,14 @@ def test_only_an_implementation_that_declares_it_interleaves(plan_for: Make, tmp
     for framework in ("megatron", "torch"):
         plan = plan_for(f"gpt3_6.7B:{framework}:cpu:1:2", **fields)
         assert plan.origins["virtual_pipeline"] == "command line"
-        assert job_of(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
+        assert job_content(plan, RunPaths(tmp_path))["tuning"]["virtual_pipeline"] == 2
 
 
 def test_recomputation_of_some_layers_is_given_to_the_training(plan_for: Make, tmp_path: Path) -> None:
     fields = {"scale": "smoke", "recompute": "full", "recompute_layers": 1}
     plan = plan_for("gpt3_6.7B:torch:cpu:1:1", **fields)
     assert plan.origins["recompute_layers"] == plan.origins["recompute"] == "command line"
-    tuning = job_of(plan, RunPaths(tmp_path))["tuning"]
+    tuning = job_content(plan, RunPaths(tmp_path))["tuning"]
     assert (tuning["recompute"], tuning["recompute_layers"]) == ("full", 1)
     with pytest.raises(UsageError, match=r"^paddle.*some.layers.*written"):
         plan_for("gpt3_6.7B:paddle:cpu:1:1", **fields)
@@ -225,10 +225,10 @@ def test_a_graph_is_told_to_the_training_only_where_it_is_chosen(plan_for: Make,
     """Without it the job is that of earlier versions, which bundles have."""
     plan = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True)
     assert plan.origins["graph"] == "command line"
-    assert job_of(plan, RunPaths(tmp_path))["tuning"]["graph"] is True
+    assert job_content(plan, RunPaths(tmp_path))["tuning"]["graph"] is True
     plain = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True)
     assert "graph" not in plain.origins and plain.tuning.graph is False
-    assert "graph" not in job_of(plain, RunPaths(tmp_path))["tuning"]
+    assert "graph" not in job_content(plain, RunPaths(tmp_path))["tuning"]
 
 
 def test_more_layers_than_a_chunk_has_are_refused_at_full_scale_only(plan_for: Make) -> None:
@@ -280,7 +280,7 @@ def test_context_parallelism_is_refused_by_name(plan_for: Make, text: str, layou
 
 def test_a_framework_that_offers_context_parallelism_is_given_it(plan_for: Make, tmp_path: Path) -> None:
     plan = plan_for("gpt3_6.7B:torch:cpu:1:2", scale="smoke", layout="CP2", micro_batch=1)
-    assert job_of(plan, RunPaths(tmp_path))["layout"]["context"] == 2
+    assert job_content(plan, RunPaths(tmp_path))["layout"]["context"] == 2
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_a_plan_reads_back_from_its_file(plan_for: Make, tmp_path: Path) -> None
 
 def test_the_job_says_what_the_worker_needs_and_nothing_of_vendors(plan_for: Make) -> None:
     plan = plan_for("tiny:fake:F1", scale="smoke", save_weights=True)
-    job = job_of(plan, RunPaths(Path("/run")))
+    job = job_content(plan, RunPaths(Path("/run")))
     assert set(job) == {
         "schema", "run_id", "case", "scale", "model", "training", "data", "window", "limits", "corpus", "layout",
         "tuning", "accumulation", "device", "backend", "preload", "gradient_steps", "capture", "events_dir",
@@ -487,14 +487,14 @@ def test_a_training_process_reads_every_key_of_the_job() -> None:
     whole = whole.model_copy(update={"choices": ChoicesPlan(follows="sha256:0", known="0"), "peak": peak})
     paths = RunPaths(Path("/run"))
     for plan in (plain, whole):
-        content = job_of(plan, paths)
+        content = job_content(plan, paths)
         read = json.loads(json.dumps(asdict(parse(Job, content, "job.json"))))
         del content["schema"]
         assert {key: part_of(read[key], value) for key, value in content.items()} == content
     of_ranks = {"rank", "world_size", "local_rank"}
     assert {field.name for field in fields(Job)} - of_ranks == set(content), "a field that no job has"
     required = {field.name for field in fields(Job) if field.default is MISSING}
-    assert required <= set(job_of(plain, paths))
+    assert required <= set(job_content(plain, paths))
 
 
 def part_of(read: Any, written: Any) -> Any:
@@ -536,8 +536,8 @@ def test_the_ranks_start_through_the_module_that_records(framework: str) -> None
     assert plan.implementation.argv == (python, "-m", "levelfield.worker.step_profile", *program)
     run = RunPaths(Path("/runs/one"))
     recording = {"steps": 4, "folder": "/runs/one/profile", "most_bytes": 2**26}
-    assert job_of(plan, run) == {**job_of(plain, run), "explain_step": recording}
-    assert "explain_step" not in job_of(plain, run) and plain.explain_steps is None
+    assert job_content(plan, run) == {**job_content(plain, run), "explain_step": recording}
+    assert "explain_step" not in job_content(plain, run) and plain.explain_steps is None
     assert plan.work_digest == plain.work_digest
 
 

@@ -18,13 +18,13 @@ from levelfield.predict.layout_search import (
 )
 from levelfield.predict.machines import Link, MachineRates, gather_seconds, send_seconds
 from levelfield.specs.case import Work
-from levelfield.specs.constants import RATES, Constants
+from levelfield.specs.constants import FITTED_FIELDS, Constants
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
 LLAMA: Work = Registry().case("llama3_8b").work("full")  # 8,192 tokens, 32 layers, 8 key-value heads of 128
 KEY_VALUE_WIDTH = 2 * 8 * 128
-IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(RATES, 1), "launch_seconds": 0}
+IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(FITTED_FIELDS, 1), "launch_seconds": 0}
 MACHINE = MachineRates(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
 MEGATRON = frozenset({"data", "tensor", "pipeline", "interleaved", "sequence", "zero1"})
 

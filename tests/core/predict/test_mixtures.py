@@ -28,15 +28,15 @@ from levelfield.predict.pass_timing import rank_slice
 from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Work
-from levelfield.specs.constants import RATES, Constants, MemoryModel
-from levelfield.specs.implementation import refused
+from levelfield.specs.constants import FITTED_FIELDS, Constants, MemoryModel
+from levelfield.specs.implementation import refused_choices
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
 MIXTRAL: Work = Registry().case("mixtral_8x7b").work("full")
 QWEN: Work = Registry().case("qwen3_30b_a3b").work("full")
 DEEPSEEK: Work = Registry().case("deepseek_v3").work("full")
-IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(RATES, 1), "launch_seconds": 0}
+IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(FITTED_FIELDS, 1), "launch_seconds": 0}
 MACHINE = MachineRates(100e12, None, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash2": 40e12})
 FEW = frozenset({"data", "expert", "zero1"})
 KINDS = frozenset({"data", "tensor", "pipeline", "interleaved", "sequence", "zero1", "expert"})
@@ -421,9 +421,13 @@ def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> Non
 def test_what_a_framework_may_refuse_of_experts(name: Any, layout: str, fields: Any, precision: Any) -> None:
     training = MIXTRAL.training.model_copy(update={"precision": precision})
     work, dense = MIXTRAL.model_copy(update={"training": training}), Registry().case("llama3_8b").work("full")
-    assert refused([name], work, tuning(layout, **fields)) == [name]
-    assert refused([name], MIXTRAL, tuning("DP8EP8SH1")) == refused([name], MIXTRAL, tuning("DP8SH1")) == []
-    assert refused([name], dense, tuning("DP8SH1", **fields)) == []
+    assert refused_choices([name], work, tuning(layout, **fields)) == [name]
+    assert (
+        refused_choices([name], MIXTRAL, tuning("DP8EP8SH1"))
+        == refused_choices([name], MIXTRAL, tuning("DP8SH1"))
+        == []
+    )
+    assert refused_choices([name], dense, tuning("DP8SH1", **fields)) == []
 
 
 def test_the_search_leaves_out_what_is_refused() -> None:

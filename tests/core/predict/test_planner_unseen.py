@@ -17,7 +17,7 @@ import pytest
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import Link, MachineRates
-from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_OFF, ROW_ERRORS, SPEED_VENDORS
+from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_ERRORS, ROW_ERRORS, SPEED_VENDORS
 from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,7 +74,7 @@ def test_the_ratio_of_two_chips_is_off_as_plan_says(unseen: ModuleType) -> None:
     ratios = chip_ratios.chip_ratios(unseen.OwnQuestions(registry))
     pairs, *off = chip_ratios.known_pairs(ratios, registry)
     assert pairs == CHIP_PAIRS == len(chip_ratios.errors_by_chips(ratios)) - 1
-    assert tuple(round(error, 2) for error in off) == CHIP_RATIO_OFF
+    assert tuple(round(error, 2) for error in off) == CHIP_RATIO_ERRORS
     for error in ratios:
         one, other = error.one.run, error.other.run
         assert one.row["chip"] < other.row["chip"] and one.program == other.program

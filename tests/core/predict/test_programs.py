@@ -20,7 +20,7 @@ from levelfield.predict.machines import (
 )
 from levelfield.predict.pass_timing import memory_traffic_bytes, pass_seconds, rank_work
 from levelfield.predict.setup import training_setup
-from levelfield.specs.constants import RATES, Constants, MemoryModel, Pace
+from levelfield.specs.constants import FITTED_FIELDS, Constants, MemoryModel, Pace
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
@@ -30,7 +30,7 @@ MACHINE = MachineRates(
     100e12, 200e12, 1e12, Link(1e-6, 100e9), Link(1e-5, 80e9), 8, attention={"flash1": 20e12, "flash2": 40e12}
 )
 # Rates as they are: no share of them, and nothing for a call.
-IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(RATES, 1), "launch_seconds": 0}
+IDEAL: dict[str, Any] = {"communication_efficiency": 1, **dict.fromkeys(FITTED_FIELDS, 1), "launch_seconds": 0}
 PLAIN: dict[str, Any] = {**IDEAL, "overlap": 0}
 
 
@@ -373,7 +373,7 @@ def test_a_program_is_described_and_its_rates_are_those_of_all() -> None:
         framework_constants = registry.constants(name)
         assert framework_constants is not None
         pace = (framework_constants.for_program(program_name) if program_name else framework_constants).pace
-        for rate in (*RATES, "communication_efficiency"):
+        for rate in (*FITTED_FIELDS, "communication_efficiency"):
             assert getattr(pace, rate) == getattr(default, rate), (name, program_name, rate)
 
 

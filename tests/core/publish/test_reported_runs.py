@@ -27,9 +27,9 @@ from levelfield.judge.collector import collect
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import GivenRuns
 from levelfield.publish.foreign_curves import read_curve
-from levelfield.publish.foreign_logs import LONGEST, find_log
+from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, find_log
 from levelfield.publish.log_files import read_log_file
-from levelfield.publish.reported_runs import reported
+from levelfield.publish.reported_runs import reported_row
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.reported import ReportedRow, ReportedSet
@@ -57,7 +57,7 @@ SAMPLES: dict[str, tuple[dict[str, int], float | None, str]] = {
 def row_of(path: Path, **facts: Any) -> ReportedRow:
     """The run of a log. facts: what its reader states."""
     (file,) = read_log_file(path)
-    return reported(file, facts, LLAMA if facts.get("case") else None)
+    return reported_row(file, facts, LLAMA if facts.get("case") else None)
 
 
 def changed(tmp_path: Path, name: str, change: Callable[[str], str], **facts: Any) -> ReportedRow:
@@ -297,7 +297,7 @@ def test_hostile_lines_change_no_figure_and_stand_in_no_text(tmp_path: Path) -> 
     row = row_of(path)
     assert row.figures[RATE].value == row_of(DATA / "oneflow.log").figures[RATE].value
     [note] = row.notes
-    assert note.startswith("left out") and f"{LONGEST:,} characters" in note
+    assert note.startswith("left out") and f"{MAX_LINE_LENGTH:,} characters" in note
     assert "\\u001b" not in row.to_json() and "\x1b" not in row.to_json()
 
 
@@ -496,8 +496,8 @@ def test_a_reported_speed_above_the_chips_peak_is_left_out_with_its_numbers(
 def test_a_printed_rate_of_flops_above_the_chips_peak_is_left_out(tmp_path: Path) -> None:
     (file,) = read_log_file(DATA / "megatron.log")
     h100, v100 = (find_chip(Registry([]), name)[1] for name in ("H100", "V100"))
-    assert reported(file, {}, None, h100).figures["flops_per_second"].value == 238.7e12
-    rate = reported(file, {}, None, v100).figures["flops_per_second"]
+    assert reported_row(file, {}, None, h100).figures["flops_per_second"].value == 238.7e12
+    rate = reported_row(file, {}, None, v100).figures["flops_per_second"]
     assert rate.value is None and "times V100" in rate.how
 
 

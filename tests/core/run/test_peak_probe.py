@@ -17,7 +17,7 @@ from levelfield.run import measurement
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher, SlurmRuntime
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import PeakMeasurement, Plan, job_of
+from levelfield.specs.plan import PeakMeasurement, Plan, job_content
 from levelfield.specs.site import Host, LaunchPlan, Site, SlurmSite
 from levelfield.specs.vendor import Peak
 from levelfield.user_folders import own_cache
@@ -376,14 +376,14 @@ def test_the_faster_library_of_products_reaches_the_job(
     measure(plan)
     host = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
     used = with_peak(host, measurement.stored_peaks(plan, "here"))
-    assert job_of(used, RunPaths(Path("/"))).get("products") == products
+    assert job_content(used, RunPaths(Path("/"))).get("products") == products
     assert ("float32 products" in used.peak.source) is (words is not None) and (words or "") in used.peak.source
 
 
 def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
     faster = {"fp32": now(onednn_over_mkl=1.3)}
     used = with_peak(plan, MeasuredPeaks({"fp32": 1.0}, "a probe", faster))
-    assert used.peak.measurement and "products" not in job_of(used, RunPaths(Path("/")))
+    assert used.peak.measurement and "products" not in job_content(used, RunPaths(Path("/")))
 
 
 def test_the_dry_run_shows_age_and_doubt(

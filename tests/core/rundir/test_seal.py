@@ -15,7 +15,7 @@ from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.errors import RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from, with_noise
-from levelfield.publish.foreign_tables import ReportedRun, notes
+from levelfield.publish.foreign_tables import ReportedRun, row_notes
 from levelfield.report import repeats
 from levelfield.report.costs import format_results
 from levelfield.report.tables import as_json, as_markdown, as_text
@@ -242,7 +242,7 @@ def test_every_table_shows_the_word_in_place_of_valid(doubtful: RunPaths) -> Non
         as_json([result], [None]),
     ):
         assert word in text and "valid" not in text.replace("invalid", "")
-    assert notes([ReportedRun(result, read_plan(doubtful), {})])[1].endswith(f": {word}")
+    assert row_notes([ReportedRun(result, read_plan(doubtful), {})])[1].endswith(f": {word}")
 
 
 def test_it_is_in_no_median_and_beside_no_published_row(doubtful: RunPaths, recorded: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from gate_points import at, day, nights, point
 from levelfield.series.segments import change_of, cost_of, level_points, observations, segments_of, value_of
-from levelfield.specs.record import Gated
+from levelfield.specs.record import GatedFigure
 
-TOKENS: Gated = "tokens_per_second_per_device"
+TOKENS: GatedFigure = "tokens_per_second_per_device"
 
 
-def cost(value: float, figure: Gated) -> float:
+def cost(value: float, figure: GatedFigure) -> float:
     number = cost_of(value, figure)
     assert number is not None
     return number

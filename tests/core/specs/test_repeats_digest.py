@@ -13,7 +13,7 @@ from levelfield.judge.collector import collect
 from levelfield.report.repeats import repeats_of
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import OF_ONE_RUN, PeakMeasurement, Plan
+from levelfield.specs.plan import KEYS_OF_ONE_RUN, PeakMeasurement, Plan
 from pydantic import BaseModel, JsonValue
 
 NAME = "NAME"  # of a mapping's value; one like `key` would be masked as a secret
@@ -64,7 +64,7 @@ def changes(kind: Any, value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_reasoned(path: str) -> bool:
-    return any(path == key or path.startswith(f"{key}.") for key in OF_ONE_RUN)
+    return any(path == key or path.startswith(f"{key}.") for key in KEYS_OF_ONE_RUN)
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_each_field_of_a_plan_parts_repeats_or_has_its_reason(whole: Plan, recor
             joined.add(path)
     assert len(seen) > 300
     assert sorted(path for path in joined if not is_reasoned(path)) == [], "joins two trainings as repeats"
-    stale = [key for key in OF_ONE_RUN if not any(p == key or p.startswith(f"{key}.") for p in joined)]
-    assert stale == [] and all(len(reason) > 10 for reason in OF_ONE_RUN.values())
+    stale = [key for key in KEYS_OF_ONE_RUN if not any(p == key or p.startswith(f"{key}.") for p in joined)]
+    assert stale == [] and all(len(reason) > 10 for reason in KEYS_OF_ONE_RUN.values())
 
 
 def test_the_library_of_products_counts_though_the_measured_peak_does_not(run: RunPaths) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.specs.variables import RECORDED_BY_EXCLUSION, counting, for_readers, recorded
+from levelfield.specs.variables import RECORDED_BY_EXCLUSION, arithmetic_variables, recorded, report_variables
 
 # Of libraries that a training may load; each was once recorded by no prefix.
 CHANGING = (
@@ -17,7 +17,7 @@ CHANGING = (
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_what_may_change_a_training_is_recorded_and_counts(name: str) -> None:
-    assert counting(recorded({name: "1", "TERM": "xterm"}), RECORDED_BY_EXCLUSION) == {name: "1"}
+    assert arithmetic_variables(recorded({name: "1", "TERM": "xterm"}), RECORDED_BY_EXCLUSION) == {name: "1"}
 
 
 def test_what_cannot_is_left_out() -> None:
@@ -38,7 +38,7 @@ def test_what_cannot_is_left_out() -> None:
     assert set(recorded(dict.fromkeys(("PWDX", "TERMITE", "LANGUAGES", "HOMEX", "CIX", "USERS"), "1"))) != set()
     of_place = ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "LEVELFIELD_RUNS")
     variables = recorded(dict.fromkeys(of_place, "1"))
-    assert set(variables) == {*of_place} and counting(variables, RECORDED_BY_EXCLUSION) == {}
+    assert set(variables) == {*of_place} and arithmetic_variables(variables, RECORDED_BY_EXCLUSION) == {}
 
 
 def test_a_secret_is_a_digest_that_shows_a_change() -> None:
@@ -48,7 +48,7 @@ def test_a_secret_is_a_digest_that_shows_a_change() -> None:
 
 def test_provenance_of_an_earlier_run_counts_as_it_did() -> None:
     variables = {"PYTHONOPTIMIZE": "1", "LEVELFIELD_X": "1", "NCCL_X": "1", "MKL_X": "1"}
-    assert counting(variables, None) == {"LEVELFIELD_X": "1", "MKL_X": "1"}
+    assert arithmetic_variables(variables, None) == {"LEVELFIELD_X": "1", "MKL_X": "1"}
 
 
 def test_a_reader_is_shown_what_is_known_to_matter_with_short_values() -> None:
@@ -59,6 +59,6 @@ def test_a_reader_is_shown_what_is_known_to_matter_with_short_values() -> None:
         "XLA_FLAGS": "x",
     }
     others = ("SSL_CERT_FILE", "NVIDIA_REQUIRE_CUDA", "CUDA_VERSION", "NV_CUDA_LIB_VERSION", "LEVELFIELD_RUNS", "PATH")
-    assert for_readers({**relevant, **dict.fromkeys(others, "1")}) == relevant
-    assert for_readers({"LD_LIBRARY_PATH": 80 * "x"}) == {"LD_LIBRARY_PATH": 80 * "x"}
-    assert for_readers({"LD_LIBRARY_PATH": 81 * "x"}) == {"LD_LIBRARY_PATH": 77 * "x" + "..."}
+    assert report_variables({**relevant, **dict.fromkeys(others, "1")}) == relevant
+    assert report_variables({"LD_LIBRARY_PATH": 80 * "x"}) == {"LD_LIBRARY_PATH": 80 * "x"}
+    assert report_variables({"LD_LIBRARY_PATH": 81 * "x"}) == {"LD_LIBRARY_PATH": 77 * "x" + "..."}

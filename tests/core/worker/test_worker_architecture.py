@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from levelfield.specs.architecture import GATED, Model
+from levelfield.specs.architecture import GATE_ACTIVATIONS, Model
 from levelfield.specs.base import LATER
 from levelfield.worker import Initializer, architecture
 from levelfield.worker.job import Job, parse
@@ -37,7 +37,7 @@ def steps_of(job: Job) -> Sequence[int]:
 def test_what_a_job_leaves_out_is_what_the_schema_has_as_default() -> None:
     later = {name: field.default for name, field in Model.model_fields.items() if field.json_schema_extra == LATER}
     assert later == architecture.UNUSED
-    assert set(architecture.GATED) == set(GATED)
+    assert set(architecture.GATED) == set(GATE_ACTIVATIONS)
 
 
 def test_an_old_job_has_every_part_unused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from levelfield.run.launchers.kubernetes.cluster_objects import (
 from levelfield.run.launchers.node_content import code_archive, node_content, request_for_nodes, secrets_of
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 
 MANIFEST = "manifest.yaml"
 SPARE_SECONDS = 3600  # that the cluster's own limit leaves for images, environments and the end
@@ -76,7 +76,7 @@ class KubernetesLauncher:
             content["expected"] |= {"folder": str(folder), "environment": None, "stamp": None}  # the image's own
             content["locks"] = []  # the kubelet gives the devices to one pod only
             if pod_paths.root != paths.root:
-                content["files"] = {"job.json": json.dumps(job_of(plan, pod_paths), indent=2) + "\n"}
+                content["files"] = {"job.json": json.dumps(job_content(plan, pod_paths), indent=2) + "\n"}
             works[f"node{node.node_rank}.json"] = json.dumps(content)
         limits = plan.work.limits
         longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)

@@ -33,7 +33,7 @@ from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, container_comma
 from levelfield.run.runtimes.process_runtime import launch_of
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import Plan, job_of
+from levelfield.specs.plan import Plan, job_content
 
 _STREAM_COMMAND = "node_agent.py run - --stream"
 FILES_PER_NODE = 4  # three pipes, and one that is being written
@@ -62,7 +62,7 @@ class SshLauncher:
                 plan_on_node(plan, places), places.run, node_request, node, plan.implementation.rests_on
             )
             content["recorded_steps"] = plan.explain_steps
-            content["files"] = {"job.json": json.dumps(job_of(plan, places.run), indent=2) + "\n"}
+            content["files"] = {"job.json": json.dumps(job_content(plan, places.run), indent=2) + "\n"}
             agent = str(places.code / "platform/levelfield/node/node_agent.py")
             agent_words = [agent, "run", "-", "--stream"]  # run on the node, or in a container there
             if plan.runtime == "docker":
