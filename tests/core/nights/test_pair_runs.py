@@ -109,7 +109,7 @@ def test_recorded_steps_that_are_not_slower_say_no_reason(
 ) -> None:
     outcome = StepDifference(PartChange("step", 10.0, after, half), (), ("mlp takes 1.0 ms more",), 1.0)
     monkeypatch.setattr(build_pairs, "run_with_build", lambda build, *_: build)
-    monkeypatch.setattr(build_pairs, "explained", lambda build: build)
+    monkeypatch.setattr(build_pairs, "compute_step_parts", lambda build: build)
     monkeypatch.setattr(build_pairs, "step_difference", lambda before, now: outcome)
     arms = [SimpleNamespace(build=name, arguments=()) for name in ("old", "new")]
     assert build_pairs.why_slower(arms, tmp_path) == (says,)  # type: ignore[arg-type]

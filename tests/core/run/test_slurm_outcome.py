@@ -73,7 +73,7 @@ def test_slurm_s_own_ends(node_run: Path, word: str, cause: str, node: str) -> N
     [("0", "Slurm job 12: CANCELLED by root"), ("99999", "Slurm job 12: CANCELLED by user 99999")],
 )
 def test_who_cancelled_is_named(node_run: Path, number: str, evidence: str) -> None:
-    assert outcome(node_run, "CANCELLED", None, None, by=number).evidence == evidence
+    assert outcome(node_run, "CANCELLED", None, None, cancelled_by=number).evidence == evidence
 
 
 def test_a_lost_node_is_named_with_slurm_s_reason(node_run: Path, planted: PlantedSlurm) -> None:
