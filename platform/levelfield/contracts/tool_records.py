@@ -73,7 +73,7 @@ def _csv_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
 
 def _json_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
     try:
-        document = json.loads(_PREAMBLE.sub("", output, count=1), object_pairs_hook=_without_duplicate_keys)
+        document = json.loads(_PREAMBLE.sub("", output, count=1), object_pairs_hook=_require_unique_keys)
         # other releases of a tool may print the list itself that vendor.yaml has under a key
         is_bare = isinstance(document, list) and isinstance(next(iter(tool.records), None), str)
         records = document if is_bare else _descend(document, tool.records)
@@ -95,7 +95,7 @@ def _json_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
         yield texts
 
 
-def _without_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key is there twice")
     return dict(pairs)

@@ -30,8 +30,8 @@ class NightCode(Value):
         """Return whether the checkout still has the commit, with no changed file. Without a commit nobody knows."""
         if not self.has_commit:
             return True
-        found = source(checkout())  # a git status that takes too long says nothing
-        return found.get("commit") == self.commit and not found.get("changed_files")
+        git_facts = source(checkout())  # a git status that takes too long says nothing
+        return git_facts.get("commit") == self.commit and not git_facts.get("changed_files")
 
 
 class CheckoutMoved(Exception):
@@ -44,10 +44,10 @@ class CheckoutMoved(Exception):
 
 def code_here(plans: Iterable[Plan]) -> NightCode:
     """Return the code of this checkout, as these plans have it."""
-    found = source(checkout())
-    changed, digests = found.get("changed_files"), {plan.implementation.rests_on or "" for plan in plans}
+    git_facts = source(checkout())
+    changed, digests = git_facts.get("changed_files"), {plan.implementation.rests_on or "" for plan in plans}
     is_dirty = None if changed is None else bool(changed)
-    return NightCode(commit=found.get("commit"), is_dirty=is_dirty, trainings=json_digest(sorted(digests)))
+    return NightCode(commit=git_facts.get("commit"), is_dirty=is_dirty, trainings=json_digest(sorted(digests)))
 
 
 def require_commit(code: NightCode | None, is_whole: bool, night: str, say: Say) -> None:

@@ -79,7 +79,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         parameters=parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=_with_step_recording(decision.request.explain_steps, used),
+        implementation=_add_step_recording(decision.request.explain_steps, used),
         hardware=hardware,
         access=framework_access(selection.implementation, selection.vendor) or NO_ACCESS,
         tuning=tuning,
@@ -304,7 +304,7 @@ def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> Im
     )
 
 
-def _with_step_recording(steps: int | None, used: ImplementationUsed) -> ImplementationUsed:
+def _add_step_recording(steps: int | None, used: ImplementationUsed) -> ImplementationUsed:
     """Return the implementation with the module that records steps as the program, which runs the training's own."""
     python, *program = used.argv
     return used if steps is None else used.model_copy(update={"argv": (python, "-m", STEP_MODULE, *program)})

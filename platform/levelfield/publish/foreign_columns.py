@@ -21,10 +21,10 @@ from levelfield.publish.foreign_tables import (
     memory_over_capacity,
     mfu_cell,
     number,
+    number_with_change,
     or_oom,
     row_notes,
     share_of_peak,
-    with_change,
     without_zeros,
 )
 from levelfield.report import escapes
@@ -256,7 +256,7 @@ def _nodes_and_batch(run: ReportedRun) -> str:
 def _memory_change(run: ReportedRun) -> str:
     used = headline_memory(run.result).value
     before = headline_memory(run.baseline).value if run.baseline else None
-    return with_change(used and used / MIB, before and before / MIB, with_difference=True)
+    return number_with_change(used and used / MIB, before and before / MIB, with_difference=True)
 
 
 def _mean_load(run: ReportedRun) -> str:
@@ -273,7 +273,7 @@ OSDI: Columns = {
     "xn_xg_xdp_xmp_xbs": _nodes_and_batch,
     "gpu_mem(mB)": _memory_change,
     "gpu_util(%)": _mean_load,
-    "throuthput(sample/sec)": lambda run: with_change(
+    "throuthput(sample/sec)": lambda run: number_with_change(
         run.samples_per_second(run.result), run.samples_per_second(run.baseline)
     ),
 }

@@ -137,7 +137,7 @@ def share_of_peak(run: ReportedRun) -> str:
     return f"{100 * achieved / figure.peak_tflops:.0f}%"
 
 
-def with_change(value: float | None, before: float | None, with_difference: bool = False) -> str:
+def number_with_change(value: float | None, before: float | None, with_difference: bool = False) -> str:
     """Return `89(↓14.4%)` or `3849(-1754,↓31.3%)`, or only the value when there is no baseline."""
     if value is None or before is None or before == 0:
         return number(value, 0)

@@ -21,7 +21,7 @@ from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.publish.foreign_columns import FLAGPERF_LLAMA, FORMATS, as_report, interval_table
-from levelfield.publish.foreign_tables import ReportedRun, case_constants, reported_runs, with_change
+from levelfield.publish.foreign_tables import ReportedRun, case_constants, number_with_change, reported_runs
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.figures import PublishedRow
@@ -295,7 +295,7 @@ def test_memory_of_a_cpu_is_its_largest_process(valid: Pair) -> None:
     ],
 )
 def test_changes(value: float | None, before: float | None, text: str) -> None:
-    assert with_change(value, before) == text
+    assert number_with_change(value, before) == text
 
 
 def test_a_flagperf_page_begins_with_the_environment_and_the_general_table(valid: Pair) -> None:
