@@ -109,10 +109,12 @@ def commands() -> dict[tuple[str, ...], argparse.ArgumentParser]:
     """Every command with its parser, by its words; () is the run."""
     parsers: dict[tuple[str, ...], argparse.ArgumentParser] = {}
     for words, declared in command_line.declared_commands().items():
-        module = importlib.import_module(f"levelfield.cli.{declared.module}")
+        module = importlib.import_module(f"levelfield.cli.{declared.module_name}")
         command = module.COMMANDS[" ".join(words)]
         if command.execute is not None:
-            parsers[() if words == command_line.RUN else words] = command_line._parser(words, command, ())
+            parsers[() if words == command_line.DEFAULT_COMMAND else words] = command_line._build_parser(
+                words, command, ()
+            )
     return parsers
 
 

@@ -1,12 +1,12 @@
-"""The commands that there are, and the command line read as one of them.
+"""The list of all commands, and the parsing of a command line.
 
 A command is a module of this package, named `..._command.py`. Its docstring begins with a line for each command:
 
     `nightly gate`: compare a night with its levels
 
-A line may name the readers, in brackets, under whom the first `--help` lists it: those of first words do. The
-module's COMMANDS has what each does. These lines are read without importing a module, so `--help` is fast, and a call
-imports one module.
+A line may name, in brackets, the group under which the first `--help` lists the command; every command of one word
+has one, but for `run`. The module's COMMANDS has what each does. These lines are read without importing a module, so
+`--help` is fast, and a call imports one module.
 """
 
 from __future__ import annotations
@@ -26,64 +26,60 @@ import levelfield.cli
 from levelfield.errors import UsageError
 from levelfield.report.sheets import labelled
 
-Words = tuple[str, ...]
+CommandWords = tuple[str, ...]  # ("nightly", "gate")
 PROGRAM = "run_benchmarks.py"
-RUN: Words = ("run",)  # its word may be left out
-READERS = ("compare chips", "every night", "machines and environments", "bring your own")
+DEFAULT_COMMAND: CommandWords = ("run",)  # its word may be left out
+HELP_GROUPS = ("compare chips", "every night", "machines and environments", "bring your own")
 # Options that may also stand before and between the words of a command, with and without a value.
-VALUED, FLAGS = ("--plugins", "--case-file", "--runs", "--chips"), ("--json", "--version")
-_LINE = re.compile(r'(?:""")?`([a-z][a-z -]*)`(?: \(([a-z ]+)\))?: (.+?)(?:""")?')
+SHARED_VALUE_OPTIONS, SHARED_FLAGS = ("--plugins", "--case-file", "--runs", "--chips"), ("--json", "--version")
+_DECLARATION = re.compile(r'(?:""")?`([a-z][a-z -]*)`(?: \(([a-z ]+)\))?: (.+?)(?:""")?')
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a command does. execute None: words that only lead to commands below them.
+    """What a command does."""
 
-    description: above the options in --help, with examples. trains: lost output changes neither its results, which are
-    in files, nor its exit code.
-    """
-
-    description: str
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    execute: Callable[[argparse.Namespace], int] | None = None
-    trains: bool = False
+    description: str  # above the options in --help, with examples
+    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    execute: Callable[[argparse.Namespace], int] | None = None  # None: the words only lead to subcommands
+    trains: bool = False  # lost output changes neither its results, which are in files, nor its exit code
 
 
 class DeclaredCommand(NamedTuple):
-    """A command by its declaring line."""
+    """A command as its line in a module's docstring declares it."""
 
-    words: Words
-    readers: str | None  # of what the first help lists
+    words: CommandWords
+    help_group: str | None  # None: the first help does not list it
     summary: str
-    module: str
+    module_name: str
 
 
-Commands = dict[Words, DeclaredCommand]
+DeclaredCommands = dict[CommandWords, DeclaredCommand]
 
 
-def declared_commands() -> Commands:
+def declared_commands() -> DeclaredCommands:
     """Return every command of the package by its words. No module is imported."""
     paths = (path for folder in levelfield.cli.__path__ for path in sorted(Path(folder).glob("*_command.py")))
-    return {command.words: command for path in paths for command in _declared(path)}
+    return {command.words: command for path in paths for command in _read_declarations(path)}
 
 
-def _declared(path: Path) -> Iterator[DeclaredCommand]:
+def _read_declarations(path: Path) -> Iterator[DeclaredCommand]:
     with path.open(encoding="utf-8") as file:
         for line in file:
-            match = _LINE.fullmatch(line.rstrip("\n"))
+            match = _DECLARATION.fullmatch(line.rstrip("\n"))
             if match is None:
                 return
             yield DeclaredCommand(tuple(match[1].split()), match[2], match[3].rstrip("."), path.stem)
 
 
-def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed options, with the action as `command` and `trains`. Without a command's words it is the run.
+def parse_command_line(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed options, with the action as `command`, and `trains`. Without words the command is `run`.
 
-    Raises UsageError for a command that is not there. Ends the process with 2 on other wrong usage, 0 after --help.
+    Raises UsageError for an unknown command. Ends the process with 2 on other wrong usage, 0 after --help.
     """
     commands = declared_commands()
-    words, before, rest = _split(arguments, commands)
-    if not words and "--version" in (*before, *rest):  # by itself, also where packages are missing
+    words, shared_options, rest = _split_command_line(arguments, commands)
+    if not words and "--version" in (*shared_options, *rest):  # by itself, also where packages are missing
         print(f"levelfield {levelfield.__version__}")
         raise SystemExit(0)
     if not words:
@@ -91,53 +87,60 @@ def parser_of(arguments: Sequence[str]) -> argparse.Namespace:
             print(overview(commands))
             raise SystemExit(0)
         if rest and not rest[0].startswith("-"):
-            raise UsageError(_unknown(rest[0], commands))
-        words = RUN
+            raise UsageError(_unknown_command_error(rest[0], commands))
+        words = DEFAULT_COMMAND
     command = Command("")
     if words in commands:
-        module = importlib.import_module(f"levelfield.cli.{commands[words].module}")
+        module = importlib.import_module(f"levelfield.cli.{commands[words].module_name}")
         command = module.COMMANDS[" ".join(words)]
-    below = _below(words, commands)
+    subcommands = _subcommands(words, commands)
     if command.execute is None:
         if rest[:1] not in (["-h"], ["--help"]):
-            raise UsageError(_not_below(words, rest, below))
-        print(f"usage: {PROGRAM} {' '.join(words)} COMMAND [options]\n\n{command.description}\n{_lines(below)}")
+            raise UsageError(_subcommand_error(words, rest, subcommands))
+        usage = f"usage: {PROGRAM} {' '.join(words)} COMMAND [options]"
+        print(f"{usage}\n\n{command.description}\n{_command_list(subcommands)}")
         raise SystemExit(0)
-    _refuse_blank(words, [*before, *rest])
-    return _parser(words, command, below).parse_args([*before, *rest])
+    _refuse_empty_values(words, [*shared_options, *rest])
+    return _build_parser(words, command, subcommands).parse_args([*shared_options, *rest])
 
 
-def _split(arguments: Sequence[str], commands: Commands) -> tuple[Words, list[str], list[str]]:
-    """Return the words of the command, the longest that match, the shared options among them, and all that follows."""
-    words: Words = ()
-    before: list[str] = []
+def _split_command_line(
+    arguments: Sequence[str], commands: DeclaredCommands
+) -> tuple[CommandWords, list[str], list[str]]:
+    """Return the longest words that name a command, the shared options among them, and the rest of the arguments."""
+    words: CommandWords = ()
+    shared_options: list[str] = []
     rest = list(arguments)
     while rest:
-        first, at = rest[0], len(words)
-        if first in VALUED and len(rest) > 1:
-            before += [rest.pop(0), rest.pop(0)]
-        elif first in FLAGS or (first.startswith("--") and first.partition("=")[0] in VALUED and "=" in first):
-            before.append(rest.pop(0))
-        elif any(row[:at] == words and row[at : at + 1] == (first,) for row in commands):
+        first, depth = rest[0], len(words)
+        if first in SHARED_VALUE_OPTIONS and len(rest) > 1:
+            shared_options += [rest.pop(0), rest.pop(0)]
+        elif first in SHARED_FLAGS or (
+            first.startswith("--") and first.partition("=")[0] in SHARED_VALUE_OPTIONS and "=" in first
+        ):
+            shared_options.append(rest.pop(0))
+        elif any(candidate[:depth] == words and candidate[depth : depth + 1] == (first,) for candidate in commands):
             words = (*words, rest.pop(0))
         else:
             break
-    return words, before, rest
+    return words, shared_options, rest
 
 
-def _refuse_blank(words: Words, arguments: Sequence[str]) -> None:
-    """Raise UsageError for an empty argument. It is a part of every id, as a path it is the current folder, and it is
-    most often a variable of the shell that is not set."""
-    for before, argument in zip((" ".join(words) or PROGRAM, *arguments), arguments, strict=False):
+def _refuse_empty_values(words: CommandWords, arguments: Sequence[str]) -> None:
+    """Raise UsageError for an empty argument: every id contains it, and as a path it is the current folder.
+
+    It is most often a variable of the shell that is not set.
+    """
+    for previous, argument in zip((" ".join(words) or PROGRAM, *arguments), arguments, strict=False):
         option, equals, value = argument.partition("=")
         if not argument.strip() or (option.startswith("--") and equals and not value.strip()):
             raise UsageError(
-                f"found an empty value after `{option.strip() or before}`, expected a name, a file or another value. "
+                f"found an empty value after `{option.strip() or previous}`, expected a name, a file or another value. "
                 "If a variable of the shell should hold it, check that the variable is set"
             )
 
 
-def _unknown(word: str, commands: Commands) -> str:
+def _unknown_command_error(word: str, commands: DeclaredCommands) -> str:
     if ":" in word:
         return f"found '{word}', expected a command; a case string follows --case: `{PROGRAM} --case {word}`"
     names = {words[-1]: " ".join(words) for words in commands} | {words[0]: words[0] for words in commands}
@@ -146,22 +149,24 @@ def _unknown(word: str, commands: Commands) -> str:
     return f"unknown command '{word}'; {hint}"
 
 
-def _not_below(words: Words, rest: Sequence[str], below: Sequence[DeclaredCommand]) -> str:
-    name, last = " ".join(words), [command.words[-1] for command in below]
+def _subcommand_error(words: CommandWords, rest: Sequence[str], subcommands: Sequence[DeclaredCommand]) -> str:
+    name, last_words = " ".join(words), [command.words[-1] for command in subcommands]
     if not rest or rest[0].startswith("-"):
-        return f"`{name}`: found {rest[0] if rest else 'nothing'} after it, expected one of {', '.join(last)}"
-    near = difflib.get_close_matches(rest[0], last, n=1)
-    hint = f"did you mean `{name} {near[0]}`?" if near else f"expected one of {', '.join(last)}"
+        return f"`{name}`: found {rest[0] if rest else 'nothing'} after it, expected one of {', '.join(last_words)}"
+    near = difflib.get_close_matches(rest[0], last_words, n=1)
+    hint = f"did you mean `{name} {near[0]}`?" if near else f"expected one of {', '.join(last_words)}"
     return f"unknown command '{name} {rest[0]}'; {hint}"
 
 
-def _below(words: Words, commands: Commands) -> list[DeclaredCommand]:
-    """Return the commands whose words begin with these and have one more; those of the words' own module first."""
-    below = [command for command in commands.values() if command.words[:-1] == words]
-    return sorted(below, key=lambda command: words in commands and command.module != commands[words].module)
+def _subcommands(words: CommandWords, commands: DeclaredCommands) -> list[DeclaredCommand]:
+    """Return the commands whose words are these and one more, first those of the same module."""
+    subcommands = [command for command in commands.values() if command.words[:-1] == words]
+    return sorted(
+        subcommands, key=lambda command: words in commands and command.module_name != commands[words].module_name
+    )
 
 
-def _lines(commands: Sequence[DeclaredCommand]) -> str:
+def _command_list(commands: Sequence[DeclaredCommand]) -> str:
     """Return commands with their summaries, in lines of at most 80 columns."""
     names = [" ".join(command.words) for command in commands]
     width = max(map(len, names)) + 4
@@ -171,7 +176,7 @@ def _lines(commands: Sequence[DeclaredCommand]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that names the nearest option to one that it does not have."""
+    """A parser whose error for an unknown option names the nearest option."""
 
     def error(self, message: str) -> NoReturn:
         _, colon, rest = message.partition("unrecognized arguments: ")
@@ -182,16 +187,18 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _parser(words: Words, command: Command, below: Sequence[DeclaredCommand]) -> argparse.ArgumentParser:
-    name = PROGRAM if words == RUN else f"{PROGRAM} {' '.join(words)}"
+def _build_parser(
+    words: CommandWords, command: Command, subcommands: Sequence[DeclaredCommand]
+) -> argparse.ArgumentParser:
+    name = PROGRAM if words == DEFAULT_COMMAND else f"{PROGRAM} {' '.join(words)}"
     parser = _Parser(
         prog=name,
         description=command.description,
-        epilog=f"more {_lines(below)}" if below else None,
+        epilog=f"more {_command_list(subcommands)}" if subcommands else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=command.execute, trains=command.trains)
-    command.arguments(parser)
+    command.add_options(parser)
     group = parser.add_argument_group("common")
     add = partial(group.add_argument, action="append", default=[], type=Path)
     add("--plugins", metavar="DIR", help="a folder with more vendors, models and cases; may be repeated")
@@ -201,13 +208,13 @@ def _parser(words: Words, command: Command, below: Sequence[DeclaredCommand]) ->
     return parser
 
 
-_HEAD = f"""\
+_OVERVIEW_HEAD = f"""\
 usage: {PROGRAM} --case CASE:FRAMEWORK[:...] [options]
        {PROGRAM} COMMAND [options]
 
 Train the same GPT or Llama on any chip, by any framework, and judge the run.
 """
-_TAIL = """\
+_OVERVIEW_TAIL = """\
 a case string:
   case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
   gpt3_6.7B:torch            smoke scale where no accelerator is here
@@ -226,11 +233,11 @@ exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
 4 a check failed, 5 a fault of the platform, 130 interrupted"""
 
 
-def overview(commands: Commands) -> str:
-    """Return the first help: the commands by their readers, in one screen."""
-    first = sorted((command for command in commands.values() if command.readers), key=lambda command: command.words)
-    lines = [_HEAD]
-    for readers in dict.fromkeys([*READERS, *(str(command.readers) for command in first)]):
-        rows = [labelled(f"  {' '.join(row.words)}", row.summary, 18) for row in first if row.readers == readers]
-        lines += [f"{readers}:", *rows] if rows else []
-    return "\n".join([*lines, "", _TAIL])
+def overview(commands: DeclaredCommands) -> str:
+    """Return the help of the program: the commands by group, in one screen."""
+    listed = sorted((command for command in commands.values() if command.help_group), key=lambda command: command.words)
+    lines = [_OVERVIEW_HEAD]
+    for group in dict.fromkeys([*HELP_GROUPS, *(str(command.help_group) for command in listed)]):
+        rows = [labelled(f"  {' '.join(row.words)}", row.summary, 18) for row in listed if row.help_group == group]
+        lines += [f"{group}:", *rows] if rows else []
+    return "\n".join([*lines, "", _OVERVIEW_TAIL])

@@ -16,7 +16,7 @@ from traceback import walk_tb
 from types import ModuleType
 
 from levelfield import installer
-from levelfield.cli.command_line import parser_of
+from levelfield.cli.command_line import parse_command_line
 from levelfield.cli.streams import Streams
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, disk_hint
 from levelfield.run.interruption import interrupt_once
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], training: Callable[[], AbstractContextManager
     training: gives the block in which a command runs that trains.
     """
     try:
-        options = parser_of(arguments)
+        options = parse_command_line(arguments)
         with training() if options.trains else nullcontext():
             code: int = options.command(options)
         return code

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import levelfield.cli
 import pytest
-from levelfield.cli.command_line import READERS, Command, declared_commands, overview, parser_of
+from levelfield.cli.command_line import HELP_GROUPS, Command, declared_commands, overview, parse_command_line
 from levelfield.cli.main import main
 from plans import PLUGINS, ROOT
 
@@ -45,7 +45,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a command line with --help prints."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        parser_of([*arguments, "--help"])
+        parse_command_line([*arguments, "--help"])
     assert not ended.value.code
     return capsys.readouterr().out
 
@@ -70,26 +70,30 @@ def test_a_command_is_added_by_one_file(
 
 
 def test_what_a_module_declares_is_what_it_has() -> None:
-    for module in {declaration.module for declaration in DECLARED.values()}:
-        declared = {" ".join(words) for words, declaration in DECLARED.items() if declaration.module == module}
+    for module in {declaration.module_name for declaration in DECLARED.values()}:
+        declared = {" ".join(words) for words, declaration in DECLARED.items() if declaration.module_name == module}
         commands = importlib.import_module(f"levelfield.cli.{module}").COMMANDS
         assert set(commands) == declared, module
         assert all(isinstance(command, Command) and command.description for command in commands.values())
 
 
 def test_every_first_word_but_run_has_its_readers() -> None:
-    firsts = {words[0]: command.readers for words, command in DECLARED.items() if len(words) == 1 and words != ("run",)}
-    assert set(firsts.values()) == set(READERS)
+    firsts = {
+        words[0]: command.help_group for words, command in DECLARED.items() if len(words) == 1 and words != ("run",)
+    }
+    assert set(firsts.values()) == set(HELP_GROUPS)
     assert {words[0] for words in DECLARED} == {*firsts, "run"}
-    further = {words: command.readers for words, command in DECLARED.items() if len(words) > 1 and command.readers}
+    further = {
+        words: command.help_group for words, command in DECLARED.items() if len(words) > 1 and command.help_group
+    }
     assert set(further) == {("compare", "duel"), ("plan", "sweep"), ("report", "explain")}
-    assert all(readers == firsts[words[0]] for words, readers in further.items())
+    assert all(group == firsts[words[0]] for words, group in further.items())
 
 
 def test_a_call_imports_the_module_of_its_command_alone() -> None:
     code = (
-        "import sys; from levelfield.cli.command_line import parser_of\n"
-        "try: parser_of(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "import sys; from levelfield.cli.command_line import parse_command_line\n"
+        "try: parse_command_line(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print(*sorted(name for name in sys.modules if name.endswith('_command') and 'levelfield.cli.' in name))\n"
     )
     for words, loaded in (
@@ -148,16 +152,16 @@ def test_help_teaches_by_examples_of_the_same_command(
     starts = tuple(f"run_benchmarks.py {name}" for name in (words[0], others.get(words, words[0])))
     assert lines and all(line.startswith(starts) for line in lines)
     for line in lines:
-        parser_of(shlex.split(re.split(r"\s{2,}", line)[0])[1:])
+        parse_command_line(shlex.split(re.split(r"\s{2,}", line)[0])[1:])
 
 
 def test_the_first_help_is_one_screen_and_names_every_first_word() -> None:
     text = overview(DECLARED)
-    assert len(text.splitlines()) <= 50 and all(f"\n{readers}:\n" in text for readers in READERS)
+    assert len(text.splitlines()) <= 50 and all(f"\n{group}:\n" in text for group in HELP_GROUPS)
     assert all(re.search(rf"^  {words[0]} ", text, re.MULTILINE) for words in DECLARED if words != ("run",))
-    assert all(f"\n  {' '.join(words)} " in text for words, command in DECLARED.items() if command.readers)
+    assert all(f"\n  {' '.join(words)} " in text for words, command in DECLARED.items() if command.help_group)
     for option in re.findall(r"--[a-z-]+(?= )", text):
-        assert option == "--help" or parser_of(["--case", "x", *_with_value(option)])
+        assert option == "--help" or parse_command_line(["--case", "x", *_with_value(option)])
 
 
 def _with_value(option: str) -> list[str]:
@@ -179,7 +183,7 @@ def test_shared_options_stand_before_between_and_after_the_words() -> None:
     for words, needed in ((["show"], ["tiny"]), (["compare"], ["A", "B"]), (["align", "references", "list"], [])):
         forms = ([*shared, *words, *needed], [*words, *needed, *shared], [words[0], *shared, *words[1:], *needed])
         for form in forms:
-            options = parser_of(form)
+            options = parse_command_line(form)
             assert (options.plugins, options.case_file, options.runs) == ([Path("P")], [Path("F")], Path("R")), form
 
 
@@ -195,13 +199,13 @@ def test_shared_options_stand_before_between_and_after_the_words() -> None:
     ids=" ".join,
 )
 def test_json_and_chips_stand_before_the_words_too(arguments: list[str]) -> None:
-    options = parser_of(arguments)
+    options = parse_command_line(arguments)
     assert options.json and (options.chips == Path("F")) == ("--chips" in arguments)
 
 
 def test_the_longest_words_win() -> None:
     def called(*arguments: str) -> str:
-        command = parser_of(arguments).command
+        command = parse_command_line(arguments).command
         return f"{command.__module__.removeprefix('levelfield.cli.')}.{command.__name__}"
 
     assert called("plan", "tiny") == "plan_command._plan" and called("plan", "sweep", "x") == "plan_command._sweep"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from levelfield.cli.command_line import declared_commands, parser_of
+from levelfield.cli.command_line import declared_commands, parse_command_line
 from levelfield.report.words import WIDTH
 
 # What a stranger stumbled over, with the term of the field. Names of commands, options and stored values may have them.
@@ -21,7 +21,7 @@ HOME_MADE = {
 def help_of(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     with pytest.raises(SystemExit):
-        parser_of([*words, "--help"])
+        parse_command_line([*words, "--help"])
     return capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ import pytest
 from compared_records import record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.cli import duel_command
-from levelfield.cli.command_line import parser_of
+from levelfield.cli.command_line import parse_command_line
 from levelfield.cli.main import main
 from levelfield.compare.deciding import deciding_commands
 from levelfield.compare.sides import side_of
@@ -42,7 +42,7 @@ def commands(first: list[RunRecord], second: list[RunRecord]) -> list[tuple[str,
 def test_a_duel_names_the_free_fields_in_which_its_sides_differ(changes: dict[str, Any], a: str, b: str) -> None:
     ((machine, command),) = commands([record(1, **HERE)], [record(2, **{**HERE, **changes})])
     assert machine == "the same machine"
-    options = parser_of(shlex.split(command))
+    options = parse_command_line(shlex.split(command))
     assert (options.a, options.b) == (a, b)
     request = UserRequest(scale=options.scale, repeat=1)
     arms = duel_command._planned(Registry(), options.case, (options.a, options.b), request)
@@ -96,4 +96,4 @@ def test_on_two_machines_each_side_that_has_too_few_runs_is_repeated(changes: di
 
 def test_a_hostile_name_is_one_word_of_the_shell() -> None:
     ((_, command),) = commands([record(1, case="x; rm y")], [record(2, case="x; rm y", framework="jax")])
-    assert parser_of(shlex.split(command)).case == ["x; rm y:torch:X1:1:1", "x; rm y:jax:X1:1:1"]
+    assert parse_command_line(shlex.split(command)).case == ["x; rm y:torch:X1:1:1", "x; rm y:jax:X1:1:1"]

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from levelfield.cli.command_line import parser_of
+from levelfield.cli.command_line import parse_command_line
 from levelfield.specs.free_fields import FREE_FIELDS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,7 +84,7 @@ def commands() -> list[str]:
 def test_a_command_of_a_page_is_read(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [(re.fullmatch("N", word) and "1") or word for word in shlex.split(command)]
     try:
-        parser_of([{"F": "torch", "S": "smoke"}.get(word, word) for word in words])
+        parse_command_line([{"F": "torch", "S": "smoke"}.get(word, word) for word in words])
     except SystemExit as ended:
         assert ended.code == 0, capsys.readouterr().err
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from levelfield.cli.command_line import parser_of
+from levelfield.cli.command_line import parse_command_line
 from plans import ROOT
 
 FOLDER = ROOT / "docs" / "nightly"
@@ -74,7 +74,7 @@ def test_a_table_of_cron_has_five_fields_and_a_command(name: str) -> None:
 @pytest.mark.parametrize("name", [UNITS[0], *TABLES])
 def test_the_options_of_a_template_exist(name: str) -> None:
     (line,) = re.findall(r"run_benchmarks\.py (nightly [^\n;>]*)", (FOLDER / name).read_text())
-    options = parser_of(shlex.split(line))
+    options = parse_command_line(shlex.split(line))
     assert (options.suite, options.budget) == ("nightly", 3 * 3600.0)
 
 
@@ -285,7 +285,7 @@ def test_a_night_of_a_ci_system_has_its_branch_and_a_name_of_its_own(
     job = Job(Machine(tmp_path / "machine"))
     for run_id in (7, 8, 8):  # two pushes of a day, and the second one again after it was killed
         assert job.run(name, names_of(name, event, branch, run_id))
-    options = [parser_of(arguments[1:]) for arguments in job.machine.started]
+    options = [parse_command_line(arguments[1:]) for arguments in job.machine.started]
     assert {(o.suite, o.budget, o.branch, o.page_url) for o in options} == {("nightly", 3 * 3600.0, expected, None)}
     first, second, again = (o.night for o in options)
     assert first < second == again

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fuzzing import ROOT, commands
-from levelfield.cli.command_line import PROGRAM, declared_commands, parser_of
+from levelfield.cli.command_line import PROGRAM, declared_commands, parse_command_line
 
 PLATFORM, GOLDEN = ROOT / "platform/levelfield", ROOT / "tests/core/golden"
 _QUOTED = re.compile(r"`([^`]+)`")
@@ -61,6 +61,6 @@ def test_a_printed_command_is_read(place: str, command: str, capsys: pytest.Capt
         return
     words = shlex.split(_STANDS_FOR.sub("1", command))
     try:
-        parser_of(words)
+        parse_command_line(words)
     except SystemExit as end:
         assert end.code == 0, capsys.readouterr().err

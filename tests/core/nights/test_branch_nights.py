@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from gate_points import noise
-from levelfield.cli.command_line import parser_of
+from levelfield.cli.command_line import parse_command_line
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.nights import night_session
@@ -188,7 +188,7 @@ def test_an_import_knows_the_runs_of_a_branch(tmp_path: Path) -> None:
     [("feature", "feature"), ("me/fast-kernels", "me-fast-kernels"), ("a b@c", "a-b-c"), ("x" * 80, "x" * 60)],
 )
 def test_a_branch_is_a_part_of_its_nights_name(text: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = parser_of(["nightly", "run", "--suite", "smoke", "--night", "2026-01-04", "--branch", text])
+    options = parse_command_line(["nightly", "run", "--suite", "smoke", "--night", "2026-01-04", "--branch", text])
     asked: list[str] = []
 
     def run(options: object, night: str) -> int:
@@ -203,7 +203,7 @@ def test_a_branch_is_a_part_of_its_nights_name(text: str, name: str, monkeypatch
 
 def test_a_branch_without_a_letter_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        parser_of(["nightly", "run", "--suite", "smoke", "--branch", "//"])
+        parse_command_line(["nightly", "run", "--suite", "smoke", "--branch", "//"])
     assert end.value.code == 2 and "'//'" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 import pytest
-from levelfield.cli.command_line import parser_of
+from levelfield.cli.command_line import parse_command_line
 from levelfield.pages.content import read_content
 from levelfield.pages.run_details import command, month_file
 from levelfield.pages.series_history import (
@@ -157,7 +157,7 @@ def test_the_command_is_read_by_the_command_line() -> None:
     series = RECORDS[0].series.model_copy(update={"virtual_pipeline": 2, "threads": 4, "compile": True, "graph": True})
     words = shlex.split(command(series))
     assert words[:2] == ["python", "run_benchmarks.py"]
-    read = parser_of(words[2:])
+    read = parse_command_line(words[2:])
     assert read.case == ["gpt3_6.7B:torch:H100-SXM5-80GB:1:8"] and (read.layout, read.micro_batch) == ("DP8TP1PP1", 1)
     assert (read.virtual_pipeline, read.threads, read.compile, read.runtime) == (2, 4, True, "docker")
     assert read.graph is True

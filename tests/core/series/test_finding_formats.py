@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from levelfield.cli.command_line import parser_of
+from levelfield.cli.command_line import parse_command_line
 from levelfield.report.escapes import markdown
 from levelfield.series.finding_forms import WRITERS, as_junit, as_markdown, as_text
 from levelfield.series.findings import Finding, FindingPage, worst_first
@@ -268,7 +268,7 @@ def test_what_to_do_next_has_commands_that_the_command_line_reads(
     assert [words[3] for words in printed] == commands
     assert all(words[4] == short_digest(series) for words in printed if words[3] != "bisect")
     for words in printed:
-        parser_of(words[2:])
+        parse_command_line(words[2:])
 
 
 @pytest.mark.parametrize("word", ["missing", "invalid run", "inconclusive", "no change", "new series", "bad night"])
