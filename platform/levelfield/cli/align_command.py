@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_HELP, chips_option, json_option, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, add_chips_option, add_json_option, registry_of, runs_folder
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.result_words import reason_without_limits
 from levelfield.report.sheets import labelled, padded
@@ -65,13 +65,13 @@ def _align_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", metavar="RUN", help=RUN_HELP)
     option("--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)")
-    json_option(parser)
-    chips_option(parser)
+    add_json_option(parser)
+    add_chips_option(parser)
 
 
 def _align(options: argparse.Namespace) -> int:
     """Return 0 when the run is aligned or consistent, else 4. No run that is not valid is."""
-    registry, runs, name = registry_of(options), runs_of(options), options.reference
+    registry, runs, name = registry_of(options), runs_folder(options), options.reference
     paths, reference, other = find_finished_run(runs, options.run), None, None
     if name in registry.references:
         reference = registry.reference(name)
@@ -137,7 +137,7 @@ def _curves_options(parser: argparse.ArgumentParser) -> None:
     option("--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)")
     option("--to-step", type=int, metavar="N", help="leave out later steps, as of a run that was to be longer")
     option("--tag", metavar="NAME", help="the scalar or column with the loss, where it is not `loss`")
-    json_option(parser)
+    add_json_option(parser)
 
 
 def _curves(options: argparse.Namespace) -> int:

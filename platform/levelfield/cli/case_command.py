@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option, json_option, registry_of
+from levelfield.cli.options import add_chips_option, add_json_option, registry_of
 from levelfield.cli.terminal import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.errors import GateFailed, UsageError
 from levelfield.specs.readable_json import json_text
@@ -106,8 +106,8 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("name", metavar="NAME", help="the case's name")
     option("--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")')
-    json_option(parser)
-    chips_option(parser)
+    add_json_option(parser)
+    add_chips_option(parser)
 
 
 COMMANDS = {

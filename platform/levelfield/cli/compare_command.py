@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import format_options, raising_usage_error, registry_of, runs_of
-from levelfield.cli.store_options import prices_of, prices_option, store_option
+from levelfield.cli.options import add_format_options, registry_of, runs_folder, usage_error_if_unwritable
+from levelfield.cli.store_options import add_prices_option, add_store_option, load_prices
 from levelfield.cli.terminal import print_compared
 from levelfield.errors import GateFailed, UsageError
 from levelfield.rundir.directory import write_atomically
@@ -85,9 +85,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     table("--case", metavar="CASE", help="with --matrix: only this case")
     table("--suite", metavar="NAME", help="with --matrix: only the cases of this suite")
     output = parser.add_argument_group("where from and how")
-    prices_option(output)
-    store_option(output, "look only in ")
-    format_options(output)
+    add_prices_option(output)
+    add_store_option(output, "look only in ")
+    add_format_options(output)
     output.add_argument("--html", type=Path, metavar="FILE", help="write the same tables as one static page, too")
 
 
@@ -99,7 +99,7 @@ def execute(options: argparse.Namespace) -> int:
 
     _refuse_conflicts(options)
     registry = registry_of(options)
-    with RunSources(runs_of(options), options.store, registry) as places:
+    with RunSources(runs_folder(options), options.store, registry) as places:
         if options.matrix:
             title = f"Matrix by {options.matrix}"
             cases, frameworks = _cases_and_frameworks(registry, options.case, options.suite)
@@ -108,13 +108,13 @@ def execute(options: argparse.Namespace) -> int:
             title = "Scaling"
             sheets, values, is_good = _scaling([places.runs(side, options.repeats).runs for side in options.side])
         else:
-            title, prices = "Comparison", prices_of(options.prices, registry)
+            title, prices = "Comparison", load_prices(options.prices, registry)
             requirements = [parse_requirement(text, prices is not None) for text in options.require]
             sides = [places.runs(side, options.repeats) for side in options.side]
             sheets, values, is_good = _compared(sides, requirements, options.across == "precision", prices, places)
     if options.html:
         text = comparison_page(title, sheets, datetime.now(timezone.utc))
-        with raising_usage_error(options.html, "--html "):
+        with usage_error_if_unwritable(options.html, "--html "):
             write_atomically(options.html, text, through_link=True)
     print_compared(options.format, sheets, values)
     return 0 if is_good else GateFailed.exit_code

@@ -7,7 +7,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_HELP, chips_option, json_option, python_option, registry_of, runs_of
+from levelfield.cli.options import (
+    RUN_HELP,
+    add_chips_option,
+    add_json_option,
+    add_python_option,
+    registry_of,
+    runs_folder,
+)
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.sheets import labelled, padded
@@ -45,10 +52,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", metavar="RUN", help=RUN_HELP)
     option("--against", metavar="FRAMEWORK", help="the other framework (default: the reference's, else torch)")
-    python_option(parser, "the other framework's Python; default: an environment that Levelfield makes")
+    add_python_option(parser, "the other framework's Python; default: an environment that Levelfield makes")
     option("--step", type=int, metavar="N", help="search steps 1 to N (default: to the first step beyond noise)")
-    json_option(parser, ", with every tensor")
-    chips_option(parser)
+    add_json_option(parser, ", with every tensor")
+    add_chips_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -59,7 +66,7 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.studies.diagnosis import first_difference
 
     registry = registry_of(options)
-    paths = find_finished_run(runs_of(options), options.run)
+    paths = find_finished_run(runs_folder(options), options.run)
     plan = read_plan(paths)
     reference = find_reference(registry, plan)
     framework = options.against or (reference.framework if reference else "torch")

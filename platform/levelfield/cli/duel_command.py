@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
-    chips_option,
-    format_options,
-    free_field_options,
-    python_option,
-    quiet_option,
+    add_chips_option,
+    add_format_options,
+    add_free_field_options,
+    add_python_option,
+    add_quiet_option,
+    add_scale_option,
     registry_of,
-    runs_of,
-    scale_option,
+    runs_folder,
 )
-from levelfield.cli.store_options import intake, prices_of, prices_option, recording_options, state
+from levelfield.cli.store_options import (
+    add_prices_option,
+    add_recording_options,
+    load_prices,
+    record_event,
+    run_recorder,
+)
 from levelfield.cli.terminal import Terminal, print_compared
 from levelfield.errors import UsageError
 from levelfield.rundir.directory import utc_now
@@ -78,14 +84,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="smallest difference of speed that matters (default: 1)",
     )
-    scale_option(parser)
-    python_option(parser)
-    chips_option(parser)
+    add_scale_option(parser)
+    add_python_option(parser)
+    add_chips_option(parser)
     output = parser.add_argument_group("where to and how")
-    prices_option(output)
-    recording_options(output)
-    quiet_option(output)
-    format_options(output)
+    add_prices_option(output)
+    add_recording_options(output)
+    add_quiet_option(output)
+    add_format_options(output)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -95,17 +101,17 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.studies import duels
 
     registry, looks = registry_of(options), duels.looks_of(options.repeat, options.min_effect)
-    prices = prices_of(options.prices, registry)
+    prices = load_prices(options.prices, registry)
     names = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
     request = UserRequest(scale=options.scale, repeat=max(looks.alpha), python=options.python)
     arms = _planned(registry, options.case, (options.a, options.b), request)
     is_quiet = options.quiet or options.format == "json"
-    terminal = Terminal(quiet=is_quiet, recorded=intake(options.store, options.no_store))
-    start = _starting(registry, runs_of(options), arms, names, looks, terminal)
+    terminal = Terminal(quiet=is_quiet, recorded=run_recorder(options.store, options.no_store))
+    start = _starting(registry, runs_folder(options), arms, names, looks, terminal)
     duel = duels.duel(names, looks, start, QuietWait(terminal.say))
     print_compared(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
     if event := duel.event(utc_now()):
-        state(event, options.store, options.no_store)
+        record_event(event, options.store, options.no_store)
     return duel.exit_code
 
 
@@ -148,7 +154,7 @@ def _chosen(option: str, text: str) -> tuple[TuningChoice, bool]:
     from levelfield.cli.run_entries import choice_of
 
     parser = argparse.ArgumentParser(prog=option, add_help=False, allow_abbrev=False, exit_on_error=False)
-    free_field_options(parser)
+    add_free_field_options(parser)
     try:
         choices, rest = parser.parse_known_args(shlex.split(text))
     except (argparse.ArgumentError, ValueError) as error:

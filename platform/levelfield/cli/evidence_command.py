@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
-from levelfield.cli.options import RUN_HELP, json_option, raising_usage_error, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, add_json_option, registry_of, runs_folder, usage_error_if_unwritable
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular
@@ -88,11 +88,11 @@ def _collect_options(parser: argparse.ArgumentParser) -> None:
 
 def _collect(options: argparse.Namespace) -> int:
     """Collect every run that can be. Raises the error of one that goes on, is damaged or differs, after the others."""
-    selected = NamedRuns(runs_of(options), options.run)
-    for paths in selected.over():
-        with selected.errors_stored():
+    selected = NamedRuns(runs_folder(options), options.run)
+    for paths in selected.finished_runs():
+        with selected.collecting_errors():
             _check(paths) if options.check else _write(paths)
-    selected.raise_error()
+    selected.raise_errors()
     return 0
 
 
@@ -139,9 +139,9 @@ def _bundle(options: argparse.Namespace) -> int:
     path, key = options.output, options.sign
     if path.exists():
         raise UsageError(f"--output {path}: exists; name a new file")
-    selected = NamedRuns(runs_of(options), options.run)
-    runs = list(selected.over())
-    selected.raise_error()
+    selected = NamedRuns(runs_folder(options), options.run)
+    runs = list(selected.finished_runs())
+    selected.raise_errors()
     with Terminal().bytes_progress(f"packing {len(runs)} run(s)") as progress:
         bundle = pack_runs(runs, progress)
     manifest = dump(bundle.manifest).encode()
@@ -153,7 +153,7 @@ def _bundle(options: argparse.Namespace) -> int:
                 f"bundle: {run.name} does not follow from its own files: {wrong.field}: stated {wrong.stated}, "
                 f"recomputed {wrong.recomputed}"
             )
-    with raising_usage_error(path):
+    with usage_error_if_unwritable(path):
         write_new_file(path, content)
     print("\n".join(labelled(*row, 11) for row in _packed_rows(bundle, path, len(content), key)))
     return 0
@@ -181,7 +181,7 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
     option("bundle", type=Path, metavar="BUNDLE", help="an archive of `evidence bundle`")
     option("--allowed-signers", type=Path, metavar="FILE", help="whose keys count, in the format of `man ssh-keygen`")
     option("--signer", metavar="NAME", help="the one of them who has to have signed")
-    json_option(parser, ", with every contradiction")
+    add_json_option(parser, ", with every contradiction")
 
 
 def _verify(options: argparse.Namespace) -> int:

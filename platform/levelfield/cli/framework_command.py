@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, python_option
+from levelfield.cli.options import add_json_option, add_python_option
 from levelfield.cli.terminal import check_values, print_checks, say, say_checked, say_command, short_path, this_program
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
@@ -106,9 +106,9 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
 def _check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the framework, also with a version: acme_2.0.3")
     parser.add_argument("--device", default="cpu", metavar="KIND", help="the kind of devices to train on (cpu)")
-    python_option(parser, "an interpreter with the framework, in place of an environment")
+    add_python_option(parser, "an interpreter with the framework, in place of an environment")
     parser.add_argument("--fast", action="store_true", help="one process only, without planted faults; writes nothing")
-    json_option(parser)
+    add_json_option(parser)
     parser.add_argument("--verbose", action="store_true", help="print each training to stderr, also without a terminal")
 
 

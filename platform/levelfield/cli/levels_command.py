@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option
-from levelfield.cli.store_options import opened_store, store_option
+from levelfield.cli.options import add_json_option
+from levelfield.cli.store_options import add_store_option, open_store
 from levelfield.errors import RunFailed, UsageError
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import utc_now
@@ -85,7 +85,7 @@ def _reason_options(parser: argparse.ArgumentParser, nargs: str | None = None) -
     _series(parser, nargs)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="the reason; the event stores it")
     parser.add_argument("--who", metavar="NAME", help="who states it (default: the user's name)")
-    store_option(parser)
+    add_store_option(parser)
 
 
 def _until_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
@@ -111,15 +111,15 @@ def _step_options(parser: argparse.ArgumentParser) -> None:
 
 def _levels_options(parser: argparse.ArgumentParser) -> None:
     _series(parser, nargs="?")
-    json_option(parser)
-    store_option(parser)
+    add_json_option(parser)
+    add_store_option(parser)
 
 
 def _history_options(parser: argparse.ArgumentParser) -> None:
     _series(parser)
     parser.add_argument("--chart", action="store_true", help="draw the last nights with characters")
-    json_option(parser)
-    store_option(parser)
+    add_json_option(parser)
+    add_store_option(parser)
 
 
 def _series(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
@@ -133,7 +133,7 @@ def _state(options: argparse.Namespace, kind: str) -> int:
     from levelfield.nights.stored_nights import conditions_of, level_evidence, one_series
 
     until = None if kind == "note" else _day(options.until)
-    with opened_store(options.store) as store:
+    with open_store(options.store) as store:
         series = one_series(store, options.series)
         others: list[StoreEvent] = []
         who, at, points = options.who or user_name(), utc_now(), store.points([series.digest])[series.digest]
@@ -176,7 +176,7 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.specs.record import branch_of
 
     until, who, at, lines = _day(options.until), options.who or user_name(), utc_now(), list[str]()
-    with opened_store(options.store) as store:
+    with open_store(options.store) as store:
         name = chosen_night(store, options.night)
         if branch_of(name):
             raise UsageError(
@@ -237,7 +237,7 @@ def _list(options: argparse.Namespace) -> int:
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import one_series
 
-    with opened_store(options.store, read_only=True) as store:
+    with open_store(options.store, read_only=True) as store:
         chosen = one_series(store, options.series).digest if options.series else None
         events = [event for event in store.events(chosen) if event.series]
         labels = {s.digest: s.series.label for s in store.series()}
@@ -283,7 +283,7 @@ def _history(options: argparse.Namespace) -> int:
     from levelfield.nights.stored_nights import history_input, named_series
 
     rows, lines = [], []
-    with opened_store(options.store, read_only=True) as store:
+    with open_store(options.store, read_only=True) as store:
         matches, when = named_series(store, options.series), utc_now()
         history = history_input(store, matches)
         for stored in matches:

@@ -1,4 +1,4 @@
-"""The runs that a command names, and the errors of those that it cannot take."""
+"""The runs that a command line names, and the errors of those that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,36 +12,33 @@ from levelfield.specs.paths import RunPaths
 
 
 class NamedRuns:
-    """The runs of a command, and the errors of those that it could not take.
-
-    One that goes on or is damaged leaves the others to the command.
-    """
+    """The runs that a command line names. The error of an unfinished or damaged one does not stop the others."""
 
     def __init__(self, runs: Path, names: Sequence[str]) -> None:
-        self.runs, self.names = runs, names
+        self.runs, self.names = runs, names  # the folder of runs, and what the command line names in it
         self._errors: list[LevelfieldError] = []
 
-    def over(self) -> Iterator[RunPaths]:
-        """Return every named run that is over. The error of any other is stored."""
+    def finished_runs(self) -> Iterator[RunPaths]:
+        """Yield every named run that is finished. The error of any other is collected."""
         from levelfield.studies.compared_runs import parse_bundle_name
 
         for name in self.names:
-            with self.errors_stored():
+            with self.collecting_errors():
                 if ".zip" in name and (bundle := parse_bundle_name(name)):
                     expected = "expected a run here; `report` and `compare` take bundles"
                     raise UsageError(f"{bundle[0]}: found a bundle, {expected}")
                 yield find_finished_run(self.runs, name)
 
     @contextmanager
-    def errors_stored(self) -> Iterator[None]:
-        """Store an error of the block for raise_error."""
+    def collecting_errors(self) -> Iterator[None]:
+        """Keep an error of the block for `raise_errors`."""
         try:
             yield
         except LevelfieldError as error:
             self._errors.append(error)
 
-    def raise_error(self) -> None:
-        """Raise the first stored error, with the messages of all. Without one nothing happens."""
+    def raise_errors(self) -> None:
+        """Raise the first collected error, with the messages of all. Do nothing if there is none."""
         if self._errors:
             first, *_ = self._errors
             first.args = ("\n".join(dict.fromkeys(map(str, self._errors))),)

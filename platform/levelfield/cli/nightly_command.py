@@ -18,9 +18,16 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option, json_option, python_option, quiet_option, registry_of, runs_of
-from levelfield.cli.site_options import base_image, container_options
-from levelfield.cli.store_options import last_night, opened_store, results_for_pages, store_option
+from levelfield.cli.options import (
+    add_chips_option,
+    add_json_option,
+    add_python_option,
+    add_quiet_option,
+    registry_of,
+    runs_folder,
+)
+from levelfield.cli.site_options import add_container_options, base_image
+from levelfield.cli.store_options import add_store_option, last_night_findings, open_store, results_for_pages
 from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled
@@ -103,10 +110,10 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     option("--budget", type=_duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
     option("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
     option("--branch", type=_branch, metavar="NAME", help="a night of this branch: compared with the levels, in none")
-    store_option(parser)
-    container_options(parser)
-    python_option(parser, "train with this Python")
-    chips_option(parser)
+    add_store_option(parser)
+    add_container_options(parser)
+    add_python_option(parser, "train with this Python")
+    add_chips_option(parser)
     option("--no-control", action="store_true", help="do not measure first whether the machine is in line")
     option("--pairs", type=_count, default=100, metavar="N", help="pairs of the night, likeliest first (default: 100)")
     option("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
@@ -179,7 +186,7 @@ def _run(options: argparse.Namespace) -> int:
     except CheckoutMoved as moved:
         program = [sys.executable, str(moved.build.folder / "run_benchmarks.py")]
         words = _words_of(moved.build.folder, options, sys.argv[1:])
-        same = ["--night", name, "--runs", str(runs_of(options).absolute())]
+        same = ["--night", name, "--runs", str(runs_folder(options).absolute())]
         sys.stdout.flush()
         os.execve(sys.executable, [*program, *words, *same], variables)
 
@@ -212,7 +219,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
     request = NightRequest(
         suite=options.suite,
         night=night,
-        runs=runs_of(options),
+        runs=runs_folder(options),
         store=options.store,
         request=UserRequest(runtime=options.runtime, base_image=image, python=options.python),
         plugins=tuple(options.plugins),
@@ -261,7 +268,7 @@ def _write_site(session: NightSession, folder: Path, page: FindingPage) -> None:
 
     findings, tickets = page.findings, page.tickets
     if branch_of(page.night):
-        findings, tickets = last_night(session.store, session.store.nights(), session.request.runs)
+        findings, tickets = last_night_findings(session.store, session.store.nights(), session.request.runs)
     with session.output.bytes_progress("writing pages") as progress:
         results = results_for_pages(session.store, session.request.store, session.request.runs)
         content = [finding.model_dump(mode="json") for finding in findings]
@@ -289,7 +296,7 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
     _page_url(parser)
     _strictness(parser)
-    store_option(parser)
+    add_store_option(parser)
 
 
 def _gate(options: argparse.Namespace) -> int:
@@ -300,13 +307,13 @@ def _gate(options: argparse.Namespace) -> int:
     from levelfield.series.finding_forms import WRITERS
     from levelfield.series.findings import FindingPage, with_explanations
 
-    with opened_store(options.store) as store:
+    with open_store(options.store) as store:
         night = gate_input(store, chosen_night(store, options.night), options.suite)
         report = compared(night, night.stored_pairs)
         report = replace(report, findings=with_explanations(report.findings, night.past))
         for finding in new_findings(report.findings, night):
             store.add_finding(report.night, finding.model_dump(mode="json"))
-        tickets = NightTickets(store, night, runs_of(options), options.page_url).all(report.findings)
+        tickets = NightTickets(store, night, runs_folder(options), options.page_url).all(report.findings)
     page = FindingPage(
         report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,
         _link(options.page_url), options.suite, notes=report.notes, order=report.order,
@@ -330,11 +337,11 @@ def _bisect_options(parser: argparse.ArgumentParser) -> None:
     option("--case", required=True, metavar="STRING", help="the case string to run")
     option("--figure", choices=tuple(GATED_BY_OPTION), default="speed", help="what got worse (default: speed)")
     option("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
-    container_options(parser)
-    python_option(parser, "train every build with this Python")
-    chips_option(parser)
-    json_option(parser)
-    quiet_option(parser, "answer")
+    add_container_options(parser)
+    add_python_option(parser, "train every build with this Python")
+    add_chips_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser, "answer")
 
 
 def _bisect(options: argparse.Namespace) -> int:
@@ -354,7 +361,7 @@ def _bisect(options: argparse.Namespace) -> int:
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
     good, figure = checkout_build(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
-    trials = BuildTrials(job.plan, good, figure, runs_of(options), options.plugins, terminal.say)
+    trials = BuildTrials(job.plan, good, figure, runs_folder(options), options.plugins, terminal.say)
 
     def side_of(commit: str) -> Side:
         build = checkout_build(commit, say=terminal.say)

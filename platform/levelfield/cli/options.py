@@ -1,4 +1,4 @@
-"""Options that several commands have, and the values that they stand for.
+"""Options that several commands share, and the values that they stand for.
 
 Modules that import pydantic are imported where a command runs, so that `--help` is fast.
 """
@@ -15,35 +15,36 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.errors import UsageError, disk_hint
-from levelfield.specs.free_fields import FREE_FIELDS, option
+from levelfield.specs.free_fields import FREE_FIELDS, option_name
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
 
 RUN_HELP = "a path, a run id, a part of an id, or latest"
-Options = argparse.ArgumentParser | argparse._ArgumentGroup
+ParserOrGroup = argparse.ArgumentParser | argparse._ArgumentGroup
 _PYTHON_HELP = "train with this Python; default: an environment that Levelfield makes"
 
 
-def json_option(parser: Options, help_suffix: str = "") -> None:
+def add_json_option(parser: ParserOrGroup, help_suffix: str = "") -> None:
     parser.add_argument("--json", action="store_true", help=f"machine-readable output{help_suffix}")
 
 
-def format_options(
-    parser: Options, formats: tuple[str, ...] = ("table", "markdown", "json"), values_help: str | None = None
+def add_format_options(
+    parser: ParserOrGroup, formats: tuple[str, ...] = ("table", "markdown", "json"), help_text: str | None = None
 ) -> None:
     """Add --format, a table by default, and --json for `--format json`."""
-    help_text = values_help or ", ".join(formats)
-    parser.add_argument("--format", choices=formats, default="table", metavar="FORMAT", help=help_text)
+    parser.add_argument(
+        "--format", choices=formats, default="table", metavar="FORMAT", help=help_text or ", ".join(formats)
+    )
     parser.add_argument("--json", dest="format", action="store_const", const="json", help="as --format json")
 
 
-def quiet_option(parser: Options, what: str = "result") -> None:
-    parser.add_argument("--quiet", action="store_true", help=f"print only the {what}")
+def add_quiet_option(parser: ParserOrGroup, output_name: str = "result") -> None:
+    parser.add_argument("--quiet", action="store_true", help=f"print only the {output_name}")
 
 
-def chips_option(parser: Options) -> None:
-    """Add --chips, for commands that look chips up. Reports need none: the plan of a run holds its chip."""
+def add_chips_option(parser: ParserOrGroup) -> None:
+    """Add --chips to a command that looks chips up. A report needs none: the plan of a run holds its chip."""
     parser.add_argument(
         "--chips",
         type=Path,
@@ -52,11 +53,11 @@ def chips_option(parser: Options) -> None:
     )
 
 
-def python_option(parser: Options, help_text: str = _PYTHON_HELP) -> None:
+def add_python_option(parser: ParserOrGroup, help_text: str = _PYTHON_HELP) -> None:
     parser.add_argument("--python", metavar="PATH", help=help_text)
 
 
-def scale_option(parser: Options) -> None:
+def add_scale_option(parser: ParserOrGroup) -> None:
     parser.add_argument(
         "--scale",
         choices=("auto", "smoke", "full"),
@@ -65,16 +66,16 @@ def scale_option(parser: Options) -> None:
     )
 
 
-def free_field_options(parser: Options) -> None:
-    """Add the free fields of a run as options, --env, and --base, which ignores tuning files and suites."""
+def add_free_field_options(parser: ParserOrGroup) -> None:
+    """Add an option for each free field of a run, --env, and --base, which ignores tuning files and suites."""
     for name, field in FREE_FIELDS.items():
         if isinstance(field.takes, tuple):
-            parser.add_argument(option(name), choices=field.takes, help=field.help)
+            parser.add_argument(option_name(name), choices=field.takes, help=field.help)
         elif field.takes is bool:
-            parser.add_argument(option(name), action=argparse.BooleanOptionalAction, help=field.help)
+            parser.add_argument(option_name(name), action=argparse.BooleanOptionalAction, help=field.help)
         else:
             metavar = "N" if field.takes is int else None
-            parser.add_argument(option(name), type=field.takes, metavar=metavar, help=field.help)
+            parser.add_argument(option_name(name), type=field.takes, metavar=metavar, help=field.help)
     parser.add_argument(
         "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
     )
@@ -84,15 +85,15 @@ def free_field_options(parser: Options) -> None:
 
 
 def size_in_bytes(text: str) -> int:
-    """Return the bytes of a size in the engines' notation: 512M, 8G, or bytes. Raises ArgumentTypeError."""
+    """Return the bytes of a size as container engines write it: 512M, 8G, or bytes. Raises ArgumentTypeError."""
     match = re.fullmatch(r"(\d+)([kmg]?)b?", text.strip().lower())
-    if match is None or not int(match[1]):  # 0 is no limit to an engine
+    if match is None or not int(match[1]):  # an engine takes 0 for no limit
         raise argparse.ArgumentTypeError(f"found '{text}', expected a size in bytes such as 512M or 8G")
     return int(match[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[match[2]]
 
 
 def registry_of(options: argparse.Namespace) -> Registry:
-    """Return the registry with the plugins and case files, and where the command has --chips, with private chips.
+    """Return the registry with the named plugins and case files, and with private chips for a command with --chips.
 
     Raises UsageError for a folder or file that does not exist.
     """
@@ -102,15 +103,17 @@ def registry_of(options: argparse.Namespace) -> Registry:
     return Registry(options.plugins, chips, options.case_file)
 
 
-def runs_of(options: argparse.Namespace) -> Path:
+def runs_folder(options: argparse.Namespace) -> Path:
     return options.runs or Path(os.environ.get("LEVELFIELD_RUNS") or checkout() / "runs")
 
 
 @contextmanager
-def raising_usage_error(path: Path, option: str = "--output ") -> Iterator[None]:
-    """Raise an error of writing `path` as UsageError with the option that names it."""
+def usage_error_if_unwritable(path: Path, option_prefix: str = "--output ") -> Iterator[None]:
+    """Raise UsageError for an error of writing `path` in the block. option_prefix: "--option ", which names it."""
     try:
         yield
     except OSError as error:
-        message = f"{option}{error.filename or path}: cannot be written: {error.strerror}{disk_hint(error, path)}"
+        message = (
+            f"{option_prefix}{error.filename or path}: cannot be written: {error.strerror}{disk_hint(error, path)}"
+        )
         raise UsageError(message) from None

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     RUN_HELP,
-    chips_option,
-    json_option,
-    python_option,
-    quiet_option,
+    add_chips_option,
+    add_json_option,
+    add_python_option,
+    add_quiet_option,
+    add_scale_option,
     registry_of,
-    runs_of,
-    scale_option,
+    runs_folder,
 )
-from levelfield.cli.store_options import intake, prices_of, prices_option, recording_options
+from levelfield.cli.store_options import add_prices_option, add_recording_options, load_prices, run_recorder
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.report.result_words import status
@@ -106,9 +106,9 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     )
     option("--explain", type=int, metavar="ROW", help="show the arithmetic of one row, with sources")
     option("--json", action="store_true", help="machine-readable output, with all parts of memory and time")
-    chips_option(parser)
+    add_chips_option(parser)
     option("--tokens", metavar="N", help="also what a training on so many takes, such as 300B or 1.5T")
-    prices_option(parser)
+    add_prices_option(parser)
     only = parser.add_argument_group("only these rows").add_argument
     only("--layout", metavar="LAYOUT", help="one layout, such as DP4TP2PP1 or DP8TP2PP1SH1SP8+seq")
     only("--micro-batch", type=int, metavar="N", help="sequences of a forward pass")
@@ -148,7 +148,7 @@ def _plan(options: argparse.Namespace) -> int:
             raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
-    request = _plan_request(choices, runs_of(options), prices_of(options.prices, registry))
+    request = _plan_request(choices, runs_folder(options), load_prices(options.prices, registry))
     gc.disable()  # a search leaves no garbage: looking for it takes a tenth of the search's processor time
     try:
         if len(chips) > 1:
@@ -225,13 +225,13 @@ def _tokens(text: str | None) -> float | None:
 def _sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE", help="a case string: case:framework[:chip[:nodes[:devices]]]")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of layouts to run (default: 3)")
-    scale_option(parser)
+    add_scale_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the predictions and run nothing")
-    python_option(parser)
-    recording_options(parser)
-    chips_option(parser)
-    json_option(parser)
-    quiet_option(parser)
+    add_python_option(parser)
+    add_recording_options(parser)
+    add_chips_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser)
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -248,7 +248,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
-    terminal = Terminal(quiet=options.quiet or options.json, recorded=intake(options.store, options.no_store))
+    terminal = Terminal(quiet=options.quiet or options.json, recorded=run_recorder(options.store, options.no_store))
     registry, selector = registry_of(options), parse_selector(options.case)
     if selector.layout or selector.nodes > 1:
         raise UsageError(
@@ -274,7 +274,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if not options.dry_run:
         work = row_entries(rows, selector, selection.vendor.name, devices, request, chosen.scale)
         jobs = scheduler.jobs(registry, work, None)
-        results = run_jobs(jobs, runs_of(options), terminal, registry)
+        results = run_jobs(jobs, runs_folder(options), terminal, registry)
         pairs = [predicted_run(row, result) for row, result in zip_longest(rows, results)]
     if options.json:
         content = {"schema": "levelfield.sweep/1", "rows": [_sweep_content(pair) for pair in pairs]}

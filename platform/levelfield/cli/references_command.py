@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import RUN_HELP, chips_option, json_option, raising_usage_error, registry_of, runs_of
-from levelfield.cli.store_options import intake, recording_options
+from levelfield.cli.options import (
+    RUN_HELP,
+    add_chips_option,
+    add_json_option,
+    registry_of,
+    runs_folder,
+    usage_error_if_unwritable,
+)
+from levelfield.cli.store_options import add_recording_options, run_recorder
 from levelfield.cli.terminal import Terminal, short_path
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.report.words import wrapped
@@ -93,7 +100,7 @@ def _promote(options: argparse.Namespace) -> int:
     from levelfield.catalog.lookup import find_reference
     from levelfield.judge.promotion import add_bf16_gradients, promoted_reference
 
-    registry, paths = registry_of(options), find_finished_run(runs_of(options), options.run)
+    registry, paths = registry_of(options), find_finished_run(runs_folder(options), options.run)
     plan = read_plan(paths)
     reference = promoted_reference(paths, options.reason, find_reference(registry, plan), options.replace)
     reference = add_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
@@ -109,7 +116,7 @@ def _noise(options: argparse.Namespace) -> int:
 
     reason, registry = _override(options.replace, options.reason), registry_of(options)
     reference = registry.reference(options.name)
-    runs = [find_finished_run(runs_of(options), run) for run in options.run]
+    runs = [find_finished_run(runs_folder(options), run) for run in options.run]
     for paths in runs:
         reference = with_noise(reference, paths, reason)
     run_ids = {paths.root.name for paths in runs}
@@ -153,7 +160,7 @@ def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) ->
         beside = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
         folder = next(iter([*beside, *plugins]), checkout())
         path = folder / "configs" / "references" / f"{reference.name}.json"
-    with raising_usage_error(path, ""):
+    with usage_error_if_unwritable(path, ""):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, dump(reference), through_link=True)
     print(f"{reference.name}: written, {len(reference.noise)} rows of noise")
@@ -171,7 +178,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     from levelfield.run import scheduler
     from levelfield.studies.variations import variation_entries
 
-    reason, registry, runs = _override(options.replace, options.reason), registry_of(options), runs_of(options)
+    reason, registry, runs = _override(options.replace, options.reason), registry_of(options), runs_folder(options)
     stored = partial(find_reference, registry)
     (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
     plan = scheduler.plan_with_known_peak(job)
@@ -181,7 +188,7 @@ def _calibrate(options: argparse.Namespace) -> int:
             f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
             "--reason ...`"
         )
-    terminal = Terminal(quiet=options.json, recorded=intake(options.store, options.no_store))
+    terminal = Terminal(quiet=options.json, recorded=run_recorder(options.store, options.no_store))
     failed, refused = False, list[str]()
     jobs = scheduler.jobs(registry, variation_entries(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
@@ -219,9 +226,9 @@ def _noise_options(parser: argparse.ArgumentParser) -> None:
 def _calibrate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE:FRAMEWORK", help="a case string")
     _override_options(parser)
-    recording_options(parser)
-    json_option(parser)
-    chips_option(parser)
+    add_recording_options(parser)
+    add_json_option(parser)
+    add_chips_option(parser)
 
 
 def _override_options(parser: argparse.ArgumentParser) -> None:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.named_runs import NamedRuns
-from levelfield.cli.options import RUN_HELP, format_options, raising_usage_error, registry_of, runs_of
+from levelfield.cli.options import RUN_HELP, add_format_options, registry_of, runs_folder, usage_error_if_unwritable
 from levelfield.cli.store_options import (
-    last_night,
-    opened_store,
-    prices_of,
-    prices_option,
+    add_prices_option,
+    add_store_option,
+    last_night_findings,
+    load_prices,
+    open_store,
     results_for_pages,
-    store_option,
 )
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
@@ -87,12 +87,12 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", nargs="+", metavar="RUN", help=RUN_HELP)
     forms = ("table", "markdown", "csv", "json")
-    format_options(
+    add_format_options(
         parser, (*forms, *FOREIGN), f"{', '.join(forms)}; {', '.join(FOREIGN)}: the columns of these reports"
     )
     option("--log-interval", type=int, metavar="N", help="with --format oneflow: its table of every N batches, too")
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
-    prices_option(parser)
+    add_prices_option(parser)
     option("--output", type=Path, metavar="FILE", help="write to this file instead of stdout")
     option("--hide", metavar="COLUMN", action="append", help="print * in this column, and in those that give it away")
 
@@ -107,17 +107,17 @@ def _report(options: argparse.Namespace) -> int:
     from levelfield.report.tables import format_with_hidden, hidden_columns
 
     _refuse_together(options)
-    form, registry, selected = options.format, registry_of(options), NamedRuns(runs_of(options), options.run)
+    form, registry, selected = options.format, registry_of(options), NamedRuns(runs_folder(options), options.run)
     hidden = hidden_columns(options.hide or ())
     runs: dict[tuple[str, str | None], tuple[RunPaths, Result]] = {}  # a run that is named twice counts once
     with ExitStack() as opened:
         for paths, result in _collected(selected, registry, opened):
-            with selected.errors_stored():
+            with selected.collecting_errors():
                 files = result.seal.digest if result.seal else None
                 runs.setdefault((result.run_id, files), (paths, _real(result)))
         folders, results = [paths for paths, _ in runs.values()], [result for _, result in runs.values()]
         if not results or hidden:
-            selected.raise_error()
+            selected.raise_errors()
         if hidden:
             text = format_with_hidden(form, results, hidden)
         elif form in FOREIGN:
@@ -125,13 +125,13 @@ def _report(options: argparse.Namespace) -> int:
         elif options.with_published:
             text = format_figure_rows(form, results, registry)
         else:
-            text = _text(form, folders, results, prices_of(options.prices, registry))
+            text = _text(form, folders, results, load_prices(options.prices, registry))
     if options.output is None:
         print(printable(text), end="")
     else:
-        with raising_usage_error(options.output):
+        with usage_error_if_unwritable(options.output):
             write_atomically(options.output, printable(text), through_link=True)
-    selected.raise_error()
+    selected.raise_errors()
     return 0
 
 
@@ -141,7 +141,7 @@ def _collected(selected: NamedRuns, registry: Registry, opened: ExitStack) -> It
     from levelfield.studies.compared_runs import bundle_results, parse_bundle_name
 
     for name in selected.names:
-        with selected.errors_stored():
+        with selected.collecting_errors():
             if bundle := parse_bundle_name(name):
                 yield from bundle_results(*bundle, registry, opened)
             else:
@@ -204,7 +204,7 @@ def _text(form: str, folders: Sequence[RunPaths], results: Sequence[Result], pri
 
 def _explain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", metavar="RUN", help=f"one run or two; {RUN_HELP}")
-    format_options(parser)
+    add_format_options(parser)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -217,9 +217,9 @@ def _explain(options: argparse.Namespace) -> int:
 
     if len(options.run) > 2:
         raise UsageError(f"report explain: found {len(options.run)} runs, expected one or two")
-    selected = NamedRuns(runs_of(options), options.run)
-    folders = list(selected.over())
-    selected.raise_error()
+    selected = NamedRuns(runs_folder(options), options.run)
+    folders = list(selected.finished_runs())
+    selected.raise_errors()
     parts = [step_parts(paths) for paths in folders]
     if len(parts) == 2:
         print(_difference(options.format, folders, parts), end="")
@@ -268,15 +268,15 @@ def _pages(options: argparse.Namespace) -> int:
         raise UsageError(
             "report pages: found --overlay without a run, expected the runs to put beside those of the store"
         )
-    selected, registry = NamedRuns(runs_of(options), options.run), registry_of(options)
-    prices = prices_of(options.prices, registry)
+    selected, registry = NamedRuns(runs_folder(options), options.run), registry_of(options)
+    prices = load_prices(options.prices, registry)
     with (
         _results(selected, options.store, options.overlay) as (results, findings, tickets),
         Terminal().bytes_progress("writing pages") as progress,
     ):
         built = build_pages(results, options.folder, registry, findings, progress, options.overlay, prices, tickets)
     print("\n".join(_page_lines(built, options.folder)))
-    selected.raise_error()
+    selected.raise_errors()
     return 0
 
 
@@ -295,17 +295,17 @@ def _results(
     from levelfield.studies.compared_runs import RunSources
 
     records, registry = [], Registry()
-    for paths in selected.over():
-        with selected.errors_stored():  # with the figures of its raw files: an edited result.json changes no page
+    for paths in selected.finished_runs():
+        with selected.collecting_errors():  # with the figures of its raw files: an edited result.json changes no page
             records.append(recomputed_record(paths, registry, step_parts_or_none(paths)))
     if selected.names and not records:
-        selected.raise_error()
+        selected.raise_errors()
     if selected.names and not beside:
         with RunSources(selected.runs, None, registry) as places:
             duels = places.duel_events()
         yield GivenRuns(records, duels), [], {}
         return
-    with opened_store(address, read_only=True) as store:
+    with open_store(address, read_only=True) as store:
         if selected.names:
             nights = store.nights()
             stored = {night: store.findings(night) for night in nights}
@@ -314,7 +314,7 @@ def _results(
             return
         results = results_for_pages(store, address, selected.runs)
         ours = {"", *results.points()}
-        findings, tickets = last_night(store, results.nights(), selected.runs, ours)
+        findings, tickets = last_night_findings(store, results.nights(), selected.runs, ours)
         yield results, [finding.model_dump(mode="json") for finding in findings], tickets
 
 
@@ -339,8 +339,8 @@ def _pages_options(parser: argparse.ArgumentParser) -> None:
         "run", nargs="*", metavar="RUN", help=f"{RUN_HELP}; none: those of this checkout, or of --store"
     )
     parser.add_argument("--overlay", action="store_true", help="the named runs beside those of the store, in private")
-    prices_option(parser)
-    store_option(parser)
+    add_prices_option(parser)
+    add_store_option(parser)
 
 
 COMMANDS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option, json_option, raising_usage_error, registry_of
+from levelfield.cli.options import add_chips_option, add_json_option, registry_of, usage_error_if_unwritable
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.report.sheets import labelled
 from levelfield.rundir.directory import write_new_file
@@ -56,8 +56,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     option("--source", required=True, metavar="TEXT", help="where it was published: an address, or a document's title")
     option("--date", required=True, metavar="DAY", help="when it was published, such as 2025-11-12")
     option("--output", type=Path, metavar="NAME.json", help="write the reported runs to this new file")
-    json_option(parser)
-    chips_option(parser)
+    add_json_option(parser)
+    add_chips_option(parser)
     by_word = parser.add_argument_group("what the log does not print").add_argument
     by_word("--case", metavar="NAME", help="the case whose model was trained")
     by_word("--chip", metavar="NAME", help="the chip; MFU needs one that `show chips` lists")
@@ -81,7 +81,7 @@ def _read(options: argparse.Namespace) -> int:
     source = {"name": name, "where": options.source, "date": options.date}
     reported_set = _reported(registry, options.log, stated, work, source)
     if options.output:
-        with raising_usage_error(options.output):
+        with usage_error_if_unwritable(options.output):
             write_new_file(options.output, dump(reported_set).encode())
     print(dump(reported_set) if options.json else "\n".join(_lines(reported_set, options.output, work)))
     return 0

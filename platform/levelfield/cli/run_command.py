@@ -7,17 +7,17 @@ from pathlib import Path
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
-    Options,
-    chips_option,
-    free_field_options,
-    json_option,
-    python_option,
-    quiet_option,
-    scale_option,
+    ParserOrGroup,
+    add_chips_option,
+    add_free_field_options,
+    add_json_option,
+    add_python_option,
+    add_quiet_option,
+    add_scale_option,
     size_in_bytes,
 )
-from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE, runtime_option, site_options
-from levelfield.cli.store_options import recording_options
+from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE, add_runtime_option, add_site_options
+from levelfield.cli.store_options import add_recording_options
 
 _EXPLAINED = 3  # steps that are recorded where no number is given
 _HELP = """\
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
     derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
     free = parser.add_argument_group("free choices (the case fixes everything else)")
-    free_field_options(free)
+    add_free_field_options(free)
     free.add_argument(
         "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
     )
@@ -60,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _place_options(parser.add_argument_group("where it runs"))
 
 
-def _work_options(what: Options) -> None:
+def _work_options(what: ParserOrGroup) -> None:
     what.add_argument("--case", action="append", default=[], metavar="STRING", help="a case string; may be repeated")
     what.add_argument(
         "--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases; may be repeated"
@@ -78,7 +78,7 @@ def _work_options(what: Options) -> None:
         action="store_true",
         help="with --nodes: --global-batch is the smallest run's and grows with the nodes",
     )
-    scale_option(what)
+    add_scale_option(what)
     what.add_argument(
         "--explain", action="store_true", help="with --dry-run: the arithmetic of the predicted memory and time"
     )
@@ -87,14 +87,14 @@ def _work_options(what: Options) -> None:
     )
 
 
-def _way_options(how: Options) -> None:
+def _way_options(how: ParserOrGroup) -> None:
     how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
     how.add_argument(
         "--assume-hardware",
         metavar="HARDWARE",
         help='with --dry-run: plan for this hardware, such as "4x8 V100-SXM2-16GB" (nodes x devices)',
     )
-    python_option(how)
+    add_python_option(how)
     how.add_argument("--probe", action="store_true", help="measure the matmul peak even if a published one exists")
     how.add_argument(
         "--no-certificate",
@@ -111,15 +111,15 @@ def _way_options(how: Options) -> None:
         help=f"record N steps more after the last one ({_EXPLAINED}) for `report explain`; no metric changes",
     )
     how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
-    chips_option(how)
-    json_option(how, " on stdout")
-    quiet_option(how)
-    recording_options(how)
+    add_chips_option(how)
+    add_json_option(how, " on stdout")
+    add_quiet_option(how)
+    add_recording_options(how)
 
 
-def _place_options(where: Options) -> None:
-    runtime_option(where)
-    site_options(where)
+def _place_options(where: ParserOrGroup) -> None:
+    add_runtime_option(where)
+    add_site_options(where)
     where.add_argument(
         "--attach",
         metavar="RUN",

@@ -12,9 +12,9 @@ from pathlib import Path
 from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
-from levelfield.cli.options import registry_of, runs_of
-from levelfield.cli.site_options import base_image, hosts_of, launch_of, node_power_of
-from levelfield.cli.store_options import intake
+from levelfield.cli.options import registry_of, runs_folder
+from levelfield.cli.site_options import base_image, launch_plan, load_hosts, node_power_site
+from levelfield.cli.store_options import run_recorder
 from levelfield.cli.terminal import Terminal, plan_digests
 from levelfield.compare import scaling
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UnknownName, UsageError
@@ -41,8 +41,8 @@ Certify = Callable[[Job], CertificateAttempt]
 
 def run_all(options: argparse.Namespace) -> int:
     """Run what the options name, or show it. Return the exit code of `run`."""
-    is_quiet, runs = options.quiet or options.json, runs_of(options)
-    terminal = Terminal(quiet=is_quiet, recorded=intake(options.store, options.no_store))
+    is_quiet, runs = options.quiet or options.json, runs_folder(options)
+    terminal = Terminal(quiet=is_quiet, recorded=run_recorder(options.store, options.no_store))
     registry = registry_of(options)
     if options.attach:
         if options.case or options.suite or options.dry_run:
@@ -130,11 +130,11 @@ def _request(options: argparse.Namespace) -> UserRequest:
         allow=tuple(options.allow),
         hardware=_hardware(options.assume_hardware, options.dry_run),
         derivation=parse(Derivation, _options_set(options, Derivation.model_fields), "command line"),
-        launch=launch_of(options.launcher, options.site, options.hosts, options.plugins),
+        launch=launch_plan(options.launcher, options.site, options.hosts, options.plugins),
         preflight=options.preflight,
         quiet_machine=options.quiet_machine,
         devices=_devices(options.devices),
-        node_power=node_power_of(options.site),
+        node_power=node_power_site(options.site),
     )
 
 
@@ -215,7 +215,7 @@ def _apply_flagperf_files(
         raise UsageError("--strategy and --hosts: found a --suite, whose entries have their own; give --case only")
     work = list(entries)
     if hosts_file:
-        nodes = len(hosts_of(hosts_file))
+        nodes = len(load_hosts(hosts_file))
         for entry in () if is_launched else work:
             _check_nodes(entry.text, nodes, hosts_file, dry_run)
         # A case string that names a chip and no number of nodes is run on all hosts.

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option, json_option, registry_of
+from levelfield.cli.options import add_chips_option, add_json_option, registry_of
 from levelfield.errors import UnknownName, UsageError
 from levelfield.report.sheets import align_rows, column_widths, entry_lines, padded
 from levelfield.report.words import wrapped
@@ -58,8 +58,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     case.add_argument("--framework", metavar="NAME", help="only tuning rows for this framework")
     case.add_argument("--chip", metavar="NAME", help="only tuning rows for this chip")
     case.add_argument("--devices", type=int, metavar="N", help="only tuning rows for N devices per node")
-    json_option(parser)
-    chips_option(parser)
+    add_json_option(parser)
+    add_chips_option(parser)
 
 
 def execute(options: argparse.Namespace) -> int:

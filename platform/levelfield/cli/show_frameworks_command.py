@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, registry_of
+from levelfield.cli.options import add_json_option, registry_of
 from levelfield.cli.show_command import framework_lines, frameworks
 from levelfield.report.sheets import padded
 from levelfield.report.words import wrapped
@@ -61,4 +61,4 @@ def layout_lines(support: Sequence[SupportRow]) -> list[str]:
     return [*lines, *([""] if notes else []), *notes]
 
 
-COMMANDS = {"show frameworks": Command(_HELP, json_option, execute)}
+COMMANDS = {"show frameworks": Command(_HELP, add_json_option, execute)}

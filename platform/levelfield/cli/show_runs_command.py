@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, runs_of
+from levelfield.cli.options import add_json_option, runs_folder
 from levelfield.report.sheets import entry_lines
 from levelfield.rundir.run_state import state_words
 from levelfield.specs.paths import RunPaths
@@ -22,10 +22,10 @@ examples:
 
 def execute(options: argparse.Namespace) -> int:
     """Print a line for each run. Return 0."""
-    folders = [path.parent for path in sorted(runs_of(options).glob("*/status.json"))]
+    folders = [path.parent for path in sorted(runs_folder(options).glob("*/status.json"))]
     rows = [{"name": folder.name, "says": state_words(RunPaths(folder))} for folder in folders]
     print(json_text({"runs": rows}) if options.json else "\n".join(["runs", *entry_lines(rows)]))
     return 0
 
 
-COMMANDS = {"show runs": Command(_HELP, json_option, execute)}
+COMMANDS = {"show runs": Command(_HELP, add_json_option, execute)}

@@ -14,8 +14,22 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import chips_option, json_option, python_option, quiet_option, registry_of, runs_of
-from levelfield.cli.site_options import base_image, launch_of, node_power_of, runtime_option, site_of, site_options
+from levelfield.cli.options import (
+    add_chips_option,
+    add_json_option,
+    add_python_option,
+    add_quiet_option,
+    registry_of,
+    runs_folder,
+)
+from levelfield.cli.site_options import (
+    add_runtime_option,
+    add_site_options,
+    base_image,
+    launch_plan,
+    load_site,
+    node_power_site,
+)
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.report.escapes import one_line, printable
@@ -71,18 +85,18 @@ examples:
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:
-    site_options(parser)
-    json_option(parser)
+    add_site_options(parser)
+    add_json_option(parser)
 
 
 def _check(options: argparse.Namespace) -> int:
     """Return 0 when nothing is missing, else 4. Raises UsageError for a site without a launcher and node power."""
     launch, power = (
-        launch_of(options.launcher, options.site, options.hosts, options.plugins),
-        node_power_of(options.site),
+        launch_plan(options.launcher, options.site, options.hosts, options.plugins),
+        node_power_site(options.site),
     )
     if launch is None and power is None:
-        launcher = site_of(options.site).launcher
+        launcher = load_site(options.site).launcher
         raise UsageError(
             f"site check: found launcher {launcher or 'none'}, expected ssh, slurm or kubernetes; give --launcher, or "
             "`launcher` or `node_power` in the site's file"
@@ -124,14 +138,14 @@ def _preflight_options(parser: argparse.ArgumentParser) -> None:
     option("--short", action="store_true", help="less time for each check, as before a run")
     option("--pairs", action="store_true", help="also messages between every two nodes")
     option("--quiet-machine", action="store_true", help="exit code 4 where others use a device or the CPUs")
-    site_options(parser)
-    runtime_option(parser)
+    add_site_options(parser)
+    add_runtime_option(parser)
     option("--base-image", metavar="IMAGE", help="base of the image, with --runtime docker")
-    python_option(parser, "measure with this Python; default: the framework's own")
+    add_python_option(parser, "measure with this Python; default: the framework's own")
     option("--offline", action="store_true", help="fetch neither wheels nor images from a network")
-    chips_option(parser)
-    json_option(parser)
-    quiet_option(parser)
+    add_chips_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser)
 
 
 def _preflight(options: argparse.Namespace) -> int:
@@ -149,14 +163,14 @@ def _preflight(options: argparse.Namespace) -> int:
         runtime=options.runtime,
         base_image=base_image(options.base_image, options.runtime),
         offline=options.offline,
-        launch=launch_of(options.launcher, options.site, options.hosts, options.plugins),
+        launch=launch_plan(options.launcher, options.site, options.hosts, options.plugins),
     )
     job = next(scheduler.jobs(registry, scheduler.entries(registry, [options.case], [], request), None))
     chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
     plan = job.plan.model_copy(update={"preflight": chosen})
     try:
         with interrupt_once():  # a launcher then ends what it started elsewhere
-            report = runner.preflight(plan, job.vendor, runs_of(options), terminal.say)
+            report = runner.preflight(plan, job.vendor, runs_folder(options), terminal.say)
     except KeyboardInterrupt:
         terminal.say("interrupted; nothing is kept")
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""Options that say where a run takes place, and the launcher, hosts and image that they stand for.
+"""Options for where a run takes place, and the launcher, hosts and image that they stand for.
 
 Modules that import pydantic are imported where a command runs, so that `--help` is fast.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
-from levelfield.cli.options import Options
+from levelfield.cli.options import ParserOrGroup
 from levelfield.errors import UnknownName, UsageError
 from levelfield.run.launchers import LAUNCHERS, LOCAL, launcher_code, launcher_names
 from levelfield.user_folders import config_folder
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 BASE_IMAGE = "base of the image (default: LEVELFIELD_BASE_IMAGE, else the vendor's image)"
 BASE_HAS_FRAMEWORK = "the base image brings the framework: install nothing into it"
-SUFFIXES = (".yaml", ".yml", ".json")
+DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")  # of a site's file and of hosts
 
 
-def runtime_option(parser: Options) -> None:
+def add_runtime_option(parser: ParserOrGroup) -> None:
     help_text = "process: a Python environment; docker: a container; inside: this machine is a container"
     parser.add_argument("--runtime", choices=("process", "docker", "inside"), default="process", help=help_text)
 
 
-def site_options(parser: Options) -> None:
-    """Add --launcher, --site and --hosts, which launch_of reads."""
+def add_site_options(parser: ParserOrGroup) -> None:
+    """Add --launcher, --site and --hosts, which `launch_plan` reads."""
     option = parser.add_argument
     names = ", ".join(LAUNCHERS)
     option("--launcher", metavar="NAME", help=f"{names}, or a site's own: runs on other machines")
@@ -44,8 +44,8 @@ def site_options(parser: Options) -> None:
     )
 
 
-def container_options(parser: Options) -> None:
-    """Add --runtime and --base-image of commands that run several builds."""
+def add_container_options(parser: ParserOrGroup) -> None:
+    """Add --runtime and --base-image to a command that runs several builds."""
     help_text = "process: a Python environment; docker: containers, and each build makes its own image"
     parser.add_argument("--runtime", choices=("process", "docker"), default="process", help=help_text)
     parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
@@ -56,7 +56,7 @@ def base_image(name: str | None, runtime: str) -> str | None:
     return name or (os.environ.get("LEVELFIELD_BASE_IMAGE") if runtime == "docker" else None)
 
 
-def launch_of(
+def launch_plan(
     launcher: str | None, site_name: str | None, hosts_file: Path | None, plugins: Sequence[Path]
 ) -> LaunchPlan | None:
     """Return how other machines are reached; None where the run uses this machine alone.
@@ -65,30 +65,30 @@ def launch_of(
     """
     from levelfield.specs.site import LaunchPlan
 
-    site = site_of(site_name)
+    site = load_site(site_name)
     name = launcher or site.launcher or LOCAL
     if name == LOCAL:
         return None
     if name not in launcher_names(plugins):
         raise UnknownName("launcher", name, [LOCAL, *launcher_names(plugins)])
-    hosts_of_site = _site_path(site_name).parent / site.hosts if site.hosts else None
+    site_hosts_file = _site_path(site_name).parent / site.hosts if site.hosts else None
     takes_hosts = name in LAUNCHERS and LAUNCHERS[name].takes_hosts
-    hosts = hosts_of(hosts_file or (hosts_of_site if takes_hosts else None))
+    hosts = load_hosts(hosts_file or (site_hosts_file if takes_hosts else None))
     if takes_hosts and not hosts:
         raise UsageError(f"--launcher {name}: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
-    site_without_power = site.model_copy(update={"node_power": None})  # its command belongs into no record
+    site_without_power = site.model_copy(update={"node_power": None})  # no record of a run may hold its command
     return LaunchPlan(launcher=name, code=launcher_code(name, plugins), site=site_without_power, hosts=hosts)
 
 
-def node_power_of(site_name: str | None) -> NodePowerSite | None:
+def node_power_site(site_name: str | None) -> NodePowerSite | None:
     """Return the site's command for node power; None where it has none, and with LEVELFIELD_NODE_POWER=none."""
     from levelfield.run.node_power import NO_NODE_POWER
 
-    return None if NO_NODE_POWER.items() <= os.environ.items() else site_of(site_name).node_power
+    return None if NO_NODE_POWER.items() <= os.environ.items() else load_site(site_name).node_power
 
 
-def site_of(name: str | None) -> Site:
-    """Return the site of --site: a file, or a name below configs/sites; by default the user's own, or an empty one."""
+def load_site(name: str | None) -> Site:
+    """Return the site of --site: a file, or a name in configs/sites; by default the user's own, or an empty one."""
     from levelfield.specs.base import load
     from levelfield.specs.site import Site
 
@@ -99,7 +99,7 @@ def site_of(name: str | None) -> Site:
 def _site_path(name: str | None) -> Path:
     if name is None:
         return config_folder() / "levelfield" / "site.yaml"
-    if Path(name).suffix in SUFFIXES:
+    if Path(name).suffix in DOCUMENT_SUFFIXES:
         return Path(name)
     folder = checkout() / "configs" / "sites"
     sites = {path.stem: path for path in folder.glob("*.yaml")}
@@ -108,15 +108,15 @@ def _site_path(name: str | None) -> Path:
     return sites[name]
 
 
-def hosts_of(path: Path | None) -> tuple[Host, ...]:
-    """Return the hosts of a hosts file, or of FlagPerf's cluster_conf.py; none without a file."""
+def load_hosts(path: Path | None) -> tuple[Host, ...]:
+    """Return the hosts of hosts.yaml or of FlagPerf's cluster_conf.py; none without a file."""
     from levelfield.publish.flagperf_files import read_hosts
     from levelfield.specs.base import load, parse
     from levelfield.specs.site import HostsFile
 
     if path is None:
         return ()
-    if path.suffix in SUFFIXES:
+    if path.suffix in DOCUMENT_SUFFIXES:
         return load(HostsFile, path).hosts
     hosts = [{"name": name} for name in read_hosts(path)]
     return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": hosts}, str(path)).hosts

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from zipfile import is_zipfile
 
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option, raising_usage_error, runs_of
-from levelfield.cli.store_options import opened_store, store_option
+from levelfield.cli.options import add_json_option, runs_folder, usage_error_if_unwritable
+from levelfield.cli.store_options import add_store_option, open_store
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
 from levelfield.node.regular_files import read_regular
@@ -121,8 +121,8 @@ def _import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-results", action="store_true", help="take result.json as it is; default: compute it from the raw files"
     )
-    json_option(parser)
-    store_option(parser)
+    add_json_option(parser)
+    add_store_option(parser)
 
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
     parser.add_argument("--pairs", action="store_true", help="also the runs of pairs of builds, which jsonl always has")
     parser.add_argument("--output", type=Path, metavar="PATH", help="write to this file instead of stdout")
-    store_option(parser)
+    add_store_option(parser)
 
 
 def _prune_options(parser: argparse.ArgumentParser) -> None:
@@ -139,21 +139,21 @@ def _prune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--run", metavar="ID", help="only this run, with all contents that were imported for it")
     parser.add_argument("--dry-run", action="store_true", help="remove nothing; print what would be removed")
-    json_option(parser)
-    store_option(parser)
+    add_json_option(parser)
+    add_store_option(parser)
 
 
 def _json_and_store(parser: argparse.ArgumentParser) -> None:
-    json_option(parser)
-    store_option(parser)
+    add_json_option(parser)
+    add_store_option(parser)
 
 
 def _import(options: argparse.Namespace) -> int:
     """Add everything that can be. Raises UsageError with what could not, after the rest."""
     from levelfield.store.statements import add_statements
 
-    source = _ImportSource(runs_of(options), options.trust_results, Terminal(quiet=options.json))
-    with opened_store(options.store) as store:
+    source = _ImportSource(runs_folder(options), options.trust_results, Terminal(quiet=options.json))
+    with open_store(options.store) as store:
         added = store.add(source.records(options.run))
         add_statements(store, source.statements)
     events, not_sealed, problems = len(source.statements), source.not_sealed, source.problems
@@ -289,13 +289,13 @@ class _ImportSource:
 
 def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
-    with opened_store(options.store, read_only=True) as store:
+    with open_store(options.store, read_only=True) as store:
         is_whole = options.format == "jsonl" or options.pairs
         records = store.records(store.run_ids(options.case, options.since, is_trend_only=not is_whole))
         if options.output is None:
             _write(options.format, sys.stdout, records, store)
         else:
-            with raising_usage_error(options.output), replacing(options.output, through_link=True) as file:
+            with usage_error_if_unwritable(options.output), replacing(options.output, through_link=True) as file:
                 _write(options.format, file, records, store)
     return 0
 
@@ -325,7 +325,7 @@ def _prune(options: argparse.Namespace) -> int:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
     if options.keep_days is not None and not 0 <= options.keep_days <= _MOST_DAYS:
         raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 to {_MOST_DAYS}")
-    with opened_store(options.store, read_only=is_missing(options.store)) as store:
+    with open_store(options.store, read_only=is_missing(options.store)) as store:
         pruned = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:
         print(json_text({"removed": pruned.removed, "kept": pruned.remaining, "dry_run": options.dry_run}))
@@ -344,7 +344,7 @@ def _check(options: argparse.Namespace) -> int:
 
     terminal = Terminal(quiet=options.json)
     try:
-        with opened_store(options.store, read_only=True) as store:
+        with open_store(options.store, read_only=True) as store:
             with terminal.bytes_progress("checking") as progress:
                 problems = faults(store, progress)
             rows = row_counts(store)
@@ -361,13 +361,13 @@ def _check(options: argparse.Namespace) -> int:
 
 def _file_and_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the file of the backup")
-    store_option(parser)
+    add_store_option(parser)
 
 
 def _backup(options: argparse.Namespace) -> int:
     from levelfield.store.backup import back_up
 
-    with opened_store(options.store, read_only=True) as store:
+    with open_store(options.store, read_only=True) as store:
         back_up(store, options.file)
     print(f"backup   {options.file}: {options.file.stat().st_size / 2**20:,.1f} MiB")
     return 0
@@ -377,7 +377,7 @@ def _restore(options: argparse.Namespace) -> int:
     from levelfield.store.backup import restore
     from levelfield.store.upkeep import row_counts
 
-    with opened_store(options.store) as store:
+    with open_store(options.store) as store:
         restore(store, options.file)
         print(labelled("restored", ", ".join(f"{count:,} {name}" for name, count in row_counts(store).items()), 9))
     return 0
@@ -388,7 +388,7 @@ def _info(options: argparse.Namespace) -> int:
     from levelfield.store.schema import VERSION
     from levelfield.store.upkeep import row_counts, size_bytes
 
-    with opened_store(options.store, read_only=is_missing(options.store)) as store:
+    with open_store(options.store, read_only=is_missing(options.store)) as store:
         rows, size, where, nights, series = (
             row_counts(store), size_bytes(store), store.address.text, len(store.nights()), store.series()
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Options of the store and of prices, and what they stand for.
+"""Options for the store and for prices, and the values that they stand for.
 
 Modules that import pydantic are imported where a command runs, so that `--help` is fast.
 """
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levelfield.cli.options import Options
+from levelfield.cli.options import ParserOrGroup
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.report.words import wrapped
 from levelfield.specs.paths import RunPaths
@@ -27,24 +27,25 @@ if TYPE_CHECKING:
     from levelfield.store.database import Store
 
 
-def store_option(parser: Options, before: str = "") -> None:
+def add_store_option(parser: ParserOrGroup, help_prefix: str = "") -> None:
     parser.add_argument(
         "--store",
         metavar="FILE|URL",
-        help=f"{before}the store of results: a file, or postgresql://... (default: LEVELFIELD_STORE, else "
+        help=f"{help_prefix}the store of results: a file, or postgresql://... (default: LEVELFIELD_STORE, else "
         "results.sqlite in your data folder)",
     )
 
 
-def prices_option(parser: Options) -> None:
-    says = "your own prices (docs/cost.md): adds the cost of a million tokens"
-    parser.add_argument("--prices", type=Path, metavar="FILE", help=says)
+def add_prices_option(parser: ParserOrGroup) -> None:
+    help_text = "your own prices (docs/cost.md): adds the cost of a million tokens"
+    parser.add_argument("--prices", type=Path, metavar="FILE", help=help_text)
 
 
-def prices_of(path: Path | None, registry: Registry) -> Prices | None:
-    """Return the prices of --prices, by the names of chips; None without it. Raises UsageError for a chip named twice.
+def load_prices(path: Path | None, registry: Registry) -> Prices | None:
+    """Return the prices of --prices, with the registry's names of chips; None without it.
 
-    A name that is no chip here stays: a run may have a chip of a folder or a file that is not given.
+    A name that the registry lacks stays: a run may have a chip of another plugin or chips file. Raises UsageError for
+    a chip that has two prices.
     """
     from levelfield.catalog.chip_names import find_chip
     from levelfield.specs.base import load
@@ -53,29 +54,32 @@ def prices_of(path: Path | None, registry: Registry) -> Prices | None:
     if path is None:
         return None
     prices = load(Prices, path)
-    names: dict[str, str] = {}
-    for written in prices.chips:
-        name = written
+    spellings: dict[str, str] = {}  # of the file, by the registry's name
+    for spelling in prices.chips:
+        name = spelling
         with suppress(UsageError):
-            name = find_chip(registry, written)[1].name
-        if name in names:
+            name = find_chip(registry, spelling)[1].name
+        if name in spellings:
             raise UsageError(
-                f"--prices {path}: found '{names[name]}' and '{written}', which are both {name}; "
+                f"--prices {path}: found '{spellings[name]}' and '{spelling}', which are both {name}; "
                 "expected one price of a chip"
             )
-        names[name] = written
-    return prices.model_copy(update={"chips": {name: prices.chips[written] for name, written in names.items()}})
+        spellings[name] = spelling
+    return prices.model_copy(update={"chips": {name: prices.chips[spelling] for name, spelling in spellings.items()}})
 
 
-def opened_store(address: str | None, read_only: bool = False) -> Store:
+def open_store(address: str | None, read_only: bool = False) -> Store:
     from levelfield.store.database import Store
 
     return Store.open(address, read_only)
 
 
 def results_for_pages(store: Store, address: str | None, runs: Path) -> StoredResults:
-    """Return all of a store that was named; of the default one, which has the runs of every checkout, what belongs to
-    the one with this folder of runs, and all where nothing does."""
+    """Return the results that the pages show.
+
+    Those are all of a store that the user named. The default store has the runs of every checkout: of it, only the
+    results of this folder of runs, or all where it has none of them.
+    """
     from levelfield.nights.nightly import nights_of_runs
     from levelfield.pages.series_history import CheckoutRuns
     from levelfield.rundir.directory import PAIRS_FOLDER
@@ -88,12 +92,12 @@ def results_for_pages(store: Store, address: str | None, runs: Path) -> StoredRe
     return results if results.points() else store
 
 
-def last_night(
+def last_night_findings(
     store: Store, nights: Sequence[str], runs: Path, series: Collection[str] | None = None
 ) -> tuple[tuple[Finding, ...], Tickets]:
-    """Return the findings of the last of these nights, judged again by what the store has, and their tickets.
+    """Return the findings of the last of `nights`, judged again by what the store holds now, and their tickets.
 
-    series: only findings about these.
+    series: the only series to report on; None for all.
     """
     from levelfield.nights.gate import compared
     from levelfield.nights.stored_nights import gate_input
@@ -107,20 +111,20 @@ def last_night(
     return findings, NightTickets(store, night, runs).all(findings)
 
 
-def recording_options(parser: Options) -> None:
-    store_option(parser)
+def add_recording_options(parser: ParserOrGroup) -> None:
+    add_store_option(parser)
     parser.add_argument("--no-store", action="store_true", help="do not record the runs in a store")
 
 
-def intake(address: str | None, records_nothing: bool) -> Callable[[RunPaths], None]:
-    """Return what records a finished run, or does nothing with `records_nothing` and where the address is `none`.
+def run_recorder(address: str | None, no_store: bool) -> Callable[[RunPaths], None]:
+    """Return a function that records a finished run. It does nothing with `no_store` or the address `none`.
 
-    A store that cannot be written changes no run and no exit code. Its sentences are on stderr also with --quiet: they
-    are about something that the user has to do again.
+    A store that cannot be written changes no run and no exit code. The messages about it go to stderr also with
+    --quiet: the user has to record that run again.
     """
     from levelfield.store.address import NOWHERE, VARIABLE
 
-    if records_nothing or (address or os.environ.get(VARIABLE)) == NOWHERE:
+    if no_store or (address or os.environ.get(VARIABLE)) == NOWHERE:
         return lambda paths: None
 
     def say(text: str) -> None:
@@ -128,33 +132,33 @@ def intake(address: str | None, records_nothing: bool) -> Callable[[RunPaths], N
 
     def record(paths: RunPaths) -> None:
         try:
-            if _recorded(paths, address):
+            if _record_run(paths, address):
                 say(f"{paths.root.name}: the store has another run of this id; both are kept aside")
         except Exception as error:  # the run is over, and no fault of the store may take its result
-            what = str(error) if isinstance(error, LevelfieldError) else f"{type(error).__name__}: {error}"
-            say(f"{paths.root.name} was not recorded: {what}. Later: `store import {paths.root}`")
+            reason = str(error) if isinstance(error, LevelfieldError) else f"{type(error).__name__}: {error}"
+            say(f"{paths.root.name} was not recorded: {reason}. Later: `store import {paths.root}`")
 
     return record
 
 
-def state(event: StoreEvent, address: str | None, records_nothing: bool) -> None:
-    """Add an event where runs are recorded too. A store that cannot be written changes no exit code."""
+def record_event(event: StoreEvent, address: str | None, no_store: bool) -> None:
+    """Add an event to the store that records runs, if any. A store that cannot be written changes no exit code."""
     from levelfield.store.address import NOWHERE, VARIABLE
 
-    if records_nothing or (address or os.environ.get(VARIABLE)) == NOWHERE:
+    if no_store or (address or os.environ.get(VARIABLE)) == NOWHERE:
         return
     try:
-        with opened_store(address) as store:
+        with open_store(address) as store:
             store.add_event(event)
     except LevelfieldError as error:
         print(wrapped(f"levelfield: the conclusion was not recorded: {error}", 12), file=sys.stderr, flush=True)
 
 
-def _recorded(paths: RunPaths, url: str | None) -> bool:
-    """Add a run to the store, and return whether another run of its id was there."""
+def _record_run(paths: RunPaths, address: str | None) -> bool:
+    """Add a run to the store, and return whether the store had another run of its id."""
     from levelfield.store.database import Store  # with SQLAlchemy: only a command that records imports it
     from levelfield.store.run_record import record_of, require_storable
 
     record = require_storable(record_of(paths), str(paths.root))
-    with Store.open(url) as store:
+    with Store.open(address) as store:
         return bool(store.add([record]).conflicts)

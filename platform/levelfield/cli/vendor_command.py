@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
-from levelfield.cli.options import json_option
+from levelfield.cli.options import add_json_option
 from levelfield.cli.terminal import BLANK, say, say_check, say_command, short_path, this_program
 from levelfield.errors import GateFailed
 from levelfield.specs.readable_json import json_text
@@ -156,7 +156,7 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_options(parser: argparse.ArgumentParser) -> None:
-    json_option(parser)
+    add_json_option(parser)
     parser.add_argument("--fast", action="store_true", help="leave out the checks that train or wait; takes seconds")
     _name_option(parser)
 

@@ -52,6 +52,6 @@ FREE_FIELDS = {
 CODE_FIELDS = tuple(name for name, field in FREE_FIELDS.items() if field.changes_code)
 
 
-def option(name: str) -> str:
+def option_name(name: str) -> str:
     """Return the option of a free field, such as `--micro-batch`."""
     return f"--{name.replace('_', '-')}"

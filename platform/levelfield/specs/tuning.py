@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_serializer, model_validator
 
 from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value
-from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option
+from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option_name
 from levelfield.specs.layout import Layout
 from levelfield.specs.variables import TuningVariables, masked
 
@@ -70,7 +70,7 @@ class FreeFields(Value):
             value = getattr(self, name)
             if value is None:
                 continue
-            flag = option(name) if value is not False else f"--no-{option(name)[2:]}"
+            flag = option_name(name) if value is not False else f"--no-{option_name(name)[2:]}"
             words += [flag] if FREE_FIELDS[name].takes is bool else [flag, str(value)]
         return tuple(words)
 

@@ -9,7 +9,7 @@ from levelfield.cli.command_line import parse_command_line
 from levelfield.cli.run_entries import choice_of
 from levelfield.errors import DocumentError
 from levelfield.specs.base import parse
-from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option
+from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option_name
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import LATER_FIELDS, FreeFields, Tuning, TuningChoice
@@ -31,7 +31,9 @@ def test_each_field_has_its_type_and_its_choice() -> None:
 def test_a_run_at_its_defaults_differs_in_nothing_and_names_no_later_field() -> None:
     assert FreeFields().differing == ()
     words = " ".join(FreeFields().options)
-    assert {RECOMPUTE_LAYERS, "graph"} == LATER_FIELDS and not [name for name in LATER_FIELDS if option(name) in words]
+    assert {RECOMPUTE_LAYERS, "graph"} == LATER_FIELDS and not [
+        name for name in LATER_FIELDS if option_name(name) in words
+    ]
     assert "--no-compile" in words and "--micro-batch 1" in words and "--threads" not in words
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.cli.store_command import _OF_AN_EXPORT
-from levelfield.cli.store_options import intake
+from levelfield.cli.store_options import run_recorder
 from levelfield.nights.nightly import NightEntry, NightState, state_path, write_state
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import PAIRS_FOLDER, write_status
@@ -370,17 +370,17 @@ def test_no_fault_of_the_store_takes_a_result(
 ) -> None:
     finish(run)
     monkeypatch.setattr("levelfield.store.run_record.record_of", lambda *arguments: dict[str, object]()["fault"])
-    intake(None, False)(run)
+    run_recorder(None, False)(run)
     output = " ".join(capsys.readouterr().err.split())
     assert f"{run.root.name} was" in output and "KeyError: 'fault'" in output and "`store import" in output
 
 
 def test_a_second_run_of_the_same_id_is_told(run: RunPaths, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finish(run)
-    intake(None, False)(run)
+    run_recorder(None, False)(run)
     assert capsys.readouterr().err == ""
     change_steps(run, lambda event: event.update(end_ns=event["end_ns"] + 1))
-    intake(None, False)(run)
+    run_recorder(None, False)(run)
     output = " ".join(capsys.readouterr().err.split())
     assert output.startswith(f"levelfield: {run.root.name}: ") and output.endswith("kept aside")
 
@@ -388,7 +388,7 @@ def test_a_second_run_of_the_same_id_is_told(run: RunPaths, store: Path, capsys:
 def test_none_records_nothing(command: Command, run: RunPaths, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish(run)
     monkeypatch.setenv("LEVELFIELD_STORE", "none")
-    intake(None, False)(run)
+    run_recorder(None, False)(run)
     assert not store.exists() and command("store", "info")[0] == 2
 
 
