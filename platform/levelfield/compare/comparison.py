@@ -298,7 +298,7 @@ def _ratio_sheet(comparison: Comparison) -> Sheet:
         for place, (side, entry) in enumerate(zip(others, figure.ratios, strict=True), 1):
             value = NO_VALUE if entry.value is None else f"{entry.value:.{digits}f}"
             interval = "" if entry.low is None or entry.high is None else f"[{entry.low:.4f}, {entry.high:.4f}]"
-            rows.append((name, f"{side.name}/{base.name}", value, interval, entry.standing))
+            rows.append((name, f"{side.name}/{base.name}", value, interval, entry.difference))
             reasons[f"{entry.standing}: {entry.reason}" if entry.low is None else entry.reason].append(name)
             ours, theirs = figure.sides[place].interval, figure.sides[0].interval
             if ours and theirs and entry.value and theirs.median > 0:

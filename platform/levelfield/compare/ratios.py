@@ -86,6 +86,13 @@ class Ratio:
         return "" if self.low is None or self.high is None else f"[{self.low:.3f}, {self.high:.3f}]"
 
     @property
+    def difference(self) -> str:
+        """Return the standing with its size, such as `5.2 % lower`; where the noise hides the size, the standing."""
+        if self.value is None or self.standing not in ("higher", "lower"):
+            return self.standing
+        return f"{100 * abs(self.value - 1):.1f} % {self.standing}"
+
+    @property
     def inverse(self) -> Ratio:
         """Return the same comparison seen from the other side."""
         opposites: dict[Standing, Standing] = {"higher": "lower", "lower": "higher"}

@@ -187,7 +187,7 @@ def _shown(outcome: DuelOutcome) -> str:
         return f"inconclusive: {ratio.reason}"
     numbers = f"{ratio.value:.3f} of A's speed, {n} pairs, 95 % interval {ratio.ends}"
     if outcome.word in ("slower", "faster"):
-        return f"{b} (B) is {outcome.word} than {a} (A): {numbers}"
+        return f"{b} (B) is {100 * abs(ratio.value - 1):.1f} % {outcome.word} than {a} (A): {numbers}"
     if outcome.word == "no difference":
         return f"no difference of more than {100 * math.expm1(outcome.looks.least_change):.3g} %: {b} (B) has {numbers}"
     return f"inconclusive: {b} (B) has {numbers}; A is {a}"

@@ -39,7 +39,7 @@ BOTH = [*TORCH, *PADDLE]
 def test_two_sides_from_the_store(compared: Compared, capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(BOTH, "*_torch", "*_paddle") == 0
     text = capsys.readouterr().out
-    assert "B/A" in text and "0.4000" in text and "lower" in text and max(map(len, text.splitlines())) <= 80
+    assert "B/A" in text and "0.4000" in text and "60.0 % lower" in text and max(map(len, text.splitlines())) <= 80
     assert main(["compare", "gpt:torch", "gpt:paddle", "--format", "markdown"]) == 0
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     assert ["tokens/s/device", "B/A", "0.4000"] in [row[:3] for row in rows]

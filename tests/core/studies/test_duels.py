@@ -75,7 +75,9 @@ def test_a_side_that_is_five_per_cent_faster_is_found() -> None:
     assert outcome.word == "slower" and len(outcome.pairs) < 7 and outcome.exit_code == 0
     assert outcome.ratio.low is not None and outcome.ratio.high is not None
     assert outcome.ratio.low < 1 / 1.05 < outcome.ratio.high < 1 and outcome.ratio.standing == "lower"
-    assert conclusion(outcome).startswith(f"gpt:jax (B) is slower than gpt:torch (A): {outcome.ratio.value:.3f} of A's")
+    assert conclusion(outcome).startswith(
+        f"gpt:jax (B) is 4.6 % slower than gpt:torch (A): {outcome.ratio.value:.3f} of A's"
+    )
     assert run_duel(noisy(0.002, 1.05)).word == "faster"
 
 
