@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from compared_records import other_use
+from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.specs.record import RunRecord, StoredResult
 from levelfield.specs.result import DISTURBED
@@ -151,3 +153,13 @@ def test_a_changed_figure_of_a_row_is_damage(url: str, record: RunRecord) -> Non
         execute(store, "UPDATE run SET mfu_megatron = NULL")
         (fault,) = faults(store)
         assert f"run {record.run_id}:" in fault
+
+
+def test_a_backup_of_1_0_0_is_restored_as_todays_store(record: RunRecord, tmp_path: Path) -> None:
+    backup, restored = str(tmp_path / "backup.sqlite"), str(tmp_path / "restored.sqlite")
+    with Store.open(backup) as store:
+        store.add([record, changed(record, 1)])
+        made_by_1_0_0(store, of_palm=0.875)
+    assert main(["store", "restore", backup, "--store", restored]) == 0
+    with Store.open(restored, read_only=True) as store:
+        assert faults(store) == [] and store.record(record.run_id) == record
