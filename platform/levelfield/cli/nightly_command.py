@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from levelfield.nights.night_session import NightSession
     from levelfield.series.findings import FindingPage
     from levelfield.series.pairs import Side
+    from levelfield.store.database import Store
 
 NIGHTLY = """\
 Run a suite every night, compare each series with its accepted baseline, and
@@ -244,7 +245,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
         page = FindingPage(
             report.first_line, night, report.findings, options.strict, options.advisory, tickets,
             _link(options.page_url), session.suite, index, (*getattr(output, "notes", ()), *report.notes),
-            report.order,
+            _named_file(session.store, options.store), report.order,
         )  # fmt: skip
         # The findings come first: a full disk must not take them.
         print(WRITERS["json" if options.json else "text"](page), end="", flush=True)
@@ -314,9 +315,10 @@ def _gate(options: argparse.Namespace) -> int:
         for finding in new_findings(report.findings, night):
             store.add_finding(report.night, finding.model_dump(mode="json"))
         tickets = NightTickets(store, night, runs_folder(options), options.page_url).all(report.findings)
+        store_file = _named_file(store, options.store)
     page = FindingPage(
         report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,
-        _link(options.page_url), options.suite, notes=report.notes, order=report.order,
+        _link(options.page_url), options.suite, notes=report.notes, store=store_file, order=report.order,
     )  # fmt: skip
     if options.output:
         write_atomically(options.output, WRITERS[options.format](page), through_link=True)
@@ -324,6 +326,11 @@ def _gate(options: argparse.Namespace) -> int:
     else:
         print(WRITERS[options.format](page), end="")
     return page.exit_code
+
+
+def _named_file(store: Store, option: str | None) -> str | None:
+    """Return the store's file for printed commands, where --store named it: a URL may hold a password."""
+    return str(store.address.path) if option and store.address.path else None
 
 
 def _link(page_url: str | None) -> str | None:

@@ -76,7 +76,7 @@ def _different(page: FindingPage, findings: Iterable[Finding]) -> list[Ticket]:
 
 
 def _next_lines(page: FindingPage, finding: Finding) -> list[str]:
-    step = next_step(finding, page.ticket(finding))
+    step = next_step(finding, page.ticket(finding), page.store)
     return [*next_lines(step)] if step else []
 
 
@@ -143,7 +143,7 @@ def _details(page: FindingPage, changed: Sequence[Finding], room: int) -> Iterat
     for group in tickets.values():
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         title, finding, ticket = group[0]
-        summary, step = f"<details><summary>{_cell(title)}{more}</summary>", next_step(finding, ticket)
+        summary, step = f"<details><summary>{_cell(title)}{more}</summary>", next_step(finding, ticket, page.store)
         lines = (*ticket_markdown(ticket), *(next_markdown(step) if step else ()))
         blocks.append("\n".join((summary, "", *lines, "", "</details>", "")))
     yield from _within(blocks, room)
@@ -221,7 +221,7 @@ def as_webhook(page: FindingPage) -> str:
         texts = (finding.status, _line(finding.label), _figure_line(finding), blamed)
         lines.append(one_line(": ".join(filter(None, texts))))
     lines += [f"{len(groups) - 5} more"] if len(groups) > 5 else []
-    step = next_step(groups[0][0], page.ticket(groups[0][0])) if groups else None
+    step = next_step(groups[0][0], page.ticket(groups[0][0]), page.store) if groups else None
     lines += [f"next: {step.text}"] if step else []
     findings: list[dict[str, Any]] = []
     for finding in changed[:MOST_SENT]:

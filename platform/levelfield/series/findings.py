@@ -167,6 +167,7 @@ class FindingPage:
     suite: str | None = None
     folder: str | None = None  # where the pages were written
     notes: Sequence[str] = ()  # what else a person has to know of the night
+    store: str | None = None  # the file that --store named, which the printed commands need
     order: str = ""  # of the night among the others, where something is wrong with it
 
     def ticket(self, finding: Finding) -> Ticket | None:

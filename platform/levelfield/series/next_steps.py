@@ -24,12 +24,16 @@ class NextStep(NamedTuple):
     commands: tuple[tuple[str, ...], ...] = ()
 
 
-def next_step(finding: Finding, ticket: Ticket | None) -> NextStep | None:
-    """Return what to do about a finding; None where its detail or its status says it."""
+def next_step(finding: Finding, ticket: Ticket | None, store: str | None = None) -> NextStep | None:
+    """Return what to do about a finding; None where its detail or its status says it.
+
+    store: the file that the commands have to name.
+    """
     if not finding.series:
         return None
-    accept = (*PROGRAM, "nightly", "accept", short_digest(finding.series), "--reason", "REASON")
-    accept_step = (*PROGRAM, "nightly", "accept-step", short_digest(finding.series), "--reason", "REASON")
+    options = ("--reason", "REASON", *(("--store", store) if store else ()))
+    accept = (*PROGRAM, "nightly", "accept", short_digest(finding.series), *options)
+    accept_step = (*PROGRAM, "nightly", "accept-step", short_digest(finding.series), *options)
     blamed = ticket.blamed if ticket else None
     is_shown = bool(finding.pairs or finding.named)  # else `nightly accept` needs three nights
     later = "with `nightly accept` after three such nights"

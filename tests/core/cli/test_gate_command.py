@@ -125,6 +125,9 @@ def test_a_gate_of_a_night_with_pairs_has_the_word_of_the_night(
     fill(url, [*quiet(stored_run), nightly(stored_run, NIGHTS, 0.9), *pairs])
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS))
     assert code == 4 and "by 3 pairs" in " ".join(out.split())
+    assert " nightly accept " in out and "--store" not in out
+    _, out, _ = command("nightly", "gate", "--store", url)
+    assert f"--store {url.removeprefix('sqlite:///')}" in " ".join(out.replace("\\\n", "").split())
 
 
 def test_a_series_that_runs_once_a_week_is_read_as_a_whole(command: Command, url: str, stored_run: RunRecord) -> None:
