@@ -199,8 +199,8 @@ def _words_of(build: Path, options: argparse.Namespace, arguments: Sequence[str]
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         path = Path(value).absolute()
         is_inside = str(Path(value)) in files and path.is_relative_to(checkout())
-        own = build / path.relative_to(checkout()) if is_inside else path
-        yield f"{option}{equals}{own}" if is_inside and own.exists() else word
+        build_path = build / path.relative_to(checkout()) if is_inside else path
+        yield f"{option}{equals}{build_path}" if is_inside and build_path.exists() else word
 
 
 def _run_here(options: argparse.Namespace, night: str) -> int:

@@ -16,13 +16,13 @@ from pathlib import Path
 from levelfield.contracts.command import Ask, ask
 from levelfield.contracts.readings import (
     Read,
+    assign_visible_values,
     chip_named,
     hides_all,
     sample_of,
     take,
     user_named_devices,
     visible_devices,
-    with_visible_values,
     without,
 )
 from levelfield.contracts.tool_records import ParsedOutput, Record, matches, parse
@@ -190,7 +190,7 @@ class DeclaredVendor:
             (numbers.missing_record_reason(index) for index in records_by_index if visible_values[index] is None),
             "two have one number",
         )
-        devices = with_visible_values(self.spec, devices, visible_values, missing_reason)
+        devices = assign_visible_values(self.spec, devices, visible_values, missing_reason)
         unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
         problem = listed.problem or monitored.problem or unknown or listed.incomplete_reason
         return DeviceList(devices, problem)

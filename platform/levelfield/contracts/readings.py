@@ -218,7 +218,7 @@ def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, ob
 # ---- which value the visible-devices variable has for each device, where the vendor's tool counts otherwise
 
 
-def with_visible_values(
+def assign_visible_values(
     spec: VendorFile, devices: Sequence[Device], printed_values: Mapping[int, str | None], reason: str
 ) -> list[Device]:
     """Return the devices with their values in the variable, or each with the reason why its value is unknown.

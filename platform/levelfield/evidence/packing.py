@@ -58,7 +58,7 @@ def pack_runs(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) ->
         platform_version=levelfield.__version__,
         runs={run.name: run.entry for run in bundled},
         replacements=tuple(Replacement(kind=kind, placeholder=text, times=n) for (kind, text), n in counts),
-        kept=placeholders.kept,
+        kept=placeholders.unredacted_count,
         digest="",
     )
     return PackedRuns(tuple(bundled), draft.model_copy(update={"digest": draft.content_digest}))

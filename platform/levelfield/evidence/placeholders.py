@@ -48,7 +48,8 @@ def find_hosts(value: Any, key: str = "") -> set[str]:
 class Placeholders:
     """The replacements of one bundle. roots: known folders with what stands for them. hosts, users: names.
 
-    words: of the runs; a name that is one of them, such as a user `torch`, is not replaced. kept: how many such names.
+    words: of the runs; a name that is one of them, such as a user `torch`, is not replaced.
+    unredacted_count: how many such names there are.
     counts: how often each placeholder was set, by kind and placeholder.
     """
 
@@ -57,7 +58,7 @@ class Placeholders:
         self._numbers: dict[tuple[str, str], str] = {}
         self._roots = {place.rstrip("/"): f"{PREFIX}/{name}" for place, name in roots.items() if len(place) > 1}
         unreplaced = {*_PUBLIC_NAMES, *words}
-        self.kept = len((unreplaced - {*_PUBLIC_NAMES}) & {*hosts, *users})
+        self.unredacted_count = len((unreplaced - {*_PUBLIC_NAMES}) & {*hosts, *users})
         self._hosts, self._users = {*hosts} - unreplaced, {*users} - unreplaced
         names = sorted((n for n in self._hosts | self._users if len(n) >= _SHORTEST), key=lambda n: (-len(n), n))
         self._name_pattern = _alternatives(names, r"(?<![A-Za-z0-9_])(?:{})(?![A-Za-z0-9_])")

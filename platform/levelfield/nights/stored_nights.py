@@ -86,8 +86,8 @@ def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
 
 def judged_points(points: Iterable[Point], night: str) -> list[Point]:
     """Return the runs that a night is judged by: those of the default branch, and its own as runs of its trend."""
-    own = (p for p in points if p.night == night or branch_of(p.night) is None)
-    return [p.model_copy(update={"purpose": "nightly"}) if p.purpose == "branch" else p for p in own]
+    considered = (p for p in points if p.night == night or branch_of(p.night) is None)
+    return [p.model_copy(update={"purpose": "nightly"}) if p.purpose == "branch" else p for p in considered]
 
 
 def drop_trials(points: Iterable[Point], nights: Iterable[str], named: Collection[str] = ()) -> list[Point]:

@@ -25,10 +25,10 @@ class SiteLauncher:
         return NodeRuntime(plan.launch.hosts[0].reached_at if plan.launch.hosts else "{first_node}")
 
     def request(self, plan, paths, runtime):
-        found = request_for_nodes(plan, paths, self.name, runtime)
-        lines = (json.dumps(node_content(plan, paths, found, node, None)) for node in found.nodes)
-        sent = (Submission(node.name, ("reach", node.name), stdin=line) for node, line in zip(found.nodes, lines))
-        return replace(found, submissions=tuple(sent))
+        request = request_for_nodes(plan, paths, self.name, runtime)
+        lines = (json.dumps(node_content(plan, paths, request, node, None)) for node in request.nodes)
+        sent = (Submission(node.name, ("reach", node.name), stdin=line) for node, line in zip(request.nodes, lines))
+        return replace(request, submissions=tuple(sent))
 
     def execute(self, request, watch):
         return Outcome("unreachable")

@@ -42,8 +42,8 @@ class SiteLauncher:
         return NodeRuntime(FIRST_NODE)
 
     def request(self, plan, paths, runtime):
-        found = request_for_nodes(plan, paths, self.name, runtime)
-        works = [node_content(plan, paths, found, node, plan.implementation.rests_on) for node in found.nodes]
+        request = request_for_nodes(plan, paths, self.name, runtime)
+        works = [node_content(plan, paths, request, node, plan.implementation.rests_on) for node in request.nodes]
         files = {f"nodes/node{work['node_rank']}.json": json.dumps(work) for work in works}
         agent = checkout() / "platform/levelfield/node/node_agent.py"
         argv = [plan.launch.site.python or "python3", str(agent), "run", f"{paths.root}/nodes/node{{node_rank}}.json"]
@@ -52,7 +52,7 @@ class SiteLauncher:
         script = SCRIPT.format(nodes=len(works), root=paths.root, command=shlex.quote(command), queue=queue)
         names = ",".join(["first_node", *sorted(secrets_of(plan))])
         sent = Submission(plan.run_id, ("qsub", "-v", names, str(paths.root / "job.pbs")), {"job.pbs": script, **files})
-        return replace(found, submissions=(sent,))
+        return replace(request, submissions=(sent,))
 
     def execute(self, request, watch):
         (sent,) = request.submissions

@@ -25,8 +25,8 @@ try:
 except OSError as error:
     found["writable"] = False; found["why"] = "%s: %s" % (place, error.strerror)
 try:
-    own = os.lstat(folder)
-    found["own"] = [own.st_mode, own.st_uid, os.geteuid()]
+    status = os.lstat(folder)
+    found["own"] = [status.st_mode, status.st_uid, os.geteuid()]
 except OSError:
     found["own"] = None
 if sys.argv[2]:
