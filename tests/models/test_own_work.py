@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from layouts import MODELS, Variant, events, job_of, launch, planted
-from levelfield.measure.straggler import stragglers
+from levelfield.measure.straggler import find_stragglers
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -52,7 +52,7 @@ def test_a_rank_that_is_late_is_named(framework: str, tmp_path: Path, interprete
         "the first step has no exchange before"
     )
     assert min(found[1].values()) >= LATE_SECONDS
-    pace = stragglers(found, {})
+    pace = find_stragglers(found, {})
     assert [each.name for each in pace.stragglers] == ["rank 1"]
 
 

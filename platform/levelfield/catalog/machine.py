@@ -11,7 +11,7 @@ from pathlib import Path
 from levelfield.contracts.checked_adapter import AdapterFault, devices_fault
 from levelfield.contracts.readings import plausible_sample, whole_devices
 from levelfield.contracts.vendor import DeviceList, Sample, Vendor
-from levelfield.measure.device_use import device_sentence, in_use
+from levelfield.measure.device_use import describe_device_use, is_used_by_others
 from levelfield.node.control_groups import HOST_ROOT, core_quota, file_text
 
 
@@ -42,9 +42,9 @@ class Machine:
         readings = ((d, plausible_sample(adapter.spec, d, samples[d.index])) for d in devices if d.index in samples)
         uses = {d.index: (s.memory_used_bytes, d.memory_bytes, s.utilisation) for d, s in readings}
         self._busy[vendor] = {
-            index: device_sentence(str(index), *use, "when it was planned")
+            index: describe_device_use(str(index), *use, "when it was planned")
             for index, use in uses.items()
-            if in_use(*use)
+            if is_used_by_others(*use)
         }
         return self._busy[vendor]
 

@@ -177,12 +177,12 @@ def _foreign(
     form: str, log_interval: int | None, folders: Sequence[RunPaths], results: Sequence[Result], registry: Registry
 ) -> str:
     """Return the columns of another report, and with an interval its table of every so many batches."""
-    from levelfield.publish.foreign_columns import as_report, interval_table
+    from levelfield.publish.foreign_columns import format_report, interval_table
     from levelfield.publish.foreign_tables import reported_runs as foreign_runs
     from levelfield.rundir.raw_files import read_raw
 
     plans = [read_plan(paths) for paths in folders]
-    lines = [as_report(form, foreign_runs(results, plans, registry))]
+    lines = [format_report(form, foreign_runs(results, plans, registry))]
     if log_interval is not None:
         runs = zip(results, plans, map(read_raw, folders), strict=True)
         lines += [interval_table(result, plan, raw, log_interval) for result, plan, raw in runs]

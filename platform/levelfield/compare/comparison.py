@@ -20,7 +20,7 @@ from levelfield.compare.deciding import deciding_commands
 from levelfield.compare.ratios import DuelArm, HistoricNoise, Ratio, SideValues, historic_noise, ratio
 from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity, exclusion
 from levelfield.errors import UsageError
-from levelfield.measure.series import Interval, over_repeats
+from levelfield.measure.series import Interval, median_interval
 from levelfield.report.costs import price_lines
 from levelfield.report.sheets import Sheet
 from levelfield.specs.prices import Prices
@@ -112,7 +112,7 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     values = tuple(value for _, value in figures if value is not None)
     runs_without_value = [record for record, value in figures if value is None]
     reason = quantity.reason(runs_without_value[0]) or "result.json has no reason" if runs_without_value else None
-    return SideFigure(values, over_repeats(values, quantity.column.largest) if values else None, reason)
+    return SideFigure(values, median_interval(values, quantity.column.largest) if values else None, reason)
 
 
 def side_values(quantity: Quantity, side: ComparedSide, histories: Histories, duels: Duels = ()) -> SideValues:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Literal
 
 from levelfield.errors import UsageError
-from levelfield.measure.cost import Cost, PaidUse, cost
+from levelfield.measure.cost import Cost, ResourceUse, cost_per_million_tokens
 from levelfield.measure.other_use import use_beyond_limits
 from levelfield.report.costs import RunCosts
 from levelfield.report.repeats import FIGURE_COLUMNS, FigureColumn
@@ -225,8 +225,8 @@ def cost_quantity(prices: Prices) -> Quantity:
         total_rate = None if rate is None else rate * series.devices
         joules, reason, node_joules = ENERGY.read(record), ENERGY.reason(record), NODE_ENERGY.read(record)
         is_share = series.device_is == HOST_SHARE
-        use = PaidUse(series.chip, is_share, series.nodes, series.devices, total_rate, joules, reason, node_joules)
-        return cost(use, prices)
+        use = ResourceUse(series.chip, is_share, series.nodes, series.devices, total_rate, joules, reason, node_joules)
+        return cost_per_million_tokens(use, prices)
 
     def covers(record: RunRecord) -> str | None:
         price, paid = prices.chips.get(record.series.chip), cost_of(record)

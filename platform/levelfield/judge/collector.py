@@ -20,7 +20,7 @@ from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
 from levelfield.measure.parameter_counts import parameters
 from levelfield.measure.raw_facts import StepRecord, curve_of
 from levelfield.measure.routing import expert_load, routing_of, routing_reasons
-from levelfield.measure.straggler import stragglers
+from levelfield.measure.straggler import find_stragglers
 from levelfield.measure.throughput import (
     LossCrossing,
     WindowError,
@@ -382,4 +382,6 @@ def rank_pace(plan: Plan, raw: RawRecords) -> RankPace | None:
         for rank in range(plan.world_size)
     }
     nodes = range(plan.hardware.nodes)
-    return stragglers(window_times, {f"node{node}": plan.ranks_of(node) for node in nodes} if len(nodes) > 1 else {})
+    return find_stragglers(
+        window_times, {f"node{node}": plan.ranks_of(node) for node in nodes} if len(nodes) > 1 else {}
+    )

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from levelfield.measure.device_use import in_use
+from levelfield.measure.device_use import is_used_by_others
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_peaks
-from levelfield.measure.other_use import used_seconds
+from levelfield.measure.other_use import processor_seconds
 from levelfield.measure.raw_facts import by_rank, too_little
 from levelfield.measure.utilisation import chip_limit, core_limit
 from levelfield.rundir.node_parts import NodePart
@@ -132,7 +132,7 @@ def _processor_reasons(
         # a probe has no more threads than cores are paid for, which may be fewer than there are
         threads = min(cores, (plan.tuning.threads or cores) * ranks)
         peak = min(limit, plan.peak.tflops * ranks) if plan.peak.tflops is not None else limit
-        if reason := processor_reason(*used_seconds(host, *window_ns), rank_flops * steps, peak / threads):
+        if reason := processor_reason(*processor_seconds(host, *window_ns), rank_flops * steps, peak / threads):
             yield f"processors: {part.labelled(reason)}"
 
 
@@ -143,7 +143,11 @@ def _idle_watts(parts: Sequence[NodePart]) -> float | None:
         before = {reading.device: reading for reading in part.telemetry.readings if reading.before}
         for index in part.indices:
             reading = before.get(index)
-            if reading is None or reading.power_watts is None or in_use(None, None, reading.utilisation) is not False:
+            if (
+                reading is None
+                or reading.power_watts is None
+                or is_used_by_others(None, None, reading.utilisation) is not False
+            ):
                 return None
             watts.append(reading.power_watts)
     return math.fsum(watts) if watts and min(watts) > 0 else None

@@ -12,9 +12,9 @@ from dataclasses import replace
 from levelfield.contracts.readings import LEAST_WATTS
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
-from levelfield.measure.device_use import device_sentence, in_use
-from levelfield.measure.memory import against_expected
-from levelfield.measure.other_use import HostUse, host_sentence, host_use
+from levelfield.measure.device_use import describe_device_use, is_used_by_others
+from levelfield.measure.memory import compare_with_estimate
+from levelfield.measure.other_use import HostUse, describe_host_use, host_use
 from levelfield.measure.raw_facts import NANOSECONDS, Reading, mean_load
 from levelfield.rundir.node_parts import NodePart
 from levelfield.rundir.telemetry_files import NodePowerTrace
@@ -26,7 +26,7 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     """Return the memory of the fullest device and of the worst rank over all machines."""
     peaks = {part.name: _peaks(plan, part) for part in parts}
     nodes = {name: figures for name, figures in peaks.items() if name is not None}
-    measured = memories.over_nodes(nodes) if nodes else peaks[None]
+    measured = memories.fullest_over_nodes(nodes) if nodes else peaks[None]
     absence_reason = None if status.has_figures else f"the run is {status.word}"  # it may not have reached its peak
     stages, main_peak = None, measured.process if plan.hardware.is_host else measured.used
     if main_peak.peak_bytes is not None:
@@ -44,7 +44,9 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
         process_peak=_figure(measured.process.peak_bytes, "B", measured.process.reason),
         capacity_bytes=plan.hardware.memory_bytes_per_device,
         expected_bytes=plan.expected_memory.total_bytes,
-        expectation=against_expected(plan.expected_memory.total_bytes, measured, plan.hardware.is_host, absence_reason),
+        expectation=compare_with_estimate(
+            plan.expected_memory.total_bytes, measured, plan.hardware.is_host, absence_reason
+        ),
         stage_peaks=stages,
     )
 
@@ -53,7 +55,7 @@ def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(part.indices)
     device_capacity = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
     sizes, window_ns = dict.fromkeys(part.indices, device_capacity), part.window_ns(plan.work.window)
-    peaks = memories.memory(part.telemetry.readings, part.steps, sizes, window_ns)
+    peaks = memories.memory_peaks(part.telemetry.readings, part.steps, sizes, window_ns)
     if peaks.used.peak_bytes is not None:
         return peaks
     reason = part.silence_reason or _append_cause(peaks.used.reason, part.tool_reason("memory_used_bytes", "tool"))
@@ -75,13 +77,13 @@ def energy(
 
     power: the power of whole nodes, by node. absence_reason: why there is no throughput, hence no energy.
     """
-    chips = energies.EnergyUse(reason=absence_reason)
+    chips = energies.DeviceEnergyUse(reason=absence_reason)
     window = plan.work.window
     tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
     if throughput is not None:
         uses = {part.name: _chip_energy(plan, part, tokens) for part in parts}
         nodes = {name: use for name, use in uses.items() if name is not None}
-        chips = energies.over_nodes(nodes) if nodes else uses[None]
+        chips = energies.sum_over_nodes(nodes) if nodes else uses[None]
     return Energy(
         joules=Figure(value=chips.joules, unit="J", reason=chips.reason),
         joules_per_token=Figure(value=chips.joules_per_token, unit="J/token", reason=chips.reason),
@@ -95,7 +97,7 @@ def _node_energy(
     plan: Plan,
     parts: Sequence[NodePart],
     power: Mapping[int, NodePowerTrace],
-    chips: energies.EnergyUse,
+    chips: energies.DeviceEnergyUse,
     tokens: int,
     absence_reason: str | None,
 ) -> NodeEnergy | None:
@@ -130,33 +132,33 @@ def _node_energy(
     )
 
 
-def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.NodeUse:
+def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.NodeEnergyUse:
     """Return the energy of a node over its window: on this machine's clock, for another node by the time of day."""
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None:
-        return energies.NodeUse(None, f"rank {part.ranks.start} lacks an end of the window")
+        return energies.NodeEnergyUse(None, f"rank {part.ranks.start} lacks an end of the window")
     if not trace.readings:
-        return energies.NodeUse(None, f"no reading of its power: {trace.error or 'nothing was read'}")
+        return energies.NodeEnergyUse(None, f"no reading of its power: {trace.error or 'nothing was read'}")
     if plan.launch is None:
-        use = energies.node_use(trace.readings, *window_ns)
+        use = energies.node_energy(trace.readings, *window_ns)
     elif part.telemetry.wall_clock:
         readings = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
-        use = energies.node_use(readings, *map(part.day_ns, window_ns))
+        use = energies.node_energy(readings, *map(part.day_ns, window_ns))
     else:
-        return energies.NodeUse(None, "it left no time of day, which the readings of its power have")
+        return energies.NodeEnergyUse(None, "it left no time of day, which the readings of its power have")
     return replace(use, reason=_append_cause(use.reason, trace.error and f"node power: {trace.error}"))
 
 
-def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.EnergyUse:
+def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.DeviceEnergyUse:
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None or part.silence_reason:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.silence_reason
-        return energies.EnergyUse(reason=reason)
+        return energies.DeviceEnergyUse(reason=reason)
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
         reason = f"the tool shows {len(part.indices)} devices of a host that is one"
-        return energies.EnergyUse(reason=f"{reason}, so which of them trained is unknown")
+        return energies.DeviceEnergyUse(reason=f"{reason}, so which of them trained is unknown")
     least_watts = 0.0 if plan.hardware.is_host else LEAST_WATTS
-    use = energies.energy(part.telemetry.readings, part.indices, *window_ns, tokens, least_watts)
+    use = energies.device_energy(part.telemetry.readings, part.indices, *window_ns, tokens, least_watts)
     if use.joules is not None:
         return use
     causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
@@ -204,9 +206,9 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
             warnings += [warning] if warning else []
         # about the window, or about the time before where the window is not known
         if use_in_window.is_noticeable:
-            warnings.append(part.labelled(host_sentence(use_in_window, "in the window")))
+            warnings.append(part.labelled(describe_host_use(use_in_window, "in the window")))
         elif use_in_window.other_cores is None and use_before.is_noticeable:
-            warnings.append(part.labelled(host_sentence(use_before, "before the training")))
+            warnings.append(part.labelled(describe_host_use(use_before, "before the training")))
     busiest = max(range(len(parts)), key=lambda k: -1.0 if (cores := uses_in_window[k].other_cores) is None else cores)
     figures = OtherUse(
         devices=tuple(devices),
@@ -227,9 +229,9 @@ def _device_use(plan: Plan, part: NodePart, index: str, reading: Reading | None)
         return use, f"{unread_sentence}: {reason}"
     used, load = reading.memory_used_bytes, reading.utilisation
     figure = _figure(used, "B", reading.reasons.get("memory_used_bytes", "the vendor's tool gave no figure"))
-    use = DeviceUse(device=name, memory_used=figure, load=load, in_use=in_use(used, memory, load))
+    use = DeviceUse(device=name, memory_used=figure, load=load, in_use=is_used_by_others(used, memory, load))
     if use.in_use:
-        return use, device_sentence(name, used, memory, load, "before the training")
+        return use, describe_device_use(name, used, memory, load, "before the training")
     is_silent = use.in_use is None and reading.power_watts is None and reading.energy_joules is None
     return use, f"{unread_sentence}: {figure.reason}" if is_silent else None
 

@@ -115,7 +115,7 @@ def _slowest_step(part: NodePart, outliers: StepOutliers, window: StepSpan) -> S
         began=_time_of_day(part, span.begin_ns),
         telemetry=(
             _reading_around("other programs", "cores", in_step.other_cores, in_window.other_cores, in_step.reason),
-            _reading_around("this run", "cores", in_step.own_cores, in_window.own_cores, in_step.reason),
+            _reading_around("this run", "cores", in_step.run_cores, in_window.run_cores, in_step.reason),
             *_device_readings(part, span, window),
         ),
     )

@@ -37,7 +37,7 @@ from levelfield.measure.alignment import (
     window_differences,
     window_gap,
 )
-from levelfield.measure.student import bisected
+from levelfield.measure.student import bisect_threshold
 
 ERROR_RATE, CONFIDENCE = 1e-3, 0.95
 
@@ -179,7 +179,7 @@ def normal_quantile(places: int) -> float:
 @cache
 def chi_square_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of the chi-square distribution, by bisection of its closed form for whole degrees."""
-    return bisected(lambda x: 1 - _above(x, degrees) < probability, 0.0, 2.0 * degrees + 40, 100)
+    return bisect_threshold(lambda x: 1 - _above(x, degrees) < probability, 0.0, 2.0 * degrees + 40, 100)
 
 
 def _above(x: float, degrees: int) -> float:

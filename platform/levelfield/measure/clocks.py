@@ -23,10 +23,10 @@ SLACK_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Sighting:
-    """An event seen by the platform, on its monotonic clock: it was not there at `after_ns`, and was at `seen_ns`."""
+    """When the platform noticed an event, on its monotonic clock. The event happened between the two looks."""
 
-    after_ns: int
-    seen_ns: int
+    last_absent_ns: int  # the last look that did not find it
+    first_seen_ns: int  # the first look that did
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class WindowSighting:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """How long the window lasted at least and at most."""
-        least, most = self.end.after_ns - self.begin.seen_ns, self.end.seen_ns - self.begin.after_ns
-        return least / NANOSECONDS, most / NANOSECONDS
+        """The shortest and the longest time that the window may have lasted."""
+        shortest = self.end.last_absent_ns - self.begin.first_seen_ns
+        longest = self.end.first_seen_ns - self.begin.last_absent_ns
+        return shortest / NANOSECONDS, longest / NANOSECONDS
 
 
 def platform_clock_reasons(
-    records: Iterable[StepRecord], seen: Mapping[int, WindowSighting], window: Window
+    records: Iterable[StepRecord], sightings: Mapping[int, WindowSighting], window: Window
 ) -> list[str]:
     """Check that each rank's clock counts the window as the platform's does, within 2 % and a quarter of a second.
 
@@ -53,33 +54,33 @@ def platform_clock_reasons(
     reasons = []
     for rank, steps in by_rank(records).items():
         ends = {r.step: r.end_ns for r in steps}
-        if rank in seen and {window.first_step - 1, window.last_step} <= ends.keys():
-            counted = (ends[window.last_step] - ends[window.first_step - 1]) / NANOSECONDS
-            least, most = seen[rank].seconds
-            low, high = counted * (1 - TOLERANCE), counted * (1 + TOLERANCE)
+        if rank in sightings and {window.first_step - 1, window.last_step} <= ends.keys():
+            rank_seconds = (ends[window.last_step] - ends[window.first_step - 1]) / NANOSECONDS
+            least, most = sightings[rank].seconds
+            low, high = rank_seconds * (1 - TOLERANCE), rank_seconds * (1 + TOLERANCE)
             if not (least - SLACK_SECONDS <= high and low <= most + SLACK_SECONDS):
                 lasted = f"{max(0.0, least):.2f} to {most:.2f} s"
                 reasons.append(
-                    f"rank {rank} counted {counted:.2f} s for the window; on the platform's clock it lasted {lasted} "
-                    f"(tolerance {TOLERANCE:.0%})"
+                    f"rank {rank} counted {rank_seconds:.2f} s for the window; on the platform's clock it lasted "
+                    f"{lasted} (tolerance {TOLERANCE:.0%})"
                 )
     return reasons
 
 
 def node_clock_reasons(windows: Mapping[str, tuple[int, int]], steps: int) -> list[str]:
-    """Return a sentence for each node that counted another time than the nodes' median.
+    """Return a sentence for each node whose window lasted longer or shorter than the nodes' median.
 
-    windows: begin and end of the window on each node's own clock. steps: how many it has. A stage of a pipeline ends a
-    step before another, so a window's ends may move by up to one step each.
+    windows: begin and end of the window on each node's own clock. steps: how many steps the window has. A stage of a
+    pipeline ends a step before another, so a window's ends may move by up to one step each.
     """
-    counted = {name: (end - begin) / NANOSECONDS for name, (begin, end) in windows.items()}
-    if len(counted) < 2:
+    node_seconds = {name: (end - begin) / NANOSECONDS for name, (begin, end) in windows.items()}
+    if len(node_seconds) < 2:
         return []
-    middle = median(counted.values())
-    allowed = TOLERANCE * middle + SLACK_SECONDS + middle / max(1, steps)
+    median_seconds = median(node_seconds.values())
+    allowed = TOLERANCE * median_seconds + SLACK_SECONDS + median_seconds / max(1, steps)
     return [
-        f"{name} counted {seconds:.2f} s for the window, and the nodes' median is {middle:.2f} s (allowed: "
+        f"{name} counted {seconds:.2f} s for the window, and the nodes' median is {median_seconds:.2f} s (allowed: "
         f"{allowed:.2f} s apart): one of the clocks runs at another rate"
-        for name, seconds in counted.items()
-        if not abs(seconds - middle) <= allowed
+        for name, seconds in node_seconds.items()
+        if not abs(seconds - median_seconds) <= allowed
     ]

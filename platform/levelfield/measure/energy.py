@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from levelfield.measure.raw_facts import LONGEST_GAP_SECONDS, NANOSECONDS, PowerReading, Reading, too_little
 
 BOUNDARY = "chip"
-# No chip uses so much power. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
+# No chip draws more. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
 IMPLAUSIBLE_WATTS = 10_000.0
-# A source has an interval of its own, a second to a minute long: the window's ends are known no better.
+# A source has an interval of its own, a second to a minute long, and the window's ends are known no better than that.
 LEAST_READINGS = 10
 IMPLAUSIBLE_NODE_WATTS = 50_000.0  # three times the largest node; milliwatts exceed it
 Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class EnergyUse:
+class DeviceEnergyUse:
     """The energy of all devices over the window; None, with the reason, when one device has none."""
 
     joules: float | None = None
@@ -36,84 +36,90 @@ class EnergyUse:
     reason: str | None = None
 
 
-def energy(
+def device_energy(
     readings: Iterable[Reading],
     devices: Sequence[str],
     begin_ns: int,
     end_ns: int,
     tokens: int,
     least_watts: float = 0.0,
-) -> EnergyUse:
-    """Return the energy from begin_ns to end_ns on the readings' clock.
+) -> DeviceEnergyUse:
+    """Return the energy of the devices from begin_ns to end_ns on the readings' clock.
 
-    least_watts: the mean power that one device exceeds at least; less has another unit.
+    least_watts: any working device draws more on average; a lower figure is in another unit.
     """
     if not end_ns > begin_ns or not tokens > 0 or not devices:
-        return EnergyUse(reason="no window, no tokens or no device to measure over")
+        return DeviceEnergyUse(reason="no window, no tokens or no device to measure over")
     ordered = sorted(readings, key=lambda r: r.time_ns)
     parts = []
     for device in devices:
         part = _device_joules([r for r in ordered if r.device == device], begin_ns, end_ns, least_watts)
         if isinstance(part, str):
-            return EnergyUse(reason=f"device {device}: {part}")
+            return DeviceEnergyUse(reason=f"device {device}: {part}")
         parts.append(part)
     joules = math.fsum(parts)
-    return EnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns))
+    return DeviceEnergyUse(joules, joules / tokens, joules * NANOSECONDS / (end_ns - begin_ns))
 
 
 @dataclass(frozen=True)
-class NodeUse:
+class NodeEnergyUse:
     """The energy of one whole node over the window; None, with the reason."""
 
     joules: float | None
     reason: str | None = None
-    readings: int = 0  # different ones in the window
-    resolution_seconds: float | None = None  # the median time between two of them, or over what the source averages
+    readings: int = 0  # distinct ones in the window
+    # The median time between two readings, or the longest time over which the source averages one.
+    resolution_seconds: float | None = None
 
 
-def node_use(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) -> NodeUse:
+def node_energy(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) -> NodeEnergyUse:
     """Return the energy of a node from begin_ns to end_ns on the readings' clock."""
-    every = sorted(readings, key=lambda r: r.time_ns)
-    # without those that repeat an old one
-    fresh = [b for a, b in zip([None, *every[:-1]], every, strict=True) if not (a and a.stamp and a.stamp == b.stamp)]
-    inside = [r for r in fresh if begin_ns <= r.time_ns <= end_ns]
-    gaps = [(b.time_ns - a.time_ns) / NANOSECONDS for a, b in pairwise(inside)]
-    periods = [r.period_seconds for r in inside if r.period_seconds is not None]
+    ordered = sorted(readings, key=lambda r: r.time_ns)
+    # a reading with the same stamp as the one before it is a repetition
+    fresh = [
+        b for a, b in zip([None, *ordered[:-1]], ordered, strict=True) if not (a and a.stamp and a.stamp == b.stamp)
+    ]
+    window_readings = [r for r in fresh if begin_ns <= r.time_ns <= end_ns]
+    gaps = [(b.time_ns - a.time_ns) / NANOSECONDS for a, b in pairwise(window_readings)]
+    periods = [r.period_seconds for r in window_readings if r.period_seconds is not None]
     resolution = max([median(gaps), *periods]) if gaps else None
-    window, stale = (end_ns - begin_ns) / NANOSECONDS, len(every) - len(fresh)
+    window, repeated_count = (end_ns - begin_ns) / NANOSECONDS, len(ordered) - len(fresh)
     joules: float | None = None
     reason: str | None = None
     if not all(math.isfinite(r.watts) and r.watts > 0 for r in fresh):
         reason = "a reading is zero, negative or not finite"
-    elif every and (every[-1].time_ns < begin_ns or every[0].time_ns > end_ns):
+    elif ordered and (ordered[-1].time_ns < begin_ns or ordered[0].time_ns > end_ns):
         reason = "no reading falls near the window: the clocks of the node and of this machine differ"
-    elif len(inside) < LEAST_READINGS or resolution is None:
-        repeated = f" ({stale} had the time of the one before)" if stale else ""
-        reason = f"{len(inside)} readings in a window of {window:.3g} s{repeated}, at least {LEAST_READINGS} are needed"
+    elif len(window_readings) < LEAST_READINGS or resolution is None:
+        repeated = f" ({repeated_count} had the time of the one before)" if repeated_count else ""
+        count = f"{len(window_readings)} readings in a window of {window:.3g} s{repeated}"
+        reason = f"{count}, at least {LEAST_READINGS} are needed"
     elif not resolution <= window / (LEAST_READINGS - 1):
         most = f"a tenth of the window of {window:.3g} s at most is needed"
         reason = f"readings are averages over {resolution:.3g} s, {most}"
-    elif len({r.watts for r in inside}) == 1:
-        reason = f"all {len(inside)} readings are {inside[0].watts:g} W: the source repeats an old one"
+    elif len({r.watts for r in window_readings}) == 1:
+        reason = (
+            f"all {len(window_readings)} readings are {window_readings[0].watts:g} W: the source repeats an old one"
+        )
     else:
-        longest = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
-        if not (reason := too_little([r.time_ns for r in fresh], begin_ns, end_ns, longest)):
-            joules = integral([(r.time_ns, r.watts) for r in fresh], begin_ns, end_ns)
+        longest_gap = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
+        if not (reason := too_little([r.time_ns for r in fresh], begin_ns, end_ns, longest_gap)):
+            joules = integrate_power([(r.time_ns, r.watts) for r in fresh], begin_ns, end_ns)
             if not 0 < (watts := joules / window) <= IMPLAUSIBLE_NODE_WATTS:
                 joules, reason = None, f"{watts:.6g} W on average is no node's power: units differ"
-    return NodeUse(joules, reason, len(inside), resolution)
+    return NodeEnergyUse(joules, reason, len(window_readings), resolution)
 
 
-def over_nodes(nodes: Mapping[str, EnergyUse]) -> EnergyUse:
-    """Return the energy of several nodes, each measured over the window on its own clock, with the same tokens.
+def sum_over_nodes(nodes: Mapping[str, DeviceEnergyUse]) -> DeviceEnergyUse:
+    """Return the energy of the devices of several nodes, each measured over the window on its own clock.
 
-    When one node has no energy there is no sum: the reason names the first such node.
+    All figures are over the same tokens. Without the energy of one node there is no sum; the reason names the first.
     """
     if missing := [f"{name}: {use.reason}" for name, use in nodes.items() if use.joules is None]:
-        return EnergyUse(reason=missing[0])
+        return DeviceEnergyUse(reason=missing[0])
     figures = ("joules", "joules_per_token", "mean_watts")
     joules, per_token, watts = (math.fsum(getattr(use, figure) for use in nodes.values()) for figure in figures)
-    return EnergyUse(joules, per_token, watts)
+    return DeviceEnergyUse(joules, per_token, watts)
 
 
 def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, least_watts: float) -> float | str:
@@ -129,7 +135,7 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
         return "neither power nor an energy counter could be read"
     if reason := too_little([time for time, _ in points], begin_ns, end_ns):
         return reason
-    joules = (counted_joules if is_counted else integral)(points, begin_ns, end_ns)
+    joules = (counter_joules if is_counted else integrate_power)(points, begin_ns, end_ns)
     watts = joules / ((end_ns - begin_ns) / NANOSECONDS)
     values = [value for _, value in points]
     if not all(math.isfinite(v) and v >= 0 for v in values):
@@ -141,29 +147,29 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
     return joules
 
 
-def counted_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
+def counter_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
     """Return the counter's rise over the window, interpolated linearly at its ends; points: (ns, joules) by time.
 
-    What of the window lies before the first point or after the last one counts at the mean power between them.
+    Time in the window before the first point or after the last one counts at the mean power between them.
     """
-    times, values = _columns(points, begin_ns)
-    last = (end_ns - begin_ns) / NANOSECONDS
-    ends = np.clip([0.0, last], times[0], times[-1])
+    times, values = _relative_columns(points, begin_ns)
+    window_seconds = (end_ns - begin_ns) / NANOSECONDS
+    ends = np.clip([0.0, window_seconds], times[0], times[-1])
     start, stop = np.interp(ends, times, values)
-    return float((stop - start) * last / (ends[1] - ends[0]))
+    return float((stop - start) * window_seconds / (ends[1] - ends[0]))
 
 
-def integral(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
+def integrate_power(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
     """Return joules: trapezoids under the power, interpolated linearly at the window's ends; points: (ns, watts)."""
-    times, values = _columns(points, begin_ns)
-    last = (end_ns - begin_ns) / NANOSECONDS
-    inside = (times > 0) & (times < last)
-    grid = np.concatenate(([0.0], times[inside], [last]))
+    times, values = _relative_columns(points, begin_ns)
+    window_seconds = (end_ns - begin_ns) / NANOSECONDS
+    inside = (times > 0) & (times < window_seconds)
+    grid = np.concatenate(([0.0], times[inside], [window_seconds]))
     return float(np.trapezoid(np.interp(grid, times, values), grid))
 
 
-def _columns(points: Sequence[tuple[int, float]], begin_ns: int) -> tuple[Column, Column]:
-    """Return seconds since the window's start, and values. Integers subtract exactly, floats of a clock do not."""
+def _relative_columns(points: Sequence[tuple[int, float]], begin_ns: int) -> tuple[Column, Column]:
+    """Return seconds since the window's start, and values. Nanoseconds are subtracted as integers, which is exact."""
     return (
         np.array([(time - begin_ns) / NANOSECONDS for time, _ in points]),
         np.array([value for _, value in points], dtype=np.float64),

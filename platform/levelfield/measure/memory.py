@@ -17,11 +17,11 @@ from levelfield.specs.result import Figure, MemoryExpectation
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
 _KINDS = (ALLOCATED, RESERVED, PROCESS)
-# A sampler may miss a peak. But a used figure below half of one rank's memory has another unit or another device.
+# A sampler may miss a peak. But a figure below half of what one rank allocated has another unit or another device.
 _PLAUSIBLE_SHARE = 0.5
 TOLERANCE = 0.2  # of the estimate
 # A figure in a wrong unit differs by one of these factors. Within the tolerance, the remark names that unit.
-_STEPS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_UNIT_FACTORS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class MemoryPeak:
 class MemoryPeaks:
     """Peaks over the whole run."""
 
-    used: MemoryPeak  # of a device; the others are of a rank
+    used: MemoryPeak  # on one device; the others are of one rank
     allocated: MemoryPeak
     reserved: MemoryPeak
     process: MemoryPeak
 
 
-def memory(
+def memory_peaks(
     readings: Iterable[Reading],
     records: Iterable[StepRecord],
     capacity_bytes: Mapping[str, int | None],
     window_ns: tuple[int, int] | None = None,
 ) -> MemoryPeaks:
-    """Return the memory figures of a run. `capacity_bytes` names every device of the run.
+    """Return the memory peaks of a run. `capacity_bytes` names every device of the run.
 
     window_ns: its begin and end on the readings' clock. The used peak is known only where readings cover it; without a
     window (the run ended before) it is the largest reading.
@@ -57,16 +57,16 @@ def memory(
     ordered = sorted(readings, key=lambda r: r.time_ns)
     ranks = by_rank(records)
     allocated, reserved, process = (
-        _worst({str(rank): _rank_peak(steps, kind) for rank, steps in ranks.items()}, "rank", "the framework")
+        _largest_peak({str(rank): _rank_peak(steps, kind) for rank, steps in ranks.items()}, "rank", "the framework")
         for kind in _KINDS
     )
     peaks = dict(zip(capacity_bytes, used_peaks(ordered, capacity_bytes), strict=True))
-    largest = _worst(peaks, "device", "the vendor's tool")
-    used = _checked(largest, ordered, capacity_bytes, window_ns, allocated)
+    largest_used = _largest_peak(peaks, "device", "the vendor's tool")
+    used = _plausible_peak(largest_used, ordered, capacity_bytes, window_ns, allocated)
     return MemoryPeaks(used, allocated, reserved, process)
 
 
-def over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
+def fullest_over_nodes(nodes: Mapping[str, MemoryPeaks]) -> MemoryPeaks:
     """Return the figures of the fullest device and rank over several nodes.
 
     A figure that one node lacks is unknown: the largest may be there. The reason names the node.
@@ -103,8 +103,8 @@ def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[i
     sizes = [peak for peak in peaks if peak is not None]
     if stages < 2 or len(sizes) != ranks or len(peaks) != ranks:
         return None
-    width = ranks // stages
-    return tuple(max(sizes[first : first + width]) for first in range(0, ranks, width))
+    ranks_per_stage = ranks // stages
+    return tuple(max(sizes[first : first + ranks_per_stage]) for first in range(0, ranks, ranks_per_stage))
 
 
 def _rank_peak(records: Iterable[StepRecord], kind: str) -> int | None:
@@ -114,19 +114,19 @@ def _rank_peak(records: Iterable[StepRecord], kind: str) -> int | None:
     return max(sizes) if sizes and len(sizes) == len(peaks) else None
 
 
-def _worst(values: Mapping[str, int | None], what: str, source: str) -> MemoryPeak:
-    """Return the largest; None when one is unknown, because it may be the largest."""
+def _largest_peak(values: Mapping[str, int | None], holder: str, source: str) -> MemoryPeak:
+    """Return the largest of the values; None when one is unknown, because it may be the largest."""
     peaks = {name: value for name, value in values.items() if value is not None}
     unknown = [name for name in values if name not in peaks]
     if unknown or not peaks:
-        return MemoryPeak(reason=f"{source} gave no figure for {what} {unknown[0]}" if unknown else f"no {what}")
+        return MemoryPeak(reason=f"{source} gave no figure for {holder} {unknown[0]}" if unknown else f"no {holder}")
     if wrong := [name for name, value in peaks.items() if value <= 0]:
-        return MemoryPeak(reason=f"{source} gave {peaks[wrong[0]]} bytes for {what} {wrong[0]}")
+        return MemoryPeak(reason=f"{source} gave {peaks[wrong[0]]} bytes for {holder} {wrong[0]}")
     name = max(peaks, key=lambda name: peaks[name])
     return MemoryPeak(peaks[name], name)
 
 
-def _checked(
+def _plausible_peak(
     used: MemoryPeak,
     readings: Sequence[Reading],
     capacity_bytes: Mapping[str, int | None],
@@ -150,15 +150,15 @@ def _checked(
     return used
 
 
-def against_expected(
-    expected_bytes: int, measured: MemoryPeaks, on_host: bool, why_none: str | None
+def compare_with_estimate(
+    expected_bytes: int, measured: MemoryPeaks, on_host: bool, missing_reason: str | None
 ) -> MemoryExpectation:
     """Return the estimate beside the measurement. A remark, for a ratio far from 1, does not make the run invalid.
 
-    why_none: why the run's figures do not cover a whole training, else None.
+    missing_reason: why the run's figures do not cover a whole training, else None.
     """
     figure, peak = ("process peak", measured.process) if on_host else ("device-used peak", measured.used)
-    reason = why_none
+    reason = missing_reason
     if peak.peak_bytes is None:
         reason = reason or peak.reason or "it was not measured"
     elif not expected_bytes > 0:
@@ -168,9 +168,11 @@ def against_expected(
     remark = None
     if ratio is not None and not abs(ratio - 1) <= TOLERANCE:
         factor = math.exp(abs(math.log(ratio)))
-        mixed = [unit for unit, size in _STEPS.items() if abs(factor / size - 1) <= TOLERANCE]
-        lack = "lacks something" if ratio > 1 else "counts what is not there"
-        cause = f"as if {mixed[0]} and bytes were mixed up" if mixed else f"the model of memory {lack}"
+        confused_units = [unit for unit, size in _UNIT_FACTORS.items() if abs(factor / size - 1) <= TOLERANCE]
+        error = "lacks something" if ratio > 1 else "counts what is not there"
+        cause = (
+            f"as if {confused_units[0]} and bytes were mixed up" if confused_units else f"the model of memory {error}"
+        )
         remark = f"the {figure} is {ratio:.3g} times what was expected: {cause}"
     return MemoryExpectation(
         figure=figure,

@@ -1,4 +1,4 @@
-"""What others use of the host's processors. See docs/decisions/other-use.md.
+"""What other programs use of the host's processors. See docs/decisions/other-use.md.
 
 Other programs are noticeable on the host when they use more than a tenth of its cores.
 """
@@ -13,17 +13,17 @@ from levelfield.measure.raw_facts import NANOSECONDS, HostReading, too_little
 from levelfield.specs.result import DISTURBED, OtherUse, Result
 
 HOST_LIMIT = 0.10
-Counter = Callable[[HostReading], float]
+SecondsCounter = Callable[[HostReading], float]
 
 
 @dataclass(frozen=True)
 class HostUse:
-    """How many of a host's cores were busy, on average; None with the reason."""
+    """How many of a host's cores were busy, on average."""
 
-    other_cores: float | None  # that other programs kept busy
-    cores: int | None  # that the platform may use
+    other_cores: float | None  # cores that other programs kept busy; None with the reason
+    cores: int | None  # cores that the platform may use
     reason: str | None = None
-    own_cores: float | None = None  # that the run and the platform kept busy
+    run_cores: float | None = None  # cores that the run and the platform kept busy
 
     @property
     def is_noticeable(self) -> bool:
@@ -32,11 +32,12 @@ class HostUse:
 
     @property
     def limit(self) -> float:
+        """How many cores others may use before it is noticeable."""
         return HOST_LIMIT * (self.cores or 0)
 
 
-def host_sentence(use: HostUse, when: str) -> str:
-    """Return what other programs use of the host's processors, with the limit."""
+def describe_host_use(use: HostUse, when: str) -> str:
+    """Return a sentence that says what other programs use of the host's processors, with the limit."""
     return (
         f"other programs used {use.other_cores:.2f} of {use.cores} cores {when} (limit: {use.limit:.2g}); "
         "run again on an idle machine for a figure to compare"
@@ -44,7 +45,7 @@ def host_sentence(use: HostUse, when: str) -> str:
 
 
 def use_beyond_limits(use: OtherUse | None) -> tuple[float, str]:
-    """Return what others used beyond the limits of a warning, in cores and in words; (0, "") where it was no more.
+    """Return what others used beyond the limits of a warning, in cores and in words; (0, "") within the limits.
 
     The cores are those in the window; where these are unknown, those shortly before the training.
     """
@@ -57,8 +58,8 @@ def use_beyond_limits(use: OtherUse | None) -> tuple[float, str]:
     return 0.0, "a device" if any(device.in_use for device in use.devices) else ""
 
 
-def shown_word(result: Result) -> str:
-    """Return the word of the result's status, `valid (disturbed)` for a valid run beside a load above the limits."""
+def displayed_status(result: Result) -> str:
+    """Return the word of the result's status; `valid (disturbed)` for a valid run beside a load above the limits."""
     is_disturbed = result.status.word == "valid" and use_beyond_limits(result.other_use)[1]
     return DISTURBED if is_disturbed else result.status.word
 
@@ -74,27 +75,29 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
     if any(r.own_seconds is None for r in ordered):
         return HostUse(None, cores, "the processes of a container engine are not told apart from other programs")
     # Two clocks of the kernel count: the difference of an idle machine may be slightly below zero.
-    others = max(0.0, _cores(ordered, lambda r: r.busy_seconds - (r.own_seconds or 0.0), begin_ns, end_ns))
-    return HostUse(others, cores, own_cores=_cores(ordered, lambda r: r.own_seconds or 0.0, begin_ns, end_ns))
+    others = max(0.0, _mean_busy_cores(ordered, lambda r: r.busy_seconds - (r.own_seconds or 0.0), begin_ns, end_ns))
+    return HostUse(others, cores, run_cores=_mean_busy_cores(ordered, lambda r: r.own_seconds or 0.0, begin_ns, end_ns))
 
 
-def used_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> tuple[float, str]:
+def processor_seconds(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> tuple[float, str]:
     """Return the processor seconds between two times, by counters that readings interpolate, and who used them.
 
-    The run; where a reading does not tell its processes apart, all programs, which used no less. A reading during which
-    a process ends may find it neither alive nor among its parent's ended children. The seconds of that process come
-    back with the next reading, so the run's counter is taken as one that never falls.
+    That is the run; where a reading does not tell its processes apart, all programs, which used no less. A reading
+    during which a process ends may find it neither alive nor among its parent's ended children. The seconds of that
+    process come back with the next reading, so the run's counter is taken as one that never falls.
     """
-    ordered, seconds = sorted(readings, key=lambda r: r.time_ns), (end_ns - begin_ns) / NANOSECONDS
+    ordered, window_seconds = sorted(readings, key=lambda r: r.time_ns), (end_ns - begin_ns) / NANOSECONDS
     if any(r.own_seconds is None for r in ordered):
-        return _cores(ordered, lambda r: r.busy_seconds, begin_ns, end_ns) * seconds, "all programs"
-    peaks = accumulate((r.own_seconds or 0.0 for r in ordered), max)
-    rising = [replace(r, own_seconds=peak) for r, peak in zip(ordered, peaks, strict=True)]
-    return _cores(rising, lambda r: r.own_seconds or 0.0, begin_ns, end_ns) * seconds, "the run"
+        return _mean_busy_cores(ordered, lambda r: r.busy_seconds, begin_ns, end_ns) * window_seconds, "all programs"
+    rising_seconds = accumulate((r.own_seconds or 0.0 for r in ordered), max)
+    monotonic_readings = [replace(r, own_seconds=peak) for r, peak in zip(ordered, rising_seconds, strict=True)]
+    return _mean_busy_cores(
+        monotonic_readings, lambda r: r.own_seconds or 0.0, begin_ns, end_ns
+    ) * window_seconds, "the run"
 
 
-def _cores(readings: Sequence[HostReading], counter: Counter, begin_ns: int, end_ns: int) -> float:
-    """Return how many cores a counter of processor seconds kept busy between two times."""
+def _mean_busy_cores(readings: Sequence[HostReading], counter: SecondsCounter, begin_ns: int, end_ns: int) -> float:
+    """Return the mean number of busy cores between two times, by a counter of processor seconds."""
     counts = []
     for time_ns in (begin_ns, end_ns):  # interpolated between two readings; by the nearest reading outside of all
         before = max((r for r in readings if r.time_ns <= time_ns), default=readings[0], key=lambda r: r.time_ns)

@@ -16,65 +16,68 @@ from statistics import median
 from levelfield.specs.result import RankPace, Straggler
 
 FALSE_ALARMS = 0.01  # of all runs without a straggler
-NOTICEABLE = 0.03  # beyond the others; less is not worth a search
+NOTICEABLE = 0.03  # relative excess over the others; less is not worth a search
 FEWEST_STEPS = 10  # the slowest of two ranks by chance in all of nine steps: 1 in 256 runs, which is above the limit
 
-Times = Mapping[int, Mapping[int, float]]  # seconds by rank and step
+StepSeconds = Mapping[int, Mapping[int, float]]  # by rank and step
 
 
-def stragglers(times: Times, nodes: Mapping[str, Sequence[int]]) -> RankPace:
-    """Return the nodes and ranks that the others wait for. nodes: the ranks of each, by name.
+def find_stragglers(times: StepSeconds, nodes: Mapping[str, Sequence[int]]) -> RankPace:
+    """Return the nodes and ranks that the others wait for. times: each rank's own work. nodes: their ranks, by name.
 
     A step counts only where every rank has a time that is above zero. A node whose ranks are slow together is named as
     a node, and its ranks are not named again.
     """
-    shared = set.intersection(*map(set, times.values())) if times else set()
-    steps = sorted(step for step in shared if all(0 < seconds[step] < math.inf for seconds in times.values()))
+    common_steps = set.intersection(*map(set, times.values())) if times else set()
+    steps = sorted(step for step in common_steps if all(0 < seconds[step] < math.inf for seconds in times.values()))
     if len(times) < 2 or len(steps) < FEWEST_STEPS:
-        few = f"{len(steps)} steps have a time of every rank, at least {FEWEST_STEPS} are needed"
-        reason = "one rank waits for nobody" if len(times) < 2 else few
+        reason = f"{len(steps)} steps have a time of every rank, at least {FEWEST_STEPS} are needed"
+        if len(times) < 2:
+            reason = "one rank waits for nobody"
         return RankPace(steps=len(steps), stragglers=(), unchecked=reason)
     members = {name: tuple(rank for rank in ranks if rank in times) for name, ranks in nodes.items()}
     members = {name: ranks for name, ranks in members.items() if ranks}
-    whole = {name: [median(times[rank][step] for rank in ranks) for step in steps] for name, ranks in members.items()}
-    slow = _slow(whole, members) if len(members) > 1 else []
-    in_slow_nodes = {rank for node in slow for rank in node.ranks}
-    single = {f"rank {rank}": [seconds[step] for step in steps] for rank, seconds in times.items()}
-    ranks = _slow(single, {f"rank {rank}": (rank,) for rank in times})
-    further = (rank for rank in ranks if not in_slow_nodes.issuperset(rank.ranks))
-    return RankPace(steps=len(steps), stragglers=(*slow, *further), unchecked=None)
+    node_seconds = {
+        name: [median(times[rank][step] for rank in ranks) for step in steps] for name, ranks in members.items()
+    }
+    slow_nodes = _significantly_slow(node_seconds, members) if len(members) > 1 else []
+    ranks_of_slow_nodes = {rank for node in slow_nodes for rank in node.ranks}
+    rank_seconds = {f"rank {rank}": [seconds[step] for step in steps] for rank, seconds in times.items()}
+    slow_ranks = _significantly_slow(rank_seconds, {f"rank {rank}": (rank,) for rank in times})
+    other_slow_ranks = (rank for rank in slow_ranks if not ranks_of_slow_nodes.issuperset(rank.ranks))
+    return RankPace(steps=len(steps), stragglers=(*slow_nodes, *other_slow_ranks), unchecked=None)
 
 
-def _slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, ...]]) -> list[Straggler]:
-    """Return those that are the slowest too often and by enough, the slowest first."""
+def _significantly_slow(series: Mapping[str, Sequence[float]], ranks: Mapping[str, tuple[int, ...]]) -> list[Straggler]:
+    """Return the nodes or ranks that are slowest more often than chance allows and by enough, the slowest first."""
     names = list(series)
-    counts = dict.fromkeys(names, 0)
+    slowest_counts = dict.fromkeys(names, 0)
     for values in zip(*series.values(), strict=True):
-        counts[names[values.index(max(values))]] += 1
+        slowest_counts[names[values.index(max(values))]] += 1
     steps = len(next(iter(series.values())))
-    slow = []
+    slow_members = []
     for name in names:
-        chance = min(1.0, len(names) * at_least(counts[name], steps, 1 / len(names)))
-        if chance <= FALSE_ALARMS / 2:  # ranks and nodes are two looks
+        p_value = min(1.0, len(names) * binomial_tail(slowest_counts[name], steps, 1 / len(names)))
+        if p_value <= FALSE_ALARMS / 2:  # ranks and nodes are two tests
             others = [median(row) for row in zip(*(v for n, v in series.items() if n != name), strict=True)]
             pairs = list(zip(series[name], others, strict=True))
             excess, waited = median(x / other - 1 for x, other in pairs), median(x - other for x, other in pairs)
             if excess >= NOTICEABLE:
-                slow.append(
+                slow_members.append(
                     Straggler(
                         name=name,
                         ranks=ranks[name],
                         excess=excess,
                         waited_seconds=waited,
-                        slowest_in=counts[name],
-                        chance=chance,
+                        slowest_in=slowest_counts[name],
+                        chance=p_value,
                     )
                 )
-    return sorted(slow, key=lambda straggler: -straggler.excess)
+    return sorted(slow_members, key=lambda straggler: -straggler.excess)
 
 
-def at_least(count: int, trials: int, probability: float) -> float:
-    """Return the probability of at least so many successes of a binomial distribution."""
+def binomial_tail(count: int, trials: int, probability: float) -> float:
+    """Return the probability of at least `count` successes in `trials` independent trials."""
     if count <= 0:
         return 1.0
     logarithms = []  # the coefficients themselves exceed every float

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 
-_MOST_DEGREES = 200  # above it the normal distribution is the same to three digits
+_MOST_DEGREES = 200  # with more, the normal distribution is the same to three digits
 
 
-def tail_probability(t: float, degrees: int) -> float:
-    """Return the probability of more than t. Raises ValueError below one degree of freedom."""
+def t_tail_probability(t: float, degrees: int) -> float:
+    """Return the probability that a Student's t variable exceeds t. Raises ValueError below one degree of freedom."""
     if degrees < 1:
         raise ValueError(f"found {degrees} degrees of freedom, expected at least 1")
     if degrees > _MOST_DEGREES:
@@ -22,11 +22,11 @@ def tail_probability(t: float, degrees: int) -> float:
     angle = math.atan(abs(t) / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     if degrees % 2:
-        rest = _sum(cosine, cosine**2, range(2, degrees - 1, 2)) if degrees > 1 else 0.0
-        within = 2 / math.pi * (angle + sine * rest)  # between -t and t
+        series = _nested_sum(cosine, cosine**2, range(2, degrees - 1, 2)) if degrees > 1 else 0.0
+        central_probability = 2 / math.pi * (angle + sine * series)  # between -t and t
     else:
-        within = sine * _sum(1.0, cosine**2, range(1, degrees - 2, 2))
-    return (1 - math.copysign(within, t)) / 2
+        central_probability = sine * _nested_sum(1.0, cosine**2, range(1, degrees - 2, 2))
+    return (1 - math.copysign(central_probability, t)) / 2
 
 
 @lru_cache(maxsize=4096)
@@ -35,13 +35,13 @@ def t_quantile(tail: float, degrees: int) -> float:
     if not 1e-9 <= tail <= 0.5:
         raise ValueError(f"found a tail of {tail}, expected 1e-9 to 0.5")
     low, high = 0.0, 1.0
-    while tail_probability(high, degrees) > tail:
+    while t_tail_probability(high, degrees) > tail:
         low, high = high, 2 * high
-    return bisected(lambda t: tail_probability(t, degrees) > tail, low, high, 60)
+    return bisect_threshold(lambda t: t_tail_probability(t, degrees) > tail, low, high, 60)
 
 
-def bisected(is_below: Callable[[float], bool], low: float, high: float, halvings: int) -> float:
-    """Return the place between two numbers below which a condition holds, by so many halvings."""
+def bisect_threshold(is_below: Callable[[float], bool], low: float, high: float, halvings: int) -> float:
+    """Return the number between `low` and `high` below which a condition holds, by bisection."""
     for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if is_below(middle) else (low, middle)
@@ -53,7 +53,7 @@ def normal_tail(z: float) -> float:
     return math.erfc(z / math.sqrt(2)) / 2
 
 
-def _sum(first: float, square: float, numerators: range) -> float:
+def _nested_sum(first: float, square: float, numerators: range) -> float:
     """Return first (1 + n1/(n1+1) square + n1 n2/((n1+1)(n2+1)) square^2 + ...)."""
     total = term = first
     for numerator in numerators:

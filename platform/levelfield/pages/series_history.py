@@ -201,7 +201,7 @@ def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, A
         row = {
             "run": point.run_id,
             "time": seconds_of(point.began),
-            "word": distinct["words"].index(point.shown_word),
+            "word": distinct["words"].index(point.displayed_status),
             "node": distinct["nodes"].index(point.node),
             "verdict": distinct["verdicts"].index(point.verdict),
             "purpose": distinct["purposes"].index(point.purpose),

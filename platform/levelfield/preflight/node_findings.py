@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from levelfield.measure.device_use import device_sentence, in_use
+from levelfield.measure.device_use import describe_device_use, is_used_by_others
 from levelfield.measure.other_use import HOST_LIMIT
 from levelfield.preflight.peer_comparison import PeerFinding, PeerReading, compare_peers
 from levelfield.preflight.preflight_events import PRODUCT_FIGURE, PreflightFacts
@@ -44,8 +44,8 @@ def node_findings(
         findings += [_peer_finding(figure, peer_finding, len(readings)) for peer_finding in compare_peers(readings)]
     findings += _pair_findings(facts.pairs)
     for name, device, used, memory, load in devices:
-        if in_use(used, memory, load):
-            sentence = device_sentence(device, used, memory, load, "before the preflight")
+        if is_used_by_others(used, memory, load):
+            sentence = describe_device_use(device, used, memory, load, "before the preflight")
             findings.append(_node_finding("others", name, "device", sentence))
     for node in facts.nodes:
         others = node.facts.get("load", {})

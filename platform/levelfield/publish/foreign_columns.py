@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from levelfield.errors import UsageError
-from levelfield.measure.series import over_repeats
+from levelfield.measure.series import median_interval
 from levelfield.measure.throughput import steps_from_start
 from levelfield.measure.validity import loss_curve
 from levelfield.publish.foreign_tables import (
@@ -45,7 +45,7 @@ _FLAGPERF_COLUMNS = {
 _SEE_PERFORMANCE = "见“性能指标”"
 
 
-def as_report(format_name: str, runs: Sequence[ReportedRun]) -> str:
+def format_report(format_name: str, runs: Sequence[ReportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below. FlagPerf's page has a head of its own."""
     sections: list[str] = []
     remarks, tables = row_notes(runs), {"oneflow": [(ONEFLOW, runs)], "osdi": [(OSDI, runs)]}.get(format_name, [])
@@ -295,7 +295,7 @@ def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
         for figure, read in figures.items():
             values = [(read(on), read(off)) for on, off in members]
             if ratios := [on / off for on, off in values if on is not None and off]:
-                summary = over_repeats(ratios)
+                summary = median_interval(ratios)
                 interval = f"; {summary.n} pair(s) have no interval, --repeat 5 gives one"
                 if summary.low is not None and summary.high is not None:
                     interval = f", {summary.coverage:.0%} interval {summary.low:.3f} to {summary.high:.3f} of "

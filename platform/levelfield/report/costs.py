@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from levelfield.measure.cost import Cost, PaidUse, cost
+from levelfield.measure.cost import Cost, ResourceUse, cost_per_million_tokens
 from levelfield.report import repeats, tables
 from levelfield.report.escapes import markdown
 from levelfield.report.repeats import FigureColumn, PlanDigests
@@ -40,8 +40,8 @@ class RunCosts:
         rate = result.throughput.tokens_per_second
         is_share = result.device_is == HOST_SHARE
         nodes = repeats.FIGURE_COLUMNS["node_joules_per_token"].read(result)
-        use = PaidUse(result.chip, is_share, result.nodes, result.devices, rate, energy.value, energy.reason, nodes)
-        return cost(use, self.prices)
+        use = ResourceUse(result.chip, is_share, result.nodes, result.devices, rate, energy.value, energy.reason, nodes)
+        return cost_per_million_tokens(use, self.prices)
 
     def explained(self, result: Result) -> tuple[str, str]:
         """Return the cost of one run, and its parts or why there is none."""

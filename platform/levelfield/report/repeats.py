@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from levelfield.measure.other_use import shown_word
-from levelfield.measure.series import Interval, over_repeats
+from levelfield.measure.other_use import displayed_status
+from levelfield.measure.series import Interval, median_interval
 from levelfield.report.escapes import Markdown, markdown, markdown_table
 from levelfield.report.sheets import padded
 from levelfield.report.words import number
@@ -115,12 +115,12 @@ def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns =
     repeats = []
     for group in groups.values():
         valid = [result for result in group if result.status.word == "valid"]
-        quiet = [result for result in valid if shown_word(result) == "valid"]
+        quiet = [result for result in valid if displayed_status(result) == "valid"]
         counted, figures = quiet or valid, []
         for column in columns:
             values = [value for value in map(column.read, counted) if value is not None]
             if len(values) > 1 and len({column.basis(result) for result in counted}) == 1:
-                figures.append(RepeatedFigure(column, over_repeats(values, column.largest)))
+                figures.append(RepeatedFigure(column, median_interval(values, column.largest)))
         if len(group) > 1:
             repeats.append(Repeats(tuple(group), len(valid), len(valid) - len(quiet), tuple(figures)))
     return repeats

@@ -225,9 +225,9 @@ def to_loss_lines(result: Result) -> tuple[str, ...]:
 
 def status(result: Result) -> str:
     """Return how the run ended: the word, the class of a failure, and `disturbed` where others used the machine."""
-    from levelfield.measure.other_use import shown_word
+    from levelfield.measure.other_use import displayed_status
 
-    word, failure = shown_word(result), result.status.failure
+    word, failure = displayed_status(result), result.status.failure
     return f"{word} ({failure})" if failure and failure != word else word
 
 

@@ -43,7 +43,7 @@ def state_words(paths: RunPaths) -> str:
     if platform and was_killed(paths, platform):
         hint = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
         return f"{status['phase']}: the platform was killed; {hint}"
-    from levelfield.measure.other_use import shown_word
+    from levelfield.measure.other_use import displayed_status
     from levelfield.rundir.seal import seal_finding
     from levelfield.specs.base import load
     from levelfield.specs.result import Result
@@ -53,7 +53,7 @@ def state_words(paths: RunPaths) -> str:
     if (seal := seal_finding(paths)).word != "sealed":
         return f"done: {seal.word}"
     try:
-        return f"done: {shown_word(load(Result, paths.result))}"
+        return f"done: {displayed_status(load(Result, paths.result))}"
     except DocumentError:
         return "done: valid"
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
-from levelfield.measure.student import normal_tail, tail_probability
+from levelfield.measure.student import normal_tail, t_tail_probability
 from levelfield.series.examination import Z_OF_LONE_STEP, EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.judgement import FEWEST_ALIKE, ExaminedFigure, JudgementContext
@@ -94,7 +94,7 @@ def moved_series(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
             for step in (member.step for member in candidates):
                 size = direction * step.excess / step.error
                 share = (len(earlier) - bisect_left(earlier, size / MARGIN)) / len(earlier) if earlier else 0.0
-                chances.append(max(tail_probability(size, step.before.freedom), share))
+                chances.append(max(t_tail_probability(size, step.before.freedom), share))
             passed = within_false_discovery_rate(chances, len(family), FALSE_STEP_RATE)
             candidates = [m for m, has_passed in zip(candidates, passed, strict=True) if has_passed]
         if candidates:
@@ -145,7 +145,7 @@ def _chances_beside_family(family: Sequence[ChangedSeries]) -> Iterator[tuple[Ch
     common = median(member.step.excess for member in family) if len(family) >= FEWEST_ALIKE else 0.0
     for member in family:
         step = member.step
-        yield member, tail_probability((step.excess - common) / step.error, step.before.freedom)
+        yield member, t_tail_probability((step.excess - common) / step.error, step.before.freedom)
 
 
 def _steps_before_change(step: EnvironmentStep) -> list[float]:

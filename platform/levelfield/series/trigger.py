@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from levelfield.measure.student import normal_tail, t_quantile, tail_probability
+from levelfield.measure.student import normal_tail, t_quantile, t_tail_probability
 from levelfield.series.level import FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level
 from levelfield.series.segments import Observation
 
@@ -65,7 +65,7 @@ def find_suspicion(
         if is_beyond(level, tonight, direction, z):
             excess = tonight.cost - level.cost
             spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
-            p = tail_probability(direction * excess / spread, level.freedom)
+            p = t_tail_probability(direction * excess / spread, level.freedom)
             return Suspicion("tonight", direction, excess, p, is_beyond(level, tonight, direction))
     return gradual
 

@@ -354,7 +354,7 @@ class Point(StoredFigures):
     disturbance: str | None = None
 
     @property
-    def shown_word(self) -> str:
+    def displayed_status(self) -> str:
         """Return the status as it is shown: `valid (disturbed)` for a valid run beside a load above the limits."""
         return DISTURBED if self.word == "valid" and self.disturbance else self.word
 

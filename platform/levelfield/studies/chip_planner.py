@@ -12,7 +12,7 @@ from typing import NamedTuple
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.measure.cost import PaidUse, TrainingBill, training_bill
+from levelfield.measure.cost import ResourceUse, TrainingBill, training_bill
 from levelfield.measure.flops import flops_per_token
 from levelfield.measure.other_use import HostUse
 from levelfield.predict import machines, questions
@@ -141,14 +141,14 @@ class AnsweredPlan:
         assert self.request.tokens is not None
         chip, devices = self.chip, self.question.devices
         rate = share * row.tokens_per_second * devices
-        use = PaidUse(
+        use = ResourceUse(
             chip.name,
             is_host_share=chip.device_is == HOST_SHARE,
             nodes=self.devices.nodes,
             devices=devices,
             tokens_per_second=rate,
             joules_per_token=chip.power_watts * devices / rate if chip.power_watts else None,
-            no_energy=f"no source gives the power of {chip.name}; --chips FILE adds it",
+            missing_energy_reason=f"no source gives the power of {chip.name}; --chips FILE adds it",
         )
         return training_bill(use, self.request.tokens, self.request.prices)
 

@@ -12,7 +12,7 @@ from levelfield.compare.comparability import CAUTION_REASONS
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
-from levelfield.measure.series import over_repeats
+from levelfield.measure.series import median_interval
 from levelfield.report.sheets import as_markdown, as_text
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
@@ -170,7 +170,7 @@ class TestOneRunWithAHistory:
 
 def test_one_truth_in_text_markdown_and_json(three: Comparison) -> None:
     """The median and its interval are those of `report` over repeats."""
-    expected = over_repeats(A)
+    expected = median_interval(A)
     values = json.loads(json.dumps(as_values(three), allow_nan=False))
     side = values["figures"][0]["sides"]["A"]
     assert (side["median"], side["low"], side["high"], side["n"]) == (1000.0, expected.low, expected.high, 3)

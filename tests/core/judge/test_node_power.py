@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.measure.cost import PaidUse, cost
-from levelfield.measure.energy import node_use
+from levelfield.measure.cost import ResourceUse, cost_per_million_tokens
+from levelfield.measure.energy import node_energy
 from levelfield.measure.raw_facts import PowerReading
 from levelfield.report.costs import RunCosts
 from levelfield.rundir.directory import read_plan
@@ -215,14 +215,14 @@ def every(seconds: float, watts: Sequence[float], stamps: Sequence[str | None] |
 
 
 def test_a_ramp_is_integrated_exactly_between_readings() -> None:
-    use = node_use(every(2, [100.0 + n for n in range(20)]), 3 * SECOND_NS, 30 * SECOND_NS)
+    use = node_energy(every(2, [100.0 + n for n in range(20)]), 3 * SECOND_NS, 30 * SECOND_NS)
     assert use.joules == pytest.approx(27 * (100 + 16.5 / 2)) and (use.readings, use.resolution_seconds) == (14, 2)
 
 
 def test_ten_readings_are_enough_and_nine_are_not() -> None:
     watts = [100.0 + n % 3 for n in range(20)]
-    assert node_use(every(2, watts), 0, 18 * SECOND_NS).joules is not None
-    reason = node_use(every(2, watts), 0, 17 * SECOND_NS).reason or ""
+    assert node_energy(every(2, watts), 0, 18 * SECOND_NS).joules is not None
+    reason = node_energy(every(2, watts), 0, 17 * SECOND_NS).reason or ""
     assert reason.startswith("9 readings ")
     assert [word for word in ("17 s", "least 10") if word not in reason] == [], reason
 
@@ -230,10 +230,10 @@ def test_ten_readings_are_enough_and_nine_are_not() -> None:
 def test_a_repeated_answer_counts_once() -> None:
     """The source is read each second and measures every three: the resolution is three seconds."""
     stamps = [str(n // 3) for n in range(60)]
-    use = node_use(every(1, [100.0 + n // 3 % 7 for n in range(60)], stamps), 0, 57 * SECOND_NS)
+    use = node_energy(every(1, [100.0 + n // 3 % 7 for n in range(60)], stamps), 0, 57 * SECOND_NS)
     assert (use.readings, use.resolution_seconds) == (20, 3) and use.joules is not None
     assert "8 readings" in (
-        node_use(every(1, [100.0 + n % 7 for n in range(60)], stamps), 0, 21 * SECOND_NS).reason or ""
+        node_energy(every(1, [100.0 + n % 7 for n in range(60)], stamps), 0, 21 * SECOND_NS).reason or ""
     )
 
 
@@ -246,8 +246,8 @@ def test_the_cost_is_of_the_nodes_power_where_it_was_measured() -> None:
     prices = parse(Prices, {"schema": "levelfield.prices/1", "currency": "EUR", "chips": chips}, "prices")
 
     def power(joules_per_token: float | None, node_joules_per_token: float | None) -> tuple[float | None, str | None]:
-        use = PaidUse("X1", False, 2, 16, 20_000.0, joules_per_token, node_joules_per_token=node_joules_per_token)
-        paid = cost(use, prices)
+        use = ResourceUse("X1", False, 2, 16, 20_000.0, joules_per_token, node_joules_per_token=node_joules_per_token)
+        paid = cost_per_million_tokens(use, prices)
         return paid.power and round(paid.power, 9), paid.power_of
 
     assert power(0.6, 1.2) == (0.15, "nodes")

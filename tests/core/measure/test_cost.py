@@ -16,7 +16,7 @@ from levelfield.compare.comparison import as_values, compare, sheets
 from levelfield.compare.sides import cost_quantity, side_of
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
-from levelfield.measure.cost import PaidUse, cost, training_bill
+from levelfield.measure.cost import ResourceUse, cost_per_million_tokens, training_bill
 from levelfield.report.costs import RunCosts, format_results
 from levelfield.report.sheets import as_text
 from levelfield.report.words import significant
@@ -28,7 +28,7 @@ from levelfield.specs.vendor import HOST_SHARE
 
 Change = Callable[[dict[str, Any]], object]
 OWN = {"capital": 87660.0, "years": 4, "utilisation": 0.5, "power_per_kwh": 0.3, "pue": 1.5}
-USE = PaidUse("X1", False, nodes=2, devices=16, tokens_per_second=20_000.0, joules_per_token=0.6)
+USE = ResourceUse("X1", False, nodes=2, devices=16, tokens_per_second=20_000.0, joules_per_token=0.6)
 
 
 def content(**price: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_one_example_by_hand() -> None:
     # 87,660 EUR a node over 4 years of 8,766 h, half of them in use: 87,660 / 17,532 h = 5 EUR/h, 10 EUR/h for two.
     # 20,000 tokens/s are 72 million tokens an hour. 10 EUR / 72 = 0.138889 EUR per million tokens.
     # 1e6 tokens take 600,000 J = 0.166667 kWh; with PUE 1.5 0.25 kWh, at 0.30 EUR/kWh 0.075 EUR.
-    million = cost(USE, prices(own=OWN))
+    million = cost_per_million_tokens(USE, prices(own=OWN))
     assert million.machine == pytest.approx(10 / 72) and million.power == pytest.approx(0.075)
     assert million.value == pytest.approx(0.213889, abs=1e-6)
 
@@ -60,7 +60,7 @@ def test_a_training_by_hand() -> None:
 
 def test_a_training_without_power_has_no_energy_and_an_owned_one_no_cost() -> None:
     reason = "no source gives it"
-    use = replace(USE, joules_per_token=None, no_energy=reason)
+    use = replace(USE, joules_per_token=None, missing_energy_reason=reason)
     bill = training_bill(use, 1e12, prices(own=OWN))
     assert bill.kilowatt_hours is None and bill.cost is None
     assert (bill.reason or "").endswith(f": {reason}")
@@ -77,9 +77,9 @@ def test_a_training_needs_a_speed_and_tokens(rate: float | None, tokens: float) 
 
 def test_a_rent_is_paid_per_device_or_per_node_of_the_run() -> None:
     # 3 EUR/h for each of 16 devices are 48 EUR/h; for each of 2 nodes 6 EUR/h; 72 million tokens an hour.
-    assert cost(USE, prices(rent=3.0, per="device")).value == pytest.approx(48 / 72)
-    assert cost(USE, prices(rent=3.0)).value == pytest.approx(6 / 72)
-    assert cost(USE, prices(rent=3.0)).power is None
+    assert cost_per_million_tokens(USE, prices(rent=3.0, per="device")).value == pytest.approx(48 / 72)
+    assert cost_per_million_tokens(USE, prices(rent=3.0)).value == pytest.approx(6 / 72)
+    assert cost_per_million_tokens(USE, prices(rent=3.0)).power is None
 
 
 @pytest.mark.parametrize(
@@ -89,18 +89,18 @@ def test_a_rent_is_paid_per_device_or_per_node_of_the_run() -> None:
         ({"is_host_share": True}, {"rent": 3.0, "per": "device"}, "give its price per node"),
         ({"tokens_per_second": None}, {"rent": 3.0}, "no speed"),
         ({"tokens_per_second": math.nan}, {"rent": 3.0}, "no speed"),
-        ({"joules_per_token": None, "no_energy": "no reading"}, {"own": OWN}, "no cost: no reading"),
+        ({"joules_per_token": None, "missing_energy_reason": "no reading"}, {"own": OWN}, "no cost: no reading"),
         ({"joules_per_token": math.nan}, {"own": OWN}, "no energy"),
     ],
 )
 def test_without_a_term_there_is_no_cost_and_a_reason(use: dict[str, Any], price: Any, text: str) -> None:
-    million = cost(PaidUse(**{**vars(USE), **use}), prices(**price))
+    million = cost_per_million_tokens(ResourceUse(**{**vars(USE), **use}), prices(**price))
     assert million.value is None and text in str(million.reason)
 
 
 def test_a_rent_needs_no_energy_and_a_share_of_a_host_has_the_price_of_its_host() -> None:
-    use = PaidUse(**{**vars(USE), "joules_per_token": None, "is_host_share": True})
-    assert cost(use, prices(rent=3.0)).value == pytest.approx(6 / 72)
+    use = ResourceUse(**{**vars(USE), "joules_per_token": None, "is_host_share": True})
+    assert cost_per_million_tokens(use, prices(rent=3.0)).value == pytest.approx(6 / 72)
 
 
 @pytest.mark.parametrize(

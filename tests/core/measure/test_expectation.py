@@ -8,7 +8,7 @@ import json
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.measure.memory import MemoryPeak, MemoryPeaks, against_expected
+from levelfield.measure.memory import MemoryPeak, MemoryPeaks, compare_with_estimate
 from levelfield.report.costs import format_results
 from levelfield.report.one_run import result_lines
 from levelfield.report.tables import as_json
@@ -34,9 +34,9 @@ def measured(used: float | None = None, process: float | None = None) -> MemoryP
 
 
 def compared(
-    memory: MemoryPeaks, kind: str = "nvidia", expected: int = GIB, why_none: str | None = None
+    memory: MemoryPeaks, kind: str = "nvidia", expected: int = GIB, missing_reason: str | None = None
 ) -> MemoryExpectation:
-    return against_expected(expected, memory, kind == "cpu", why_none)
+    return compare_with_estimate(expected, memory, kind == "cpu", missing_reason)
 
 
 @pytest.mark.parametrize(("kind", "figure", "ratio"), [("cpu", "process peak", 1.1), ("amd", "device-used peak", 0.9)])

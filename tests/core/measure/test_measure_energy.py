@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from levelfield.measure.energy import EnergyUse, counted_joules, energy, integral
+from levelfield.measure.energy import DeviceEnergyUse, counter_joules, device_energy, integrate_power
 from levelfield.measure.raw_facts import Reading
 
 SECOND = 10**9
@@ -23,8 +23,10 @@ def sampled(
     return [Reading(device, START + k * SECOND, w, j) for k, (w, j) in enumerate(pairs)]
 
 
-def over(readings: list[Reading], first: float = 1, last: float = 9, devices: tuple[str, ...] = ("0/0",)) -> EnergyUse:
-    return energy(readings, devices, START + round(first * SECOND), START + round(last * SECOND), 1000)
+def over(
+    readings: list[Reading], first: float = 1, last: float = 9, devices: tuple[str, ...] = ("0/0",)
+) -> DeviceEnergyUse:
+    return device_energy(readings, devices, START + round(first * SECOND), START + round(last * SECOND), 1000)
 
 
 def test_constant_power() -> None:
@@ -103,10 +105,12 @@ def test_half_a_watt_of_an_accelerator_is_refused(watts: float, is_known: bool) 
     begin, end = START + SECOND, START + 9 * SECOND
     counters = [watts * k for k in range(11)]
     for readings in (sampled([watts] * 11), sampled([300.0] * 11, joules=[*counters])):
-        use = energy(readings, ["0/0"], begin, end, 1000, least_watts=5.0)
+        use = device_energy(readings, ["0/0"], begin, end, 1000, least_watts=5.0)
         assert (use.joules is not None) is is_known
         assert is_known or "units differ" in str(use.reason) or "not finite" in str(use.reason)
-    assert energy(sampled([0.5] * 11), ["0/0"], begin, end, 1000).joules == pytest.approx(4.0)  # a share of a host
+    assert device_energy(sampled([0.5] * 11), ["0/0"], begin, end, 1000).joules == pytest.approx(
+        4.0
+    )  # a share of a host
 
 
 def test_milliseconds_for_nanoseconds_cover_nothing() -> None:
@@ -116,7 +120,7 @@ def test_milliseconds_for_nanoseconds_cover_nothing() -> None:
 
 @pytest.mark.parametrize(("begin", "end", "tokens"), [(5, 5, 10), (6, 5, 10), (0, 5, 0)])
 def test_no_window_no_energy(begin: int, end: int, tokens: int) -> None:
-    use = energy(sampled([300.0] * 11), ["0/0"], begin, end, tokens)
+    use = device_energy(sampled([300.0] * 11), ["0/0"], begin, end, tokens)
     assert use.joules is None and use.joules_per_token is None and use.reason
 
 
@@ -125,7 +129,9 @@ def test_parts_of_a_window_add_up_to_it(watts: list[float], cut: float) -> None:
     points = [(START + k * SECOND, w) for k, w in enumerate(watts)]
     end = START + (len(watts) - 1) * SECOND
     middle = START + round(cut * (end - START))
-    whole = integral(points, START, end)
-    assert integral(points, START, middle) + integral(points, middle, end) == pytest.approx(whole, rel=1e-6)
+    whole = integrate_power(points, START, end)
+    assert integrate_power(points, START, middle) + integrate_power(points, middle, end) == pytest.approx(
+        whole, rel=1e-6
+    )
     counters = [(t, sum(watts[: k + 1])) for k, (t, _) in enumerate(points)]
-    assert counted_joules(counters, START, end) == pytest.approx(sum(watts[1:]))
+    assert counter_joules(counters, START, end) == pytest.approx(sum(watts[1:]))

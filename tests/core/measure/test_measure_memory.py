@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, MemoryPeaks, memory, stage_peaks
+from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, MemoryPeaks, memory_peaks, stage_peaks
 from levelfield.measure.raw_facts import Reading, StepRecord
 
 GIB = 2**30
@@ -29,7 +29,7 @@ SEEN = readings({"0/0": [10 * GIB, 64 * GIB, 63 * GIB], "0/1": [9 * GIB, None, 6
 
 
 def peaks(seen: list[Reading] = SEEN, records: list[StepRecord] = HELD) -> MemoryPeaks:
-    return memory(seen, records, CAPACITY)
+    return memory_peaks(seen, records, CAPACITY)
 
 
 def test_the_headline_is_the_fullest_device() -> None:
@@ -84,7 +84,7 @@ def spread(used: Sequence[int | None], device: str = "0/0") -> list[Reading]:
 
 
 def over(seen: list[Reading], first: float = 1, last: float = 9) -> MemoryPeaks:
-    return memory(seen, HELD, {"0/0": 80 * GIB}, (round(first * SECOND), round(last * SECOND)))
+    return memory_peaks(seen, HELD, {"0/0": 80 * GIB}, (round(first * SECOND), round(last * SECOND)))
 
 
 def test_a_peak_needs_readings_over_the_window() -> None:
@@ -102,18 +102,18 @@ def test_a_tool_that_died_within_the_window_leaves_no_peak() -> None:
 
 def test_one_silent_device_of_two_voids_the_peak() -> None:
     seen = spread([64 * GIB] * 11) + spread([60 * GIB] * 3 + [None] * 8, "0/1")
-    peaks = memory(seen, HELD, CAPACITY, (SECOND, 9 * SECOND))
+    peaks = memory_peaks(seen, HELD, CAPACITY, (SECOND, 9 * SECOND))
     assert peaks.used.peak_bytes is None and str(peaks.used.reason).startswith("device 0/1: ")
     assert "cover 12%" in str(peaks.used.reason)
 
 
 def test_a_peak_before_the_window_counts_and_one_outside_of_readings_needs_the_window() -> None:
     assert over(spread([70 * GIB] + [64 * GIB] * 10)).used.peak_bytes == 70 * GIB
-    assert memory(spread([64 * GIB]), HELD, {"0/0": 80 * GIB}).used.peak_bytes == 64 * GIB  # the run ended before
+    assert memory_peaks(spread([64 * GIB]), HELD, {"0/0": 80 * GIB}).used.peak_bytes == 64 * GIB  # the run ended before
 
 
 def test_unknown_capacity_leaves_the_peak() -> None:
-    m = memory(SEEN, HELD, {"0/0": None, "0/1": None})
+    m = memory_peaks(SEEN, HELD, {"0/0": None, "0/1": None})
     assert m.used.peak_bytes == 64 * GIB
 
 
@@ -122,7 +122,7 @@ def test_devices_outside_the_run_do_not_count() -> None:
 
 
 def test_without_any_fact_every_figure_has_a_reason() -> None:
-    m = memory([], [], CAPACITY)
+    m = memory_peaks([], [], CAPACITY)
     assert all(p.peak_bytes is None and p.reason for p in (m.used, m.allocated, m.reserved, m.process))
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.measure.device_use import in_use
-from levelfield.measure.other_use import HostUse, host_use, used_seconds
+from levelfield.measure.device_use import is_used_by_others
+from levelfield.measure.other_use import HostUse, host_use, processor_seconds
 from levelfield.measure.raw_facts import HostReading, Reading, mean_load
 from levelfield.specs.paths import RunPaths
 from recorded_runs import Event, change_lines
@@ -35,7 +35,7 @@ GIB = 2**30
 def test_a_device_is_in_use_above_a_tenth(
     used: int | None, memory: int | None, load: float | None, expected: bool | None
 ) -> None:
-    assert in_use(used, memory, load) is expected
+    assert is_used_by_others(used, memory, load) is expected
 
 
 def counted(busy: float, own_cores: float | None, seconds: int = 11, cores: int = 2) -> list[HostReading]:
@@ -78,10 +78,10 @@ def test_clocks_that_differ_slightly_give_no_negative_use() -> None:
 def test_a_reading_that_misses_an_ending_process_takes_nothing_back() -> None:
     whole = counted(2.0, 1.5)
     missed = [replace(r, own_seconds=0.0) if r.time_ns == 9 * SECOND else r for r in whole]
-    seconds, user = used_seconds(missed, SECOND, 9 * SECOND)
+    seconds, user = processor_seconds(missed, SECOND, 9 * SECOND)
     assert seconds == pytest.approx(7 * 1.5), "what was read at 8 s"
     assert user == "the run"
-    assert used_seconds(missed, SECOND, 8 * SECOND) == used_seconds(whole, SECOND, 8 * SECOND)
+    assert processor_seconds(missed, SECOND, 8 * SECOND) == processor_seconds(whole, SECOND, 8 * SECOND)
 
 
 def test_without_counters_over_the_window_the_use_is_unknown() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from levelfield.errors import DocumentError
-from levelfield.measure.tensors import Array, compare_step, limit_of, ordered
+from levelfield.measure.tensors import Array, compare_step, computation_order, tensor_limit
 
 PARAMETERS = ["embedding.weight", "layers.0.mlp.up.weight", "layers.0.attention.key.bias", "head.weight"]
 Change = Callable[[Array], Array]
@@ -74,7 +74,12 @@ def test_the_order_is_the_steps() -> None:
     names = {*RIGHT, "layers.10", "strange"}
     forward = ["embedding", "layers.0", "layers.1", "layers.10", "final_norm", "logits"]
     backward = [f"gradient.{name}" for name in reversed(PARAMETERS)]
-    assert ordered(names, PARAMETERS) == [*forward, *backward, *(f"updated.{n}" for n in PARAMETERS), "strange"]
+    assert computation_order(names, PARAMETERS) == [
+        *forward,
+        *backward,
+        *(f"updated.{n}" for n in PARAMETERS),
+        "strange",
+    ]
 
 
 def test_the_largest_single_difference_is_shown(tmp_path: Path) -> None:
@@ -91,7 +96,7 @@ def test_the_largest_single_difference_is_shown(tmp_path: Path) -> None:
 
 def test_coarser_numbers_have_wider_limits() -> None:
     for name in ("logits", "gradient.head.weight", "updated.head.weight"):
-        assert limit_of(name, "fp32") < limit_of(name, "fp16") < limit_of(name, "bf16") < 0.1
+        assert tensor_limit(name, "fp32") < tensor_limit(name, "fp16") < tensor_limit(name, "bf16") < 0.1
 
 
 def test_nothing_captured_and_damaged_files_are_named(tmp_path: Path) -> None:

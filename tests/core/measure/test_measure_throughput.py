@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.measure.raw_facts import StepRecord
-from levelfield.measure.series import change_point, over_repeats, relative_iqr, trend
+from levelfield.measure.series import change_point, median_interval, relative_iqr, trend
 from levelfield.measure.throughput import (
     LossCrossing,
     StepEnd,
@@ -198,44 +198,44 @@ def test_units_do_not_change_relative_figures(values: list[float], factor: float
 
 def test_the_interval_of_repeats_states_its_method() -> None:
     for values in ([5.0], [5.0, 6.0]):
-        few = over_repeats(values)
+        few = median_interval(values)
         assert (few.n, few.low, few.high, few.coverage) == (len(values), None, None, None)
         assert few.method == f"not enough runs: {len(values)}, expected at least 3"
-    three = over_repeats([100.0, 101.0, 102.0])
+    three = median_interval([100.0, 101.0, 102.0])
     assert three.median == 101.0 and three.method.startswith("student-t")
     logarithms = [math.log(value) for value in (100.0, 101.0, 102.0)]
     half = 4.3027 * statistics.stdev(logarithms) / math.sqrt(3)
     assert three.low == pytest.approx(math.exp(statistics.fmean(logarithms) - half))
     assert three.high == pytest.approx(math.exp(statistics.fmean(logarithms) + half))
-    nine = over_repeats([float(v) for v in range(1, 10)])
+    nine = median_interval([float(v) for v in range(1, 10)])
     assert (nine.low, nine.high, nine.method) == (2.0, 8.0, "order statistics")
     assert nine.coverage == pytest.approx(1 - 2 * (1 + 9) / 2**9)
 
 
 def test_no_interval_reaches_what_cannot_be() -> None:
     """Two steps of 1 and 3 s had an interval from -10.7 s, and MFUs of 40 and 55 % one up to 143 %."""
-    low, high = over_repeats([1.0, 3.0, 9.0]).low, over_repeats([0.40, 0.55, 0.95], most=1.0).high
+    low, high = median_interval([1.0, 3.0, 9.0]).low, median_interval([0.40, 0.55, 0.95], largest_possible=1.0).high
     assert low is not None and 0 < low < 1 and high == 1.0
-    assert over_repeats([0.40, 0.41, 0.40], most=1.0).high != 1.0
-    extreme = over_repeats([1e-300, 1.0, 1e300])
+    assert median_interval([0.40, 0.41, 0.40], largest_possible=1.0).high != 1.0
+    extreme = median_interval([1e-300, 1.0, 1e300])
     assert extreme.low is not None and extreme.high is not None and extreme.low > 0 and math.isfinite(extreme.high)
-    assert over_repeats([0.0, 1.0, 1.0]).method == "student-t about the mean"  # a logarithm of zero is none
+    assert median_interval([0.0, 1.0, 1.0]).method == "student-t about the mean"  # a logarithm of zero is none
 
 
 def test_six_repeats_are_the_first_to_have_a_distribution_free_interval() -> None:
-    six = over_repeats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    six = median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     assert (six.low, six.high) == (1.0, 6.0) and six.coverage == pytest.approx(0.96875)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_repeats_that_are_no_numbers_are_refused(values: list[float]) -> None:
     with pytest.raises(ValueError, match="all finite"):
-        over_repeats(values)
+        median_interval(values)
 
 
 @given(st.integers(6, 60))
 def test_order_statistics_cover_at_least_what_they_say(n: int) -> None:
-    result = over_repeats([float(v) for v in range(n)])
+    result = median_interval([float(v) for v in range(n)])
     assert result.low is not None and result.high is not None and result.coverage is not None
     rank = round(result.low)
     outside = 2 * sum(math.comb(n, k) for k in range(rank + 1)) / 2**n

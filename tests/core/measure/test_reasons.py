@@ -12,11 +12,11 @@ from levelfield.measure import energy as energies
 from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align
 from levelfield.measure.clocks import Sighting, WindowSighting, node_clock_reasons, platform_clock_reasons
 from levelfield.measure.curves import compare_tails
-from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, against_expected, memory
+from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, compare_with_estimate, memory_peaks
 from levelfield.measure.other_use import host_use
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading, StepRecord, mean_load
 from levelfield.measure.routing import IN_FLOAT32, OwnChoices, choice_finding, rerouting
-from levelfield.measure.straggler import stragglers
+from levelfield.measure.straggler import find_stragglers
 from levelfield.measure.throughput import StepEnd, StepSpan, WindowError, crossing, spans, window
 from levelfield.specs.case import Window
 
@@ -91,17 +91,17 @@ def tails() -> Iterable[str]:
 def energy_reasons() -> Iterable[str | None]:
     def over(watts: Iterable[float | None], joules: Callable[[int], float | None] = lambda second: None) -> str | None:
         readings = [Reading("0", second * SECOND, power, joules(second)) for second, power in enumerate(watts)]
-        return energies.energy(readings, ["0"], SECOND, 9 * SECOND, 1000, 5.0).reason
+        return energies.device_energy(readings, ["0"], SECOND, 9 * SECOND, 1000, 5.0).reason
 
     yield over([None] * 11)
     yield over([300.0] * 8)
     yield over([math.nan] * 11)
     yield over([0.5] * 11)
     yield over([300.0] * 11, lambda second: 1000.0 * (second % 6))
-    yield energies.energy([], [], 0, 0, 0).reason
+    yield energies.device_energy([], [], 0, 0, 0).reason
     for node_watts in ([500.0, 501.0], [0.0] * 20, [500.0] * 20, [5e6 + second for second in range(20)]):
         power = [PowerReading(second * SECOND, 0, watts) for second, watts in enumerate(node_watts)]
-        yield energies.node_use(power, SECOND, 15 * SECOND).reason
+        yield energies.node_energy(power, SECOND, 15 * SECOND).reason
 
 
 def memory_reasons() -> Iterable[str | None]:
@@ -109,17 +109,17 @@ def memory_reasons() -> Iterable[str | None]:
 
     def used(*sizes: int | None) -> str | None:
         readings = [Reading("0", second * SECOND, memory_used_bytes=size) for second, size in enumerate(sizes)]
-        return memory(readings, records, {"0": 80 * GIB}, (0, 4 * SECOND)).used.reason
+        return memory_peaks(readings, records, {"0": 80 * GIB}, (0, 4 * SECOND)).used.reason
 
     yield used(None, None)
     yield used(0, 0)
     yield used(64 * GIB, 64 * GIB)
     yield used(*[90 * GIB] * 5)
     yield used(*[20 * GIB] * 5)
-    peaks = memory([], records, {"0": None})
+    peaks = memory_peaks([], records, {"0": None})
     yield peaks.reserved.reason
     for expected in (GIB, 2048 * GIB, 4 * GIB, 0):
-        compared = against_expected(expected, peaks, True, None)
+        compared = compare_with_estimate(expected, peaks, True, None)
         yield compared.remark or compared.measured.reason
 
 
@@ -153,8 +153,8 @@ def window_reasons() -> Iterable[str | None]:
 
 
 def other_reasons() -> Iterable[str | None]:
-    yield stragglers({0: dict.fromkeys(STEPS, 1.0)}, {}).unchecked
-    yield stragglers({rank: dict.fromkeys(range(9), 1.0) for rank in (0, 1)}, {}).unchecked
+    yield find_stragglers({0: dict.fromkeys(STEPS, 1.0)}, {}).unchecked
+    yield find_stragglers({rank: dict.fromkeys(range(9), 1.0) for rank in (0, 1)}, {}).unchecked
     yield host_use([], 0, SECOND).reason
     yield host_use([HostReading(0, 0.0, 0.0, 2), HostReading(SECOND, 1.0, 1.0, 2)], 0, 4 * SECOND).reason
     yield host_use([HostReading(0, 0.0, None, 2), HostReading(SECOND, 1.0, None, 2)], 0, SECOND).reason

@@ -20,7 +20,7 @@ from levelfield.compare.published_rows import figure_rows, format_figure_rows, m
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
-from levelfield.publish.foreign_columns import FLAGPERF_LLAMA, FORMATS, as_report, interval_table
+from levelfield.publish.foreign_columns import FLAGPERF_LLAMA, FORMATS, format_report, interval_table
 from levelfield.publish.foreign_tables import ReportedRun, case_constants, number_with_change, reported_runs
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
@@ -90,7 +90,7 @@ def utilisation(row: PublishedRow, tokens: float | None) -> tuple[Utilisation, .
 
 def cells(form: str, pairs: Sequence[Pair]) -> list[dict[str, str]]:
     """The rows of the table in this format, by heading."""
-    text = as_report(form, reported_runs([r for r, _ in pairs], [p for _, p in pairs], REGISTRY))
+    text = format_report(form, reported_runs([r for r, _ in pairs], [p for _, p in pairs], REGISTRY))
     figures = text.split("* 通用指标")[-1].split("| 吞吐量 |")[-1].partition("\n")[2] if form == "flagperf" else text
     table = [line for line in figures.splitlines() if line.startswith("|")]
     head, _, *rows = [[part.strip() for part in line.strip("| ").split(" | ")] for line in table]
@@ -218,7 +218,7 @@ def repeated(valid: Pair, name: str, rates: Sequence[float]) -> list[Pair]:
 
 
 def pairs_of(runs: list[Pair]) -> list[str]:
-    report = as_report("osdi", reported_runs([run for run, _ in runs], [plan for _, plan in runs], REGISTRY))
+    report = format_report("osdi", reported_runs([run for run, _ in runs], [plan for _, plan in runs], REGISTRY))
     return [line for line in report.splitlines() if "on over off" in line and "throughput" in line]
 
 
@@ -265,12 +265,12 @@ def test_a_run_that_has_no_figures_prints_slashes(valid: Pair, form: str) -> Non
 def test_what_a_pasted_row_must_not_lose_stands_below(valid: Pair) -> None:
     result, plan = valid
     oom = result.model_copy(update={"status": Status(word="oom", reasons=("no memory",)), "deviations": ("other",)})
-    lines = as_report("osdi", reported_runs([oom], [plan], REGISTRY)).splitlines()
+    lines = format_report("osdi", reported_runs([oom], [plan], REGISTRY)).splitlines()
     remarks = [line.removeprefix(f"{result.run_id}: ") for line in lines if line and not line.startswith("|")]
     assert remarks[0].startswith("smoke scale")
     assert remarks[1:] == ["oom", "no memory", "other"]
     full, _ = measured_as(valid, OSDI_SET.rows[0])
-    assert as_report("osdi", reported_runs([full], [plan], REGISTRY)).count("\n") == 3
+    assert format_report("osdi", reported_runs([full], [plan], REGISTRY)).count("\n") == 3
 
 
 def test_a_smoke_run_takes_none_of_the_reports_numbers(valid: Pair) -> None:
@@ -305,7 +305,7 @@ def test_a_flagperf_page_begins_with_the_environment_and_the_general_table(valid
         network=("mlx5_0 200 Gb/sec",), software={"driver": "470.129.06", "cuda": "11.8"}, engine="docker 20.10.16",
     )  # fmt: skip
     runs = reported_runs([result.model_copy(update={"system": system})] * 2, [plan] * 2, REGISTRY)
-    text = as_report("flagperf", runs)
+    text = format_report("flagperf", runs)
     head = f"""#### 环境配置
 
 - ##### 硬件环境
@@ -324,7 +324,7 @@ def test_a_flagperf_page_begins_with_the_environment_and_the_general_table(valid
     assert text.startswith(head)
     assert text.count("* 通用指标") == 1 and text.count("模型 | gpt3_6.7B") == 1
     assert text.count("throughput,见“性能指标”") == 1
-    bare = as_report("flagperf", reported_runs([result.model_copy(update={"system": None})], [plan], REGISTRY))
+    bare = format_report("flagperf", reported_runs([result.model_copy(update={"system": None})], [plan], REGISTRY))
     assert "机器型号: /" in bare and "依赖软件版本: /" in bare
 
 

@@ -16,7 +16,7 @@ from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
 from levelfield.measure.flops import VERSIONS
 from levelfield.pages.page_rendering import LANGUAGES, text
-from levelfield.publish.foreign_columns import as_report
+from levelfield.publish.foreign_columns import format_report
 from levelfield.publish.foreign_tables import reported_runs
 from levelfield.report import repeats
 from levelfield.report.one_run import result_lines, run_report
@@ -79,7 +79,7 @@ def test_columns_of_other_reports_have_their_formula_below(run: RunPaths) -> Non
         ("flagperf", other, "MFU", "6n"),
         ("oneflow", plan, "Percentage of theoretical peak FLOP/s", "megatron-2021"),
     ):
-        lines = as_report(foreign, reported_runs([result], [used], Registry())).splitlines()
+        lines = format_report(foreign, reported_runs([result], [used], Registry())).splitlines()
         (note,) = [line.removeprefix(f"{column}: ") for line in lines if line.startswith(f"{column}: ")]
         words = note.split()
         assert words[words.index("by") + 1].rstrip(",.;") == formula, foreign

@@ -12,7 +12,7 @@ from compared_records import other_use
 from golden_files import golden
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
-from levelfield.measure.series import over_repeats
+from levelfield.measure.series import median_interval
 from levelfield.report import repeats
 from levelfield.report.tables import as_json
 from levelfield.report.words import number
@@ -42,7 +42,7 @@ def _repeat(first: Result, number: int, rate: float) -> Result:
 def test_the_interval_is_of_the_repeats_and_of_nothing_else(five: list[Result]) -> None:
     (group,) = repeats.repeats_of(five, SAME)
     interval = next(f.interval for f in group.figures if f.column.name == "tokens_per_second_per_device")
-    assert interval == over_repeats(RATES) and (interval.n, interval.median) == (5, 101.0)
+    assert interval == median_interval(RATES) and (interval.n, interval.median) == (5, 101.0)
     assert interval.low is not None and interval.high is not None and interval.low < 101.0 < interval.high
 
 
@@ -77,7 +77,7 @@ def test_repeats_are_printed_as_they_were_read(five: list[Result]) -> None:
 
 
 def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Result]) -> None:
-    expected = over_repeats(RATES)
+    expected = median_interval(RATES)
     ends = f"[{expected.low:,.1f}, {expected.high:,.1f}]"
     (line,) = [line for line in repeats.repeat_lines(five, SAME) if "tokens/s" in line]
     (row,) = [row for row in repeats.repeat_lines(five, SAME, is_markdown=True) if "tokens/s" in row]
@@ -110,7 +110,7 @@ def test_what_the_nodes_and_ranks_of_one_run_did_does_not_part_repeats(five: lis
 def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Result]) -> None:
     (group,) = repeats.repeats_of([five[0], invalid(five[1]), *five[2:]], SAME)
     assert (group.valid, len(group.results)) == (4, 5)
-    assert group.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
+    assert group.figures[0].interval == median_interval([RATES[0], *RATES[2:]])
     (alone,) = repeats.repeats_of([five[0], invalid(five[1])], SAME[:2])
     assert (alone.valid, alone.figures) == (1, ())
 
@@ -123,7 +123,7 @@ def test_a_disturbed_repeat_gives_no_figure_beside_a_quiet_one(five: list[Result
     results = [five[0], disturbed(five[1]), *five[2:]]
     (group,) = repeats.repeats_of(results, SAME)
     assert (group.valid, group.disturbed) == (5, 1)
-    assert group.figures[0].interval == over_repeats([RATES[0], *RATES[2:]])
+    assert group.figures[0].interval == median_interval([RATES[0], *RATES[2:]])
     text = "\n".join(repeats.repeat_lines(results, SAME))
     assert "5 valid, 1 of them disturbed" in text and "not counted: 1 disturbed" in text
     assert json.loads(as_json(results, SAME))[-1]["disturbed"] == 1
@@ -134,7 +134,7 @@ def test_a_disturbed_repeat_gives_no_figure_beside_a_quiet_one(five: list[Result
 def test_disturbed_repeats_alone_have_figures_and_the_word(five: list[Result]) -> None:
     results = [*map(disturbed, five)]
     (group,) = repeats.repeats_of(results, SAME)
-    assert group.disturbed == 5 and group.figures[0].interval == over_repeats(RATES)
+    assert group.disturbed == 5 and group.figures[0].interval == median_interval(RATES)
     text = "\n".join(repeats.repeat_lines(results, SAME))
     assert "5 of them disturbed" in text and "not counted" not in text
 

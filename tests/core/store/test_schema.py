@@ -140,7 +140,7 @@ def test_a_store_knows_which_runs_were_disturbed_also_those_of_1_0_0(url: str, r
         made_by_1_0_0(store, of_palm=0.875)
     with Store.open(url) as store:
         assert disturbances(store) == expected and faults(store) == []
-        assert {point.shown_word for point in store.points()[series]} == {"valid", DISTURBED}
+        assert {point.displayed_status for point in store.points()[series]} == {"valid", DISTURBED}
         assert {run.word for run in store.records([*expected])} == {"valid"}
         execute(store, "UPDATE run SET disturbance = NULL")
         (fault,) = faults(store)
