@@ -12,7 +12,15 @@ from pathlib import Path
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_chips_option, add_json_option, registry_of
-from levelfield.cli.terminal import check_values, print_checks, say, say_checked, say_command, short_path, this_program
+from levelfield.cli.terminal import (
+    checks_as_json,
+    print_check_summary,
+    print_checks,
+    print_command,
+    print_wrapped,
+    program_command,
+    short_path,
+)
 from levelfield.errors import GateFailed, UsageError
 from levelfield.specs.readable_json import json_text
 
@@ -51,19 +59,19 @@ def _new(options: argparse.Namespace) -> int:
     ignored = sorted(set(options.ignore))
     published = read_config(options.config, frozenset(ignored))
     path = new_case(options.name, options.config, published, ignored, options.parameters, plugins, registry)
-    say(f"created  {short_path(path)}")
+    print_wrapped(f"created  {short_path(path)}")
     for remark in published.remarks:
-        say(f"         {remark}")
+        print_wrapped(f"         {remark}")
     if published.left_out:
-        say(f"         left out, as they change nothing: {', '.join(published.left_out)}")
+        print_wrapped(f"         left out, as they change nothing: {', '.join(published.left_out)}")
     if ignored:
-        say(f"         left out by --ignore: {', '.join(ignored)}")
+        print_wrapped(f"         left out by --ignore: {', '.join(ignored)}")
     if assumed := {key: value for key, value in published.assumed.items() if value is not None}:
         values = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
-        say(f"         not read from {options.config.name}, so transformers' defaults: {values}")
-    say("Next:")
+        print_wrapped(f"         not read from {options.config.name}, so transformers' defaults: {values}")
+    print_wrapped("Next:")
     plugin_argument = [f"--plugins {short_path(plugins)}"] if options.output else []
-    say_command(f"{this_program()} case check {options.name}", *plugin_argument)
+    print_command(f"{program_command()} case check {options.name}", *plugin_argument)
     return 0
 
 
@@ -78,11 +86,11 @@ def _check(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"--hardware: {error}") from None
     findings = print_checks(check_case(CaseSubject(registry, case, hardware)), width=11, quiet=options.json)
-    values = check_values(findings)
+    values = checks_as_json(findings)
     if options.json:
         print(json_text({"case": case.name, **values}))
     else:
-        say_checked(case.name, findings)
+        print_check_summary(case.name, findings)
     return 0 if values["passes"] else GateFailed.exit_code
 
 

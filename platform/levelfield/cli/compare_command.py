@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_format_options, registry_of, runs_folder, usage_error_if_unwritable
 from levelfield.cli.store_options import add_prices_option, add_store_option, load_prices
-from levelfield.cli.terminal import print_compared
+from levelfield.cli.terminal import print_sheets
 from levelfield.errors import GateFailed, UsageError
 from levelfield.rundir.directory import write_atomically
 
@@ -116,7 +116,7 @@ def execute(options: argparse.Namespace) -> int:
         text = comparison_page(title, sheets, datetime.now(timezone.utc))
         with usage_error_if_unwritable(options.html, "--html "):
             write_atomically(options.html, text, through_link=True)
-    print_compared(options.format, sheets, values)
+    print_sheets(options.format, sheets, values)
     return 0 if is_good else GateFailed.exit_code
 
 

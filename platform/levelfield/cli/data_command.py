@@ -50,7 +50,7 @@ _CUT = (
 
 
 def _check(options: argparse.Namespace) -> int:
-    return _say(Terminal().checked_corpus(options.prefix))
+    return _say(Terminal().check_corpus(options.prefix))
 
 
 def _prepare(options: argparse.Namespace) -> int:

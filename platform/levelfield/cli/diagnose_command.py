@@ -103,7 +103,7 @@ def _question(
         ),
         expected=ComparedTraining(text(plan.case, framework, plan.hardware.vendor), TuningChoice(**same), python),
         scale=plan.scale,
-        corpus=None if plan.corpus.prefix is None else terminal.checked_corpus(plan.corpus.prefix),
+        corpus=None if plan.corpus.prefix is None else terminal.check_corpus(plan.corpus.prefix),
         folder=paths.root / "diagnosis",
         listener=terminal.listener(),
     )

@@ -28,7 +28,7 @@ from levelfield.cli.store_options import (
     record_event,
     run_recorder,
 )
-from levelfield.cli.terminal import Terminal, print_compared
+from levelfield.cli.terminal import Terminal, print_sheets
 from levelfield.errors import UsageError
 from levelfield.rundir.directory import utc_now
 
@@ -106,10 +106,10 @@ def execute(options: argparse.Namespace) -> int:
     request = UserRequest(scale=options.scale, repeat=max(looks.alpha), python=options.python)
     arms = _planned(registry, options.case, (options.a, options.b), request)
     is_quiet = options.quiet or options.format == "json"
-    terminal = Terminal(quiet=is_quiet, recorded=run_recorder(options.store, options.no_store))
+    terminal = Terminal(quiet=is_quiet, record_run=run_recorder(options.store, options.no_store))
     start = _starting(registry, runs_folder(options), arms, names, looks, terminal)
     duel = duels.duel(names, looks, start, QuietWait(terminal.say))
-    print_compared(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
+    print_sheets(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
     if event := duel.event(utc_now()):
         record_event(event, options.store, options.no_store)
     return duel.exit_code
@@ -141,7 +141,7 @@ def _starting(
         job = iter([arms[arm][number - 1]])
         work = terminal.announced(job) if number == 1 else job
         (result,) = scheduler.run_all(work, runs, listener, partial(find_reference, registry), certify)
-        terminal.finished(result)
+        terminal.show_status(result)
         if result.status.is_interrupted:
             raise KeyboardInterrupt
         return keep(arm, RunPaths(runs / result.run_id))

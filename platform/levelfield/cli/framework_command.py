@@ -12,7 +12,15 @@ from pathlib import Path
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_json_option, add_python_option
-from levelfield.cli.terminal import check_values, print_checks, say, say_checked, say_command, short_path, this_program
+from levelfield.cli.terminal import (
+    checks_as_json,
+    print_check_summary,
+    print_checks,
+    print_command,
+    print_wrapped,
+    program_command,
+    short_path,
+)
 from levelfield.errors import GateFailed
 from levelfield.report.escapes import printable
 from levelfield.specs.readable_json import json_text
@@ -52,19 +60,19 @@ def _new(options: argparse.Namespace) -> int:
     registry, plugins_folder, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
     if options.package:
         root = new_package("framework", name, plugins_folder, registry)
-        say(f"created  {short_path(root)}, a package with a training that works. Next:")
+        print_wrapped(f"created  {short_path(root)}, a package with a training that works. Next:")
         plugins_folder = root / f"levelfield_{name.replace('-', '_')}"
     else:
         folder = new_folder("framework", name, plugins_folder, registry)
-        say(f"created  {short_path(folder)}, a training that works. Next:")
+        print_wrapped(f"created  {short_path(folder)}, a training that works. Next:")
     plugins_words = (
         ()
         if plugins_folder.absolute() == checkout().absolute()
         else (f"--plugins {short_path(plugins_folder.absolute())}",)
     )
-    say_command(f"{this_program()} framework check {name}", *plugins_words, "--fast")
-    say_command(f"{this_program()} --case gpt3_6.7B:{name}", *plugins_words)
-    say("         and then docs/writing-a-framework.md, step by step")
+    print_command(f"{program_command()} framework check {name}", *plugins_words, "--fast")
+    print_command(f"{program_command()} --case gpt3_6.7B:{name}", *plugins_words)
+    print_wrapped("         and then docs/writing-a-framework.md, step by step")
     return 0
 
 
@@ -80,14 +88,14 @@ def _check(options: argparse.Namespace) -> int:
         written = None if options.fast else write_tested(subject)
     finally:
         subject.closing.close()
-    values = check_values(findings)
+    values = checks_as_json(findings)
     if options.json:
         content = {"framework": options.name, "device": options.device, **values}
         print(json_text({**content, "tested": str(written) if written else None}))
     else:
         if written:
-            say(f"wrote    {short_path(written)}")
-        say_checked(options.name, findings)
+            print_wrapped(f"wrote    {short_path(written)}")
+        print_check_summary(options.name, findings)
     return 0 if values["passes"] else GateFailed.exit_code
 
 

@@ -248,7 +248,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
-    terminal = Terminal(quiet=options.quiet or options.json, recorded=run_recorder(options.store, options.no_store))
+    terminal = Terminal(quiet=options.quiet or options.json, record_run=run_recorder(options.store, options.no_store))
     registry, selector = registry_of(options), parse_selector(options.case)
     if selector.layout or selector.nodes > 1:
         raise UsageError(

@@ -188,11 +188,11 @@ def _calibrate(options: argparse.Namespace) -> int:
             f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
             "--reason ...`"
         )
-    terminal = Terminal(quiet=options.json, recorded=run_recorder(options.store, options.no_store))
+    terminal = Terminal(quiet=options.json, record_run=run_recorder(options.store, options.no_store))
     failed, refused = False, list[str]()
     jobs = scheduler.jobs(registry, variation_entries(registry, plan), None)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
-        terminal.finished(result)
+        terminal.show_status(result)
         if result.status.word != "valid":
             failed = True
             continue

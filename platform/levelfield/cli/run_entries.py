@@ -15,7 +15,7 @@ from levelfield.cli import dry_run
 from levelfield.cli.options import registry_of, runs_folder
 from levelfield.cli.site_options import base_image, launch_plan, load_hosts, node_power_site
 from levelfield.cli.store_options import run_recorder
-from levelfield.cli.terminal import Terminal, plan_digests
+from levelfield.cli.terminal import Terminal, repeats_digests
 from levelfield.compare import scaling
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UnknownName, UsageError
 from levelfield.plan.permissions import refuse_unknown_permissions
@@ -42,7 +42,7 @@ Certify = Callable[[Job], CertificateAttempt]
 def run_all(options: argparse.Namespace) -> int:
     """Run what the options name, or show it. Return the exit code of `run`."""
     is_quiet, runs = options.quiet or options.json, runs_folder(options)
-    terminal = Terminal(quiet=is_quiet, recorded=run_recorder(options.store, options.no_store))
+    terminal = Terminal(quiet=is_quiet, record_run=run_recorder(options.store, options.no_store))
     registry = registry_of(options)
     if options.attach:
         if options.case or options.suite or options.dry_run:
@@ -50,7 +50,7 @@ def run_all(options: argparse.Namespace) -> int:
             raise UsageError(f"--attach: {beside}; it takes up one run that was started")
         paths = find_run(runs, options.attach)
         result = runner.attach(paths, registry.vendor(read_plan(paths).hardware.vendor), terminal.listener())
-        terminal.finished(result)
+        terminal.show_status(result)
         return _ended([result], runs, bool(options.nodes), options.json, terminal)
     work = scheduler.entries(registry, options.case, options.suite, _request(options))
     if options.nodes:
@@ -59,7 +59,7 @@ def run_all(options: argparse.Namespace) -> int:
         raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
     work = _selected(work, options.entry, options.framework)
     work, strategy = _apply_flagperf_files(work, options.strategy, options.hosts, options.dry_run)
-    jobs = scheduler.jobs(registry, work, None if options.data is None else terminal.checked_corpus(options.data))
+    jobs = scheduler.jobs(registry, work, None if options.data is None else terminal.check_corpus(options.data))
     if strategy:
         jobs = _checked(jobs, strategy)
     if options.explain:
@@ -79,10 +79,10 @@ def _ended(results: list[Result], runs: Path, is_series: bool, as_json: bool, te
     scaled = list(series_scaling(results, runs)) if is_series else []
     if as_json:
         values = [scaling.as_values(table) for table in scaled if not isinstance(table, str)]
-        print(results_as_json(results, plan_digests(results, runs), values), end="")
+        print(results_as_json(results, repeats_digests(results, runs), values), end="")
     else:
-        terminal.summary(results, runs)
-        terminal.scaled(scaled)
+        terminal.print_summary(results, runs)
+        terminal.print_scaling(scaled)
     return exit_code(results)
 
 
@@ -92,7 +92,7 @@ def run_jobs(
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
     results, reference = [], partial(find_reference, registry)
     for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference, certify):
-        terminal.finished(result)
+        terminal.show_status(result)
         results.append(result)
     return results
 

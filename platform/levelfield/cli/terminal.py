@@ -1,7 +1,7 @@
-"""Output for people: sentences on stderr during a run, the result on stdout, on streams that nothing can harm.
+"""Output for people: sentences on stderr during a run, and the result on stdout.
 
 Without a terminal no line is redrawn: a log gets the line of a step every few seconds. A closed pipe, a full disk or a
-closed stream ends no command. Control characters of a text reach no terminal.
+closed stream ends no command. Control characters of a text do not reach the terminal.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from levelfield.specs.result import Result
     from levelfield.testing.findings import CheckFinding
 
-BLANK = "\u00a0"  # in a text: a blank where no line may break
-_CONTINUED = " \\\n           "
+NON_BREAKING_SPACE = "\u00a0"  # in a text: a blank where no line may break
+_LINE_CONTINUATION = " \\\n           "
 
 
-def this_program() -> str:
-    """Return the command of this program, from the current folder."""
+def program_command() -> str:
+    """Return the command that starts this program from the current folder."""
     return f"python {short_path(checkout() / 'run_benchmarks.py')}"
 
 
-def say_command(*parts: str) -> None:
+def print_command(*parts: str) -> None:
     """Print a command to paste, with the shell's line continuation where it is too long for a line."""
     line = " ".join(parts)
-    print(f"         {line if len(line) <= 80 - 9 else _CONTINUED.join(parts)}", flush=True)
+    print(f"         {line if len(line) <= 80 - 9 else _LINE_CONTINUATION.join(parts)}", flush=True)
 
 
 def short_path(path: Path) -> str:
@@ -55,7 +55,7 @@ def short_path(path: Path) -> str:
         return str(path)
 
 
-def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, object]) -> None:
+def print_sheets(form: str, sheets: Iterable[Sheet], values: Mapping[str, object]) -> None:
     """Print tables as text or Markdown, or their values as JSON."""
     if form == "json":
         print(json_text(values))
@@ -63,60 +63,63 @@ def print_compared(form: str, sheets: Iterable[Sheet], values: Mapping[str, obje
         print(format_sheets(form, sheets), end="")
 
 
-_STATUS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
+_STATUS_LABELS = {"ok": "ok", "warns": "WARNS", "missing": "missing", "fails": "FAILS", "not applicable": "n/a"}
 
 
-def say(text: str, indent: int = 9) -> None:
-    """Print a text that goes on below itself."""
-    print(words.wrapped(text, indent).replace(BLANK, " "), flush=True)
+def print_wrapped(text: str, indent: int = 9) -> None:
+    """Print a text. Where it is long, its next lines are indented."""
+    print(words.wrapped(text, indent).replace(NON_BREAKING_SPACE, " "), flush=True)
 
 
-def say_check(finding: CheckFinding, width: int) -> None:
+def print_check(finding: CheckFinding, width: int) -> None:
     indent = 8 + 1 + width + 1
-    say(padded((_STATUS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent)
+    print_wrapped(
+        padded((_STATUS_LABELS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent
+    )
     if finding.do:
-        say(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
+        print_wrapped(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
 
 
 def print_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
-    """Return the findings, and print each as it comes unless `quiet`."""
-    checks = []
+    """Return the findings after printing them one by one as they come, unless `quiet`."""
+    printed = []
     for finding in findings:
-        checks.append(finding)
+        printed.append(finding)
         if not quiet:
-            say_check(finding, width)
-    return checks
+            print_check(finding, width)
+    return printed
 
 
-def check_values(findings: Sequence[CheckFinding]) -> dict[str, object]:
-    """Return whether all passed, and each finding without its rows, for JSON."""
+def checks_as_json(findings: Sequence[CheckFinding]) -> dict[str, object]:
+    """Return whether all checks passed, and every finding without its rows."""
     checks = [{key: value for key, value in asdict(finding).items() if key != "rows"} for finding in findings]
     return {"passes": all(finding.is_good for finding in findings), "checks": checks}
 
 
-def say_checked(name: str, findings: Sequence[CheckFinding]) -> None:
+def print_check_summary(name: str, findings: Sequence[CheckFinding]) -> None:
     if bad := [finding.check for finding in findings if not finding.is_good]:
-        say(f"{name}: {len(bad)} of {len(findings)} checks did not pass: {', '.join(bad)}")
+        print_wrapped(f"{name}: {len(bad)} of {len(findings)} checks did not pass: {', '.join(bad)}")
     else:
-        say(f"{name}: all {sum(finding.status == 'ok' for finding in findings)} checks that apply passed")
+        print_wrapped(f"{name}: all {sum(finding.status == 'ok' for finding in findings)} checks that apply passed")
 
 
-LOG_SECONDS = 5.0
+LOG_INTERVAL_SECONDS = 5.0
 
 
 class Terminal:
-    """Progress and results. With `quiet` only errors go to stderr. recorded: called with each run that has a result."""
+    """Prints progress and results."""
 
-    def __init__(self, quiet: bool = False, recorded: Callable[[RunPaths], None] = lambda paths: None) -> None:
-        self._quiet, self._recorded = quiet, recorded
+    def __init__(self, quiet: bool = False, record_run: Callable[[RunPaths], None] = lambda paths: None) -> None:
+        """Print only errors to stderr with `quiet`. record_run: called with every run that has a result."""
+        self._quiet, self._record_run = quiet, record_run
         self._redraws = sys.stderr.isatty() and not quiet
-        self._open_line = False
-        self._last_log = 0.0
+        self._has_open_line = False
+        self._last_log_time = 0.0
 
     def listener(self) -> Listener:
         from levelfield.run.runner import Listener
 
-        return Listener(say=self.say, step=self.step, recorded=self._recorded)
+        return Listener(say=self.say, step=self.show_step, record_run=self._record_run)
 
     def say(self, text: str) -> None:
         if not self._quiet:
@@ -124,50 +127,50 @@ class Terminal:
             print(words.wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Say what a person has to know also when the command is over."""
+        """Print what a person still has to know after the command has ended."""
         self.say(text)
 
     def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
-        """Return the same jobs, and print for each what will run and why at this scale."""
+        """Yield the same jobs, and before each print what will run and why at this scale."""
         for job in jobs:
             for sentence in announcement(job.plan):
                 self.say(sentence)
             yield job
 
-    def step(self, plan: Plan, progress: Progress) -> None:
+    def show_step(self, plan: Plan, progress: Progress) -> None:
         """Show a finished step: a redrawn line on a terminal, a line every few seconds elsewhere."""
         if self._quiet:
             return
         last = progress.step == progress.steps
         if self._redraws:
             self._redraw(progress_line(progress)[: words.WIDTH - 1].ljust(words.WIDTH - 1))
-        elif last or progress.step == 1 or time.monotonic() - self._last_log > LOG_SECONDS:
+        elif last or progress.step == 1 or time.monotonic() - self._last_log_time > LOG_INTERVAL_SECONDS:
             print(progress_line(progress), file=sys.stderr, flush=True)
-            self._last_log = time.monotonic()
+            self._last_log_time = time.monotonic()
 
-    def finished(self, result: Result) -> None:
+    def show_status(self, result: Result) -> None:
         self._end_line()
         if result.status.evidence:
             self.say(f"{result_words.status(result)}: {result.status.evidence}")
 
-    def summary(self, results: Sequence[Result], runs: Path) -> None:
+    def print_summary(self, results: Sequence[Result], runs: Path) -> None:
         """Print the results: one run in full, several side by side, suites by entry, and the run directories."""
         from levelfield.report import repeats, tables
         from levelfield.report.one_run import result_lines
 
-        alone = [result for result in results if result.entry is None]
-        if len(alone) == 1:
-            print("\n".join(result_lines(alone[0])))
-        elif alone:
-            print(tables.as_text(alone), end="")
+        outside_suites = [result for result in results if result.entry is None]
+        if len(outside_suites) == 1:
+            print("\n".join(result_lines(outside_suites[0])))
+        elif outside_suites:
+            print(tables.as_text(outside_suites), end="")
         for suite in tables.grouped_by_suite(results):
             print("\n".join(tables.suite_lines(suite)))
-        if lines := repeats.repeat_lines(results, plan_digests(results, runs)):
+        if lines := repeats.repeat_lines(results, repeats_digests(results, runs)):
             print("\n".join([*lines, ""]))
         for result in results:
             print(f"run      {one_line(short_path(runs / result.run_id))}")
 
-    def scaled(self, tables: Sequence[Scaling | str]) -> None:
+    def print_scaling(self, tables: Sequence[Scaling | str]) -> None:
         """Print the table of each series, or why there is none."""
         from levelfield.compare import scaling
 
@@ -178,44 +181,44 @@ class Terminal:
                 print("\n" + as_text(scaling.sheets(table)), end="")
 
     @contextmanager
-    def bytes_progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Return a callback that shows progress. Its arguments are the bytes done and all bytes."""
-        last = -1
+    def bytes_progress(self, label: str) -> Iterator[Callable[[int, int], None]]:
+        """Yield a callback that shows progress. Its arguments are the bytes done and the total."""
+        last_percent = -1
 
-        def show(done: int, whole: int) -> None:
-            nonlocal last
-            percent = 100 * done // max(1, whole)
-            if self._redraws and percent != last:
-                self._redraw(f"levelfield: {what}: {percent} %")
-                last = percent
+        def show(done: int, total: int) -> None:
+            nonlocal last_percent
+            percent = 100 * done // max(1, total)
+            if self._redraws and percent != last_percent:
+                self._redraw(f"levelfield: {label}: {percent} %")
+                last_percent = percent
 
         try:
             yield show
         finally:
             self._end_line()
 
-    def checked_corpus(self, prefix: str) -> CorpusFacts:
-        """Return what a corpus is, after all of it was read."""
+    def check_corpus(self, prefix: str) -> CorpusFacts:
+        """Return the facts of a corpus after reading all of it, with progress."""
         from levelfield.corpus.integrity import check
 
         with self.bytes_progress(f"checking {prefix}") as progress:
             return check(prefix, progress=progress)
 
     def _redraw(self, line: str) -> None:
-        """Write the line over the last one. The carriage return is a text of its own, which the streams let through."""
+        """Write the line over the last one. The carriage return is written by itself: the streams let it through so."""
         for text in ("\r", line):
             sys.stderr.write(text)
         sys.stderr.flush()
-        self._open_line = True
+        self._has_open_line = True
 
     def _end_line(self) -> None:
-        if self._open_line:
+        if self._has_open_line:
             print(file=sys.stderr)
-            self._open_line = False
+            self._has_open_line = False
 
 
-def plan_digests(results: Sequence[Result], runs: Path) -> list[str | None]:
-    """Return what the plan of each run in this folder shares with those of its repeats; None without a plan."""
+def repeats_digests(results: Sequence[Result], runs: Path) -> list[str | None]:
+    """Return for each result the digest that its plan shares with its repeats; None for a run without a plan."""
     from levelfield.errors import LevelfieldError
     from levelfield.rundir.directory import read_plan
     from levelfield.specs.paths import RunPaths
@@ -230,7 +233,7 @@ def plan_digests(results: Sequence[Result], runs: Path) -> list[str | None]:
 
 
 class NoteTaker(Terminal):
-    """Without progress, for a mail that is read in the morning: notes are kept, to be printed at the end."""
+    """A terminal without progress, for a mail that is read in the morning: notes are printed at the end."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -239,7 +242,7 @@ class NoteTaker(Terminal):
     def note(self, text: str) -> None:
         self.notes.append(one_line(text))
 
-    def finished(self, result: Result) -> None:
+    def show_status(self, result: Result) -> None:
         if result.status.evidence:
             self.note(f"{result_words.status(result)}: {result.status.evidence}")
 

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_json_option
-from levelfield.cli.terminal import BLANK, say, say_check, say_command, short_path, this_program
+from levelfield.cli.terminal import (
+    NON_BREAKING_SPACE,
+    print_check,
+    print_command,
+    print_wrapped,
+    program_command,
+    short_path,
+)
 from levelfield.errors import GateFailed
 from levelfield.specs.readable_json import json_text
 
@@ -67,15 +74,15 @@ def _new(options: argparse.Namespace) -> int:
     registry = Registry(options.plugins)
     if options.package:
         folder = new_package("vendor", options.name, options.output or Path.cwd(), registry)
-        say(f"created  {short_path(folder)}, a package. Next:")
-        say_command(f"{short_path(Path(sys.executable))} -m pip install -e", short_path(folder))
-        say_command(f"{this_program()} vendor check {options.name}")
+        print_wrapped(f"created  {short_path(folder)}, a package. Next:")
+        print_command(f"{short_path(Path(sys.executable))} -m pip install -e", short_path(folder))
+        print_command(f"{program_command()} vendor check {options.name}")
         return 0
     folder = new_folder("vendor", options.name, options.output or checkout(), registry)
     where = [f"--plugins {short_path(options.output)}"] if options.output else []
-    say(f"created  {short_path(folder)}. Next:")
-    say(f"         fill in {short_path(folder / 'vendor.yaml')}")
-    say_command(f"{this_program()} vendor check {options.name}", *where)
+    print_wrapped(f"created  {short_path(folder)}. Next:")
+    print_wrapped(f"         fill in {short_path(folder / 'vendor.yaml')}")
+    print_command(f"{program_command()} vendor check {options.name}", *where)
     return 0
 
 
@@ -87,7 +94,7 @@ def _record(options: argparse.Namespace) -> int:
     registry = Registry(options.plugins)
     subject = VendorSubject(options.name, options.plugins)
     for sentence in record(registry.vendor(options.name), subject.folder, options.redact, options.force):
-        say(sentence)
+        print_wrapped(sentence)
     if not (none := list(unread(subject))):
         return 0
     again = ["--redact"] if options.redact else []
@@ -100,7 +107,7 @@ def _record(options: argparse.Namespace) -> int:
     )
     if has_rules(subject.file):
         raise GateFailed(sentence)
-    say(sentence)
+    print_wrapped(sentence)
     return 0
 
 
@@ -118,7 +125,7 @@ def _check(options: argparse.Namespace) -> int:
         report = {"vendor": options.name, "passes": not bad, "checks": [asdict(finding) for finding in findings]}
         print(json_text(report))
     else:
-        say(f"{options.name}: {_conclusion(findings, bad)}")
+        print_wrapped(f"{options.name}: {_conclusion(findings, bad)}")
     return GateFailed.exit_code if bad else 0
 
 
@@ -128,15 +135,17 @@ def _show(finding: CheckFinding, before: Sequence[CheckFinding]) -> None:
 
     same = next((f.check for f in before if (f.says, f.do) == (finding.says, finding.do)), None)
     says, do = (f"as {same}", "") if same else (_whole(finding.says), _whole(finding.do))
-    say_check(replace(finding, says=says, do=do), 15)
+    print_check(replace(finding, says=says, do=do), 15)
     for line in readings(finding.rows):
-        say(f"         {line}", 11)
+        print_wrapped(f"         {line}", 11)
 
 
 def _whole(text: str) -> str:
     """Return the text as one line. Runs of blanks that fit a line are marked, so that wrapping keeps them."""
     line = re.sub(r"\s*\n\s*", " ", text)
-    return re.sub(r"\S+(?: {2,}\S+)+", lambda m: m[0].replace(" ", BLANK) if len(m[0]) <= ROOM else m[0], line)
+    return re.sub(
+        r"\S+(?: {2,}\S+)+", lambda m: m[0].replace(" ", NON_BREAKING_SPACE) if len(m[0]) <= ROOM else m[0], line
+    )
 
 
 def _conclusion(findings: Sequence[CheckFinding], bad: Sequence[str]) -> str:

@@ -87,17 +87,14 @@ PURPOSES: dict[tuple[str, str], Purpose] = {
 
 
 class NightOutput(Protocol):
-    """What shows a night while it runs: its sentences, its steps, and the progress of its pages.
-
-    note: a sentence that has to be known in the morning, too.
-    """
+    """What shows a night while it runs: its sentences, its steps, and the progress of its pages."""
 
     def say(self, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...  # a sentence that has to be read in the morning, too
     def listener(self) -> Listener: ...
     def announced(self, jobs: Iterator[scheduler.Job]) -> Iterator[scheduler.Job]: ...
-    def finished(self, result: Result) -> None: ...
-    def bytes_progress(self, what: str) -> AbstractContextManager[Callable[[int, int], None]]: ...
+    def show_status(self, result: Result) -> None: ...
+    def bytes_progress(self, label: str) -> AbstractContextManager[Callable[[int, int], None]]: ...
 
 
 @dataclass(frozen=True)
@@ -241,7 +238,7 @@ class NightSession:
         (result,) = scheduler.run_all(
             self.output.announced(iter([job])), self.request.runs, listener, reference, maker.certify
         )
-        self.output.finished(result)
+        self.output.show_status(result)
         self.is_interrupted = result.status.is_interrupted
         return result
 

@@ -58,7 +58,7 @@ class Listener:
 
     say: Callable[[str], None]  # for a sentence
     step: Callable[[Plan, Progress], None]  # for a finished step
-    recorded: Callable[[RunPaths], None] = lambda paths: None  # for the files of a run that has its result
+    record_run: Callable[[RunPaths], None] = lambda paths: None  # for the files of a run that has its result
 
 
 def run(
@@ -87,7 +87,7 @@ def run(
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     for hint in filter(None, (feature.hint(paths) for feature in FEATURES)):
         listener.say(hint)
-    listener.recorded(paths)
+    listener.record_run(paths)
     return result
 
 
@@ -128,7 +128,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
         outcome = attach_again(request, _watch(plan, follower, listener))
         _read_nodes(plan, vendor, paths)
         result = _store_and_finish(paths, corpus.revised(CodeWatch(plan, paths).revised(outcome), listener.say))
-    listener.recorded(paths)
+    listener.record_run(paths)
     return result
 
 
@@ -138,7 +138,7 @@ def refuse(plan: Plan, runs: Path, reason: str, listener: Listener) -> Result:
     with _written_before_training(paths):
         directory.write_atomically(paths.plan, dump(plan))
     result = _store_and_finish(paths, Outcome("unsupported", (), " ".join(reason.split())))
-    listener.recorded(paths)
+    listener.record_run(paths)
     return result
 
 

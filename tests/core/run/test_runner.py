@@ -304,8 +304,8 @@ def press(*given):
     os.kill(os.getpid(), signal.SIGTERM)
 
 Follower.read = press
-summary = terminal.Terminal.summary
-terminal.Terminal.summary = lambda *given: (press(), summary(*given))
+summary = terminal.Terminal.print_summary
+terminal.Terminal.print_summary = lambda *given: (press(), summary(*given))
 atexit.register(press)
 raise SystemExit(main.started(ARGUMENTS))
 """
