@@ -43,11 +43,11 @@ def main():
     os.environ.pop("LEVELFIELD_BOOTSTRAPPED", None)
     gc.disable()  # imports leave no garbage: a search for it takes a tenth of a short command's processor time
     try:
-        from levelfield.cli.main import started
+        from levelfield.cli.main import run_as_process
     except ImportError as error:
         return fail(installer.lost(error.name))
     gc.enable()
-    return started(sys.argv[1:])
+    return run_as_process(sys.argv[1:])
 
 
 def occupy_standard_streams():

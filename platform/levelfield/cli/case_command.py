@@ -24,14 +24,14 @@ from levelfield.cli.terminal import (
 from levelfield.errors import GateFailed, UsageError
 from levelfield.specs.readable_json import json_text
 
-CASE = """\
+_CASE_HELP = """\
 Bring a case. docs/writing-a-case.md has every key.
 
 examples:
   run_benchmarks.py case new my_llama --from config.json
   run_benchmarks.py case check my_llama
 """
-NEW = """\
+_NEW_HELP = """\
 Write a case for a model by its config.json (gpt2, llama, mistral, qwen2, qwen3,
 gemma, mixtral, qwen3_moe). A key that a case cannot say is refused by its name,
 and nothing is written. The training is Levelfield's choice, to be replaced.
@@ -40,7 +40,7 @@ examples:
   run_benchmarks.py case new my_llama --from config.json --output DIR
   run_benchmarks.py case new my_llama --from config.json --parameters 8030261248
 """
-CHECK = """\
+_CHECK_HELP = """\
 Count a case's parameters, name what each framework refuses, and plan the smoke
 scale on a CPU and the full scale on --hardware. Nothing is run. Exit code
 4 unless every check passes or does not apply.
@@ -51,14 +51,14 @@ examples:
 """
 
 
-def _new(options: argparse.Namespace) -> int:
+def _create(options: argparse.Namespace) -> int:
     from levelfield.testing.case_draft import new_case
     from levelfield.testing.published_config import read_config
 
-    registry, plugins = registry_of(options), options.output or checkout()
+    registry, plugins_folder = registry_of(options), options.output or checkout()
     ignored = sorted(set(options.ignore))
     published = read_config(options.config, frozenset(ignored))
-    path = new_case(options.name, options.config, published, ignored, options.parameters, plugins, registry)
+    path = new_case(options.name, options.config, published, ignored, options.parameters, plugins_folder, registry)
     print_wrapped(f"created  {short_path(path)}")
     for remark in published.remarks:
         print_wrapped(f"         {remark}")
@@ -70,8 +70,8 @@ def _new(options: argparse.Namespace) -> int:
         values = ", ".join(f"{key} {json.dumps(value)}" for key, value in assumed.items())
         print_wrapped(f"         not read from {options.config.name}, so transformers' defaults: {values}")
     print_wrapped("Next:")
-    plugin_argument = [f"--plugins {short_path(plugins)}"] if options.output else []
-    print_command(f"{program_command()} case check {options.name}", *plugin_argument)
+    plugins_option = [f"--plugins {short_path(plugins_folder)}"] if options.output else []
+    print_command(f"{program_command()} case check {options.name}", *plugins_option)
     return 0
 
 
@@ -94,7 +94,7 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if values["passes"] else GateFailed.exit_code
 
 
-def _new_options(parser: argparse.ArgumentParser) -> None:
+def _add_create_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the case's name")
     parser.add_argument(
         "--from", dest="config", type=Path, required=True, metavar="FILE", help="Hugging Face's config.json of a model"
@@ -110,7 +110,7 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR", help="write DIR/configs/cases/NAME.yaml")
 
 
-def _check_options(parser: argparse.ArgumentParser) -> None:
+def _add_check_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("name", metavar="NAME", help="the case's name")
     option("--hardware", metavar="HARDWARE", help='plan the full scale for it (default: "1x8 H100-SXM5-80GB")')
@@ -119,7 +119,7 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "case": Command(CASE),
-    "case new": Command(NEW, _new_options, _new),
-    "case check": Command(CHECK, _check_options, _check),
+    "case": Command(_CASE_HELP),
+    "case new": Command(_NEW_HELP, _add_create_options, _create),
+    "case check": Command(_CHECK_HELP, _add_check_options, _check),
 }

@@ -16,14 +16,14 @@ from levelfield.report.words import wrapped
 if TYPE_CHECKING:
     from levelfield.corpus.facts import CorpusFacts
 
-DATA = """\
+_DATA_HELP = """\
 Prepare a dataset from text, or check one.
 
 examples:
   run_benchmarks.py data prepare --input DIR --tokenizer bytes --output PREFIX
   run_benchmarks.py data check PREFIX
 """
-PREPARE = """\
+_PREPARE_HELP = """\
 Convert text files to Megatron's indexed format: PREFIX.bin and PREFIX.idx.
 Each file is a document, or with --field each line of it.
 
@@ -36,21 +36,22 @@ examples:
   run_benchmarks.py data prepare --input a.txt --tokenizer tokenizer.model \\
       --output PREFIX
 """
-CHECK = """\
+_CHECK_HELP = """\
 Read a whole dataset and print its format, size in tokens and digest.
 
 example:
   run_benchmarks.py data check PREFIX
 """
 
-_CUT = (
+_CUTS_NOTICE = (
     "long documents were cut in {} place(s), where this tokenizer gives other tokens for a part of a text than for the "
     "whole text"
 )
 
 
 def _check(options: argparse.Namespace) -> int:
-    return _say(Terminal().check_corpus(options.prefix))
+    _print_facts(Terminal().check_corpus(options.prefix))
+    return 0
 
 
 def _prepare(options: argparse.Namespace) -> int:
@@ -68,18 +69,18 @@ def _prepare(options: argparse.Namespace) -> int:
             field=options.field,
         )
     if facts.prepared and facts.prepared.cuts:
-        print(wrapped(_CUT.format(facts.prepared.cuts), 0))
-    return _say(facts)
-
-
-def _say(facts: CorpusFacts) -> int:
-    print(f"{facts.prefix}: {facts.kind}, {facts.tokens:,} tokens in {facts.documents:,} documents")
-    print(f"token type {facts.dtype}, largest token {facts.max_token}")
-    print(f"digest {facts.digest}")
+        print(wrapped(_CUTS_NOTICE.format(facts.prepared.cuts), 0))
+    _print_facts(facts)
     return 0
 
 
-def _prepare_options(parser: argparse.ArgumentParser) -> None:
+def _print_facts(facts: CorpusFacts) -> None:
+    print(f"{facts.prefix}: {facts.kind}, {facts.tokens:,} tokens in {facts.documents:,} documents")
+    print(f"token type {facts.dtype}, largest token {facts.max_token}")
+    print(f"digest {facts.digest}")
+
+
+def _add_prepare_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--input", type=Path, action="append", required=True, metavar="FILE|DIR", help="text; may be repeated")
     option(
@@ -97,12 +98,12 @@ def _prepare_options(parser: argparse.ArgumentParser) -> None:
     option("--force", action="store_true", help="replace an existing dataset")
 
 
-def _check_options(parser: argparse.ArgumentParser) -> None:
+def _add_check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prefix", metavar="PREFIX", help="the path of the dataset without .bin/.idx or _ids.npy")
 
 
 COMMANDS = {
-    "data": Command(DATA),
-    "data prepare": Command(PREPARE, _prepare_options, _prepare),
-    "data check": Command(CHECK, _check_options, _check),
+    "data": Command(_DATA_HELP),
+    "data prepare": Command(_PREPARE_HELP, _add_prepare_options, _prepare),
+    "data check": Command(_CHECK_HELP, _add_check_options, _check),
 }

@@ -52,32 +52,32 @@ examples:
 """
 
 
-def _new(options: argparse.Namespace) -> int:
-    """Write the folder or package, and print the commands of a first run and of the page that goes on."""
+def _create(options: argparse.Namespace) -> int:
+    """Write the folder or package. Print the commands to check and run it, and the page to read next."""
     from levelfield.catalog.registry import Registry
     from levelfield.testing.scaffold import new_folder, new_package
 
     registry, plugins_folder, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
     if options.package:
-        root = new_package("framework", name, plugins_folder, registry)
-        print_wrapped(f"created  {short_path(root)}, a package with a training that works. Next:")
-        plugins_folder = root / f"levelfield_{name.replace('-', '_')}"
+        package_folder = new_package("framework", name, plugins_folder, registry)
+        print_wrapped(f"created  {short_path(package_folder)}, a package with a training that works. Next:")
+        plugins_folder = package_folder / f"levelfield_{name.replace('-', '_')}"
     else:
         folder = new_folder("framework", name, plugins_folder, registry)
         print_wrapped(f"created  {short_path(folder)}, a training that works. Next:")
-    plugins_words = (
+    plugins_option = (
         ()
         if plugins_folder.absolute() == checkout().absolute()
         else (f"--plugins {short_path(plugins_folder.absolute())}",)
     )
-    print_command(f"{program_command()} framework check {name}", *plugins_words, "--fast")
-    print_command(f"{program_command()} --case gpt3_6.7B:{name}", *plugins_words)
+    print_command(f"{program_command()} framework check {name}", *plugins_option, "--fast")
+    print_command(f"{program_command()} --case gpt3_6.7B:{name}", *plugins_option)
     print_wrapped("         and then docs/writing-a-framework.md, step by step")
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Run the suite. tested.json is written when everything was tried, also where something failed."""
+    """Run the suite. Unless --fast, write tested.json, even if a check failed."""
     from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, ignore_progress
     from levelfield.testing.framework_kit.framework_suite import check_framework, write_tested
 
@@ -85,16 +85,16 @@ def _check(options: argparse.Namespace) -> int:
     subject = FrameworkSubject(options.name, options.plugins, options.device, options.python, progress, _print_progress)
     try:
         findings = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)
-        written = None if options.fast else write_tested(subject)
+        tested_file = None if options.fast else write_tested(subject)
     finally:
         subject.closing.close()
     values = checks_as_json(findings)
     if options.json:
         content = {"framework": options.name, "device": options.device, **values}
-        print(json_text({**content, "tested": str(written) if written else None}))
+        print(json_text({**content, "tested": str(tested_file) if tested_file else None}))
     else:
-        if written:
-            print_wrapped(f"wrote    {short_path(written)}")
+        if tested_file:
+            print_wrapped(f"wrote    {short_path(tested_file)}")
         print_check_summary(options.name, findings)
     return 0 if values["passes"] else GateFailed.exit_code
 
@@ -103,7 +103,7 @@ def _print_progress(line: str) -> None:
     print(f"levelfield: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def _new_options(parser: argparse.ArgumentParser) -> None:
+def _add_create_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the framework's name")
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="FOLDER", help="write FOLDER/models/NAME (default: the current folder)"
@@ -111,7 +111,7 @@ def _new_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--package", action="store_true", help="write a package FOLDER/levelfield-NAME for pip instead")
 
 
-def _check_options(parser: argparse.ArgumentParser) -> None:
+def _add_check_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the framework, also with a version: acme_2.0.3")
     parser.add_argument("--device", default="cpu", metavar="KIND", help="the kind of devices to train on (cpu)")
     add_python_option(parser, "an interpreter with the framework, in place of an environment")
@@ -122,6 +122,6 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "framework": Command(_FRAMEWORK_HELP),
-    "framework new": Command(_NEW_HELP, _new_options, _new),
-    "framework check": Command(_CHECK_HELP, _check_options, _check),
+    "framework new": Command(_NEW_HELP, _add_create_options, _create),
+    "framework check": Command(_CHECK_HELP, _add_check_options, _check),
 }

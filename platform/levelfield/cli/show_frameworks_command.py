@@ -34,26 +34,28 @@ def execute(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     entries, support = frameworks(registry), list(support_rows(registry))
     if options.json:
-        layouts = {name: [asdict(work) for work in support if work.framework == name] for name in registry.labels()}
-        print(json_text({"frameworks": [{**entry, "layouts": layouts[entry["name"]]} for entry in entries]}))
+        rows_by_framework = {
+            name: [asdict(row) for row in support if row.framework == name] for name in registry.labels()
+        }
+        print(json_text({"frameworks": [{**entry, "layouts": rows_by_framework[entry["name"]]} for entry in entries]}))
     else:
-        print("\n".join(["frameworks", *framework_lines(entries), "", *layout_lines(support)]))
+        print("\n".join(["frameworks", *framework_lines(entries), "", *support_lines(support)]))
     return 0
 
 
-def layout_lines(support: Sequence[SupportRow]) -> list[str]:
-    """Return the support table in lines of at most 80 columns, with the meaning of words and columns below."""
+def support_lines(support: Sequence[SupportRow]) -> list[str]:
+    """Return the support table and, below it, what its words and columns mean, in lines of at most 80 columns."""
     from levelfield.catalog.support import CELL_WORDS, LAYOUTS, SHORT_HEADINGS, STATES
 
     widths = (10, 8, 5, *[4] * len(LAYOUTS))
     lines = [padded(("framework", "family", "prec", *(SHORT_HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
     previous_framework = ""
     for row in support:
-        is_long = len(row.framework) >= widths[0]
-        lines += [row.framework] if is_long and row.framework != previous_framework else []  # a line of its own
+        is_too_long = len(row.framework) >= widths[0]
+        lines += [row.framework] if is_too_long and row.framework != previous_framework else []  # on its own line
         previous_framework = row.framework
         cells = (CELL_WORDS[state] for state in row.cells.values())
-        lines.append(padded(("" if is_long else row.framework, row.family, row.precision, *cells), widths, ""))
+        lines.append(padded(("" if is_too_long else row.framework, row.family, row.precision, *cells), widths, ""))
     lines += ["", *(padded((f"  {CELL_WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
     lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
     lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]

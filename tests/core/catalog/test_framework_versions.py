@@ -12,7 +12,7 @@ import yaml
 from levelfield.catalog.code_basis import recorded_runs_path, training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import SupportRow, support_rows
-from levelfield.cli.show_frameworks_command import layout_lines
+from levelfield.cli.show_frameworks_command import support_lines
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest
 from levelfield.pages.run_details import command
@@ -276,7 +276,7 @@ def test_each_version_has_a_file_of_its_own() -> None:
 
 
 def test_a_long_name_leaves_the_table_in_80_columns_and_stands_once(folder: Path) -> None:
-    lines = "\n".join(layout_lines(list(support_rows(Registry([folder]))))).splitlines()
+    lines = "\n".join(support_lines(list(support_rows(Registry([folder]))))).splitlines()
     assert max(map(len, lines)) <= 80 and lines.count("fake_2.0.0") == 1
     assert lines[lines.index("fake_2.0.0") + 1].split()[:3] == ["gpt", "fp32", "new"]
     assert sum(line.startswith("fake      ") for line in lines) > 1

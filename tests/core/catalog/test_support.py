@@ -10,7 +10,7 @@ import pytest
 from levelfield.catalog.code_basis import training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import LAYOUTS, SHORT_HEADINGS, State, layout_column, support_rows
-from levelfield.cli.show_frameworks_command import layout_lines
+from levelfield.cli.show_frameworks_command import support_lines
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
 from levelfield.specs.layout import Layout
@@ -164,6 +164,6 @@ def test_a_layout_has_the_column_of_what_it_divides() -> None:
 
 
 def test_the_table_fits_80_columns() -> None:
-    lines = "\n".join(layout_lines(list(support_rows(Registry())))).splitlines()
+    lines = "\n".join(support_lines(list(support_rows(Registry())))).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[3:] == [SHORT_HEADINGS.get(key, key) for key in LAYOUTS]

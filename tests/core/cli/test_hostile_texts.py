@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from levelfield.cli.main import started
+from levelfield.cli.main import run_as_process
 from levelfield.run.runner import finish
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
@@ -35,10 +35,10 @@ def hostile(seed: int) -> str:
 def spoken(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoken]:
     """spoken(arguments): all that a command prints, on the real descriptors, without what no command may print."""
     for name in ("stdout", "stderr"):
-        monkeypatch.setattr(sys, name, getattr(sys, name))  # `started` replaces both
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # `run_as_process` replaces both
 
     def run(*arguments: object, code: int = 0) -> str:
-        ended = started([str(a) for a in arguments])
+        ended = run_as_process([str(a) for a in arguments])
         sys.stdout.flush()
         printed = "".join(capfd.readouterr())
         assert ended == code, printed
