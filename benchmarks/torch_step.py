@@ -207,11 +207,11 @@ def measure(shape: dict[str, Any], arguments: argparse.Namespace) -> dict[str, A
 
 def expected_bytes(task: dict[str, Any]) -> float:
     """Return about what a trainer takes of a device: more than ours, as much as one with all logits in float32."""
-    from levelfield.measure.parameter_counts import parameters
+    from levelfield.measure.parameter_counts import count_parameters
     from levelfield.specs.architecture import Model
 
     model, tokens = Model.model_validate(model_of(task)), task["batch"] * task["sequence"]
-    weights = PARAMETER_BYTES * parameters(model, task["sequence"]).total
+    weights = PARAMETER_BYTES * count_parameters(model, task["sequence"]).total
     activations = ACTIVATION_BYTES * tokens * model.layers * model.hidden_size
     return weights + activations + LOGIT_BYTES * tokens * model.vocab_size + CONTEXT_BYTES
 

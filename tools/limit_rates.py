@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from levelfield.measure.alignment import AlignmentLimits, Limit, Place, limit_at
-from levelfield.measure.calibration import Noise, Places, limits_of, merged
+from levelfield.measure.alignment import AlignmentLimits, Limit, Place, limit_of_place
+from levelfield.measure.calibration import Noise, PlaceValues, merge_noise, tolerance_limits
 
 DATA = Path(__file__).parent / "data" / "noise_rows.json"
 ROWS, DRAWS = (2, 4, 6, 9), 200
@@ -35,7 +35,7 @@ class Rates(NamedTuple):
 def recorded(family: str) -> tuple[list[Noise], dict[str, Noise]]:
     """Return the honest rows that count, and the faults by name."""
     family_rows = [row for row in json.loads(DATA.read_text()) if row["family"] == family]
-    honest = merged(_noise(row) for row in family_rows if not row["fault"])
+    honest = merge_noise(_noise(row) for row in family_rows if not row["fault"])
     return [row for row in honest if any(row.curve.values())], {r["name"]: _noise(r) for r in family_rows if r["fault"]}
 
 
@@ -45,7 +45,7 @@ def rates(family: str, rows: int, draws: int = DRAWS) -> Rates:
     same_kind, other_kinds, former, seen = ([0, 0] for _ in range(4))
     for _ in range(draws):
         learned = draw.sample(honest, rows)
-        limits, maxima = limits_of(learned, ""), four_times_the_largest(learned)
+        limits, maxima = tolerance_limits(learned, ""), four_times_the_largest(learned)
         for run in honest:
             if run in learned:
                 continue
@@ -59,14 +59,14 @@ def rates(family: str, rows: int, draws: int = DRAWS) -> Rates:
 
 def exceeds(run: Noise, limits: AlignmentLimits) -> bool:
     """Whether a difference of the run is beyond its limit."""
-    parts: tuple[tuple[Places | None, Limit | None], ...] = (
+    parts: tuple[tuple[PlaceValues | None, Limit | None], ...] = (
         ({None: run.first_step}, limits.first_step),
         (run.gradient, limits.gradient),
         (run.curve, limits.curve),
         (run.weights, limits.weights),
     )
     return any(
-        not value <= limit_at(limit, place)
+        not value <= limit_of_place(limit, place)
         for differences, limit in parts
         if differences is not None and limit is not None
         for place, value in differences.items()

@@ -21,10 +21,10 @@ from levelfield.measure.alignment import (
     AlignmentLimits,
     TrainingCurve,
     align,
-    flagperf_rule,
-    limit_at,
+    flagperf_difference,
+    limit_of_place,
 )
-from levelfield.measure.calibration import limits_of, noise_between
+from levelfield.measure.calibration import noise_between, tolerance_limits
 from levelfield.measure.curves import compare_tails
 
 DATA = Path(__file__).parent / "data" / "loss_curves"
@@ -72,7 +72,7 @@ def unpaired(half: int) -> tuple[list[Pair], list[Pair]]:
 
 def paired_limits() -> AlignmentLimits:
     learned = [noise_between(p.run, p.reference) for p in paired(range(HALF + 1)) if p.same]
-    return limits_of(learned, "the older records")
+    return tolerance_limits(learned, "the older records")
 
 
 def paired_words(limits: AlignmentLimits) -> list[tuple[Pair, str, bool]]:
@@ -91,7 +91,7 @@ def unpaired_words() -> list[tuple[Pair, str, bool]]:
 
 
 def _flagperf(pair: Pair) -> bool:
-    figure = flagperf_rule(pair.run, pair.reference)
+    figure = flagperf_difference(pair.run, pair.reference)
     return figure is not None and figure < FLAGPERF_LIMIT
 
 
@@ -117,7 +117,7 @@ def _table(title: str, verdicts: list[tuple[Pair, str, bool]]) -> None:
 def main() -> None:
     limits = paired_limits()
     assert limits.curve is not None
-    edges = f"{limit_at(limits.curve, 1):.1e} at step 1 to {limit_at(limits.curve, 100):.1e} at step 100"
+    edges = f"{limit_of_place(limits.curve, 1):.1e} at step 1 to {limit_of_place(limits.curve, 100):.1e} at step 100"
     print(f"learned: curve {edges}: {limits.source}")
     _table("Paired: the same weights and tokens", paired_words(limits))
     _table("Unpaired: weights not shared", unpaired_words())

@@ -24,9 +24,9 @@ from faults.in_mixtures import FAULTS, KINDS
 from faults.judging import training_of
 from layouts import ROOT, SINGLE, Variant, events, job_of, launch, planted, read_curve
 from levelfield.measure import alignment as rules
-from levelfield.measure.calibration import limits_of, noise_between
+from levelfield.measure.calibration import noise_between, tolerance_limits
 from levelfield.measure.raw_facts import ComparedChoices
-from levelfield.measure.routing import IN_FLOAT32, own_choices
+from levelfield.measure.routing import FP32_CHOICE_LIMITS, summarise_own_choices
 from levelfield.specs.architecture import Experts
 from levelfield.worker.choices import digest_of, joined
 from matrix import VARIANTS
@@ -123,7 +123,9 @@ def _trained(
     shape = (job["training"]["global_batch"], job["training"]["sequence_length"], KINDS[kind]["experts"]["chosen"])
     packed = [chosen_experts[place] for place in sorted(chosen_experts)]
     whole = joined(packed, shape, KINDS[kind]["experts"]["count"]) if packed else ""
-    return replace(training_of(curve), follows=follows, own_choices=own_choices(compared, EXPERTS[kind])), whole
+    return replace(
+        training_of(curve), follows=follows, own_choices=summarise_own_choices(compared, EXPERTS[kind])
+    ), whole
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -138,8 +140,8 @@ def limits_for(kind: str, precision: str = "fp32") -> rules.AlignmentLimits:
         noise_between(training(kind, variant, None, precision), right)._replace(kind=name, setting=name)
         for name, variant in LEARNT.items()
     ]
-    routing = IN_FLOAT32 if precision == "fp32" else None
-    return replace(limits_of(rows, "the small mixture's noise", precision), routing=routing)
+    routing = FP32_CHOICE_LIMITS if precision == "fp32" else None
+    return replace(tolerance_limits(rows, "the small mixture's noise", precision), routing=routing)
 
 
 def bf16_verdict(kind: str, variant: Variant, code: str | None) -> str:

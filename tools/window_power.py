@@ -25,7 +25,7 @@ from typing import Any
 from layouts import ROOT
 from levelfield.judge.noise import limits_from
 from levelfield.judge.verdict import reference_curve, run_curve
-from levelfield.measure.alignment import limit_at, window_differences
+from levelfield.measure.alignment import limit_of_place, window_differences
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.base import load
@@ -142,7 +142,7 @@ def judge_run(case: str, name: str, kind: str, run: RunPaths) -> dict[str, Any]:
     reference = load(Reference, ROOT / "configs" / "references" / f"{name_of}.json")
     limits, training = limits_from(reference), run_curve(plan.work, read_raw(run), result.identity)
     differences = window_differences(training, reference_curve(reference))
-    parts = [(d.value / limit_at(limits.window, d.place), d.detail) for d in differences if limits.window]
+    parts = [(d.value / limit_of_place(limits.window, d.place), d.detail) for d in differences if limits.window]
     times, place = max(parts, default=(None, None))
     return {
         "case": case,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from levelfield.measure.flops import FormulaId, versioned
+from levelfield.measure.flops import FormulaId, formula_version
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoredResult, Subject
 from levelfield.specs.result import Result
@@ -123,7 +123,7 @@ def mfu_row(mfu: float | None, formula: FormulaId = HEADLINE_FORMULA, **changes:
     row = {
         **{
             "kind": "MFU",
-            "formula": versioned(formula),
+            "formula": formula_version(formula),
             "value": mfu,
             "low": mfu,
             "high": mfu,

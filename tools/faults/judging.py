@@ -17,7 +17,7 @@ from faults.in_torch import FAULTS
 from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
 from levelfield.catalog.registry import Registry
 from levelfield.measure import alignment as rules
-from levelfield.measure.calibration import limits_of, noise_between
+from levelfield.measure.calibration import noise_between, tolerance_limits
 from matrix import VARIANTS
 
 REGISTRY = Registry()
@@ -112,7 +112,7 @@ def yardstick(
         noise_between(training_of(curve_of(variant)), right)._replace(kind=kind, setting=variant.name)
         for kind, variant in learnt
     ]
-    return Yardstick(right, limits_of(rows, "the small model's noise", precision))
+    return Yardstick(right, tolerance_limits(rows, "the small model's noise", precision))
 
 
 def judge(

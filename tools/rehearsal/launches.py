@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from levelfield.measure.step_timeline import timeline
+from levelfield.measure.step_timeline import build_timeline
 
 # By the stand-in's words: what a device would run. Its other kinds are calls that start nothing.
 KERNELS, COPIES, MESSAGES = ("kernel", "product"), ("copy", "memset"), "collective"
@@ -25,7 +25,7 @@ def launches_by_part(folder: Path, rank: int) -> dict[str, int] | None:
         return None
     content: dict[str, Any] = json.loads(trace.read_text())
     content["traceEvents"] += events_of(calls.read_text(), int(content["baseTimeNanoseconds"]))
-    timings = timeline(content)
+    timings = build_timeline(content)
     return dict(Counter(event.part for event in timings.kernels) + Counter(event.kind for event in timings.messages))
 
 

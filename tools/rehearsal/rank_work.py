@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from levelfield.measure.flops import core_width
-from levelfield.measure.parameter_counts import active_weights, layer_matrices, parameter_shapes
+from levelfield.measure.flops import attention_core_width
+from levelfield.measure.parameter_counts import active_matrix_elements, layer_matrices, parameter_shapes
 from levelfield.specs.architecture import Model
 
 FLOAT32 = 4
@@ -106,10 +106,12 @@ class RankWork:
 
     def _token_multiplications(self, layers: Sequence[int], core: bool) -> float:
         """Multiplications of the forward pass of a token in these layers."""
-        weights = sum(active_weights(self.model, layer) / self.tensor for layer in layers)
+        weights = sum(active_matrix_elements(self.model, layer) / self.tensor for layer in layers)
         routed = sum(self.model.is_mixture(layer) for layer in layers)
         weights += routed * (self.model.experts.count * self.model.hidden_size if self.model.experts else 0)
-        return weights + (len(layers) * 2 * core_width(self.model) / self.tensor * self._keys() if core else 0)
+        return weights + (
+            len(layers) * 2 * attention_core_width(self.model) / self.tensor * self._keys() if core else 0
+        )
 
     def _repeated(self) -> Sequence[int]:
         """The layers that `full` recomputes: all, or the first ones of each model chunk."""

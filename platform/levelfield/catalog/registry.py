@@ -22,7 +22,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.specs.base import DocumentCache, Value, load
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, ChipsFile
@@ -206,7 +206,7 @@ class Registry:
             case = extension.applied(self._case(extension.extends), str(path))
         if case.parameters is None:
             return case
-        count = parameters(case.model, case.training.sequence_length)
+        count = count_parameters(case.model, case.training.sequence_length)
         if count.total == case.parameters:
             return case
         outside_layers = {

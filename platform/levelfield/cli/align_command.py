@@ -145,12 +145,12 @@ def _curves(options: argparse.Namespace) -> int:
 
     Raises DocumentError for a file without a curve, and UsageError for one run on both sides.
     """
-    from levelfield.measure.curves import compare_tails, first_of_each_run
+    from levelfield.measure.curves import compare_tails, first_curve_of_each_run
     from levelfield.publish.foreign_curves import read_curve
 
     files, count = [*options.ours, *options.against], len(options.ours)
     curves = [read_curve(path, options.tag) for path in files]
-    firsts = first_of_each_run(curves)
+    firsts = first_curve_of_each_run(curves)
     for number, first in enumerate(firsts):
         if number >= count > first:  # it would draw the two means together
             raise UsageError(

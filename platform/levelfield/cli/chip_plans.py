@@ -10,7 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.plan_tables import bill_cells, expected, nothing_fits, plan_content, training_notes
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.layout_search import is_tight
 from levelfield.report.sheets import Sheet, as_text
 from levelfield.report.words import GIB, NONE, parameters_in_words
@@ -71,7 +71,7 @@ def _sheets(
     request: PlanRequest, plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase
 ) -> Iterator[Sheet]:
     work = plans[0].plan.question.work
-    count = parameters(work.model, work.training.sequence_length)
+    count = count_parameters(work.model, work.training.sequence_length)
     places = [f"{plan.plan.devices.nodes} x {plan.plan.devices.per_node}" for plan in plans]
     is_one_place = len(set(places)) == 1
     about = (

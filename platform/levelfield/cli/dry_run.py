@@ -15,7 +15,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.plan_tables import explained
 from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.plan.default_layout import LayoutTask, question_of
 from levelfield.plan.peak import remeasure_reason
 from levelfield.predict.layout_search import predict
@@ -98,7 +98,10 @@ def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
 def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledText]:
     hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
     yield "case", f"{plan.case} ({plan.scale}: {plan.scale_reason})"
-    yield "work", parameters_in_words(plan.parameters, parameters(plan.work.model, training.sequence_length).active)
+    yield (
+        "work",
+        parameters_in_words(plan.parameters, count_parameters(plan.work.model, training.sequence_length).active),
+    )
     yield "", f"{training.steps} steps of {training.tokens_per_step:,} tokens"
     yield "", f"sequences of {training.sequence_length}, {training.global_batch} a step, {training.precision}"
     yield "corpus", f"{plan.corpus.kind} {plan.corpus.prefix or ''} {plan.corpus.digest[:19]}"

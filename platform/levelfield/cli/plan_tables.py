@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from levelfield.errors import UsageError
 from levelfield.measure.cost import TrainingBill
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_tight
@@ -29,7 +29,7 @@ def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
     yield f"{request.case} ({request.scale}) by {request.framework} on {plan.devices.nodes} x {plan.devices.per_node}"
     yield f"{plan.chip.name}, {capacity}; predicted, not measured"
-    count = parameters(question.work.model, question.work.training.sequence_length)
+    count = count_parameters(question.work.model, question.work.training.sequence_length)
     yield parameters_in_words(count.total, count.active)
     yield from (wrapped(f"assumed: {remark}", 2) for remark in plan.remarks)
     yield ""
@@ -245,7 +245,7 @@ def _numbers(numbers: list[int]) -> str:
 def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str, object]:
     """Return the plan as JSON has it, with these of its rows."""
     work, ranking = plan.question.work, plan.ranking
-    count = parameters(work.model, work.training.sequence_length)
+    count = count_parameters(work.model, work.training.sequence_length)
     return {
         "schema": "levelfield.planned/1",
         "chip": plan.chip.name,

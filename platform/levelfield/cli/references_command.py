@@ -82,14 +82,14 @@ STEEP = 0.1
 
 def _list(options: argparse.Namespace) -> int:
     from levelfield.judge.noise import independent_noise
-    from levelfield.measure.calibration import basis
+    from levelfield.measure.calibration import describe_rows
 
     registry = registry_of(options)
     for name in sorted(registry.references):
         reference = registry.reference(name)
         origin = f"{reference.framework} {reference.framework_version}, {reference.layout}"
         print(f"{name}\n  {origin}, {reference.promoted[:10]} by {reference.by}")
-        print(f"  {reference.why}\n  noise of {basis(independent_noise(reference))}")
+        print(f"  {reference.why}\n  noise of {describe_rows(independent_noise(reference))}")
         for row in reference.noise:
             if row.why is not None:
                 print(wrapped(f"  --replace: {row.changed}: {row.why}", 4))

@@ -301,10 +301,10 @@ def _place(options: argparse.Namespace, registry: Registry) -> RunPlace:
 
 
 def _work(case: Case, scale: Scale) -> dict[str, object]:
-    from levelfield.measure.parameter_counts import parameters
+    from levelfield.measure.parameter_counts import count_parameters
 
     work = case.work(scale)
-    count = parameters(work.model, work.training.sequence_length)
+    count = count_parameters(work.model, work.training.sequence_length)
     active = {"active_parameters": count.active} if work.model.experts else {}
     tuning = case.tuning.get(scale)
     chosen = tuning.model_dump(exclude_none=True) if tuning else {}

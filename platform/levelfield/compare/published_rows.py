@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.measure.flops import flops_per_token, versioned
+from levelfield.measure.flops import flops_per_token, formula_version
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.report import result_words, words
 from levelfield.report.escapes import markdown, markdown_table
@@ -35,7 +35,8 @@ _STEP_TIMES = ("step_seconds_finer", "step_seconds")
 
 _CONVENTION = (
     "Published rows are converted: tokens/s per device as in the run's own figures, MFU by "
-    f"{versioned(HEADLINE_FORMULA)} of the case's model and Levelfield's peak of the chip, memory of one device in GiB."
+    f"{formula_version(HEADLINE_FORMULA)} of the case's model and Levelfield's peak of the chip, "
+    "memory of one device in GiB."
 )
 _INDENT = 11
 NO_CHIP = "the log's chip is not stated"
@@ -62,7 +63,7 @@ class FigureRow:
     mfu_from: str
     memory_bytes: float | None
     memory_from: str
-    mfu_formula: str = versioned(HEADLINE_FORMULA)
+    mfu_formula: str = formula_version(HEADLINE_FORMULA)
 
     @property
     def mfu(self) -> str:

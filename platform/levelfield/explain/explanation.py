@@ -30,7 +30,7 @@ from levelfield.explain.step_division import (
     uneven_layers,
     warnings,
 )
-from levelfield.measure.step_timeline import Operation, Timeline, timeline, with_arguments
+from levelfield.measure.step_timeline import Operation, Timeline, add_arguments, build_timeline
 from levelfield.node.regular_files import read_regular
 from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import UnknownLink, port_rate
@@ -264,7 +264,9 @@ def _read_records(
             if number not in counted:
                 uncounted_trace = uncounted_trace or trace
                 continue
-            recorded.steps.setdefault(number, {})[rank] = timeline(with_arguments(trace, uncounted_trace or {}), alone)
+            recorded.steps.setdefault(number, {})[rank] = build_timeline(
+                add_arguments(trace, uncounted_trace or {}), alone
+            )
         except (OSError, zlib.error, *DAMAGE_ERRORS) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             recorded.missing.append(f"{name}: {reason or type(error).__name__}")

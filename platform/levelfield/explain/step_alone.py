@@ -16,7 +16,7 @@ from typing import Any
 
 from levelfield.explain.step_division import DividedStep
 from levelfield.measure.collectives import bus_factor
-from levelfield.measure.step_timeline import CORE_OPERATION, Operation
+from levelfield.measure.step_timeline import ATTENTION_OPERATION, Operation
 from levelfield.specs.step_parts import COMMUNICATION, AlonePart, PartTime, StepAlone
 
 ATTENTION_BACKWARD_FACTOR = 2.5  # a fused kernel computes the scores again (Dao, 2023, section 4.1)
@@ -114,7 +114,7 @@ def product_flops(name: str, inputs: TypedSizes, results: TypedSizes) -> float:
     values, without the masked half.
     """
     sizes = [size for _, size in inputs]
-    if CORE_OPERATION.search(name):
+    if ATTENTION_OPERATION.search(name):
         is_backward = "backward" in name
         query, key, value = sizes[is_backward : is_backward + 3]
         flops = 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1]) / 2

@@ -15,7 +15,7 @@ from itertools import chain
 from statistics import fmean, median, stdev
 from typing import NamedTuple, TypeVar
 
-from levelfield.measure.step_timeline import CORE, UNEXPLAINED, Message, Slice, Timeline
+from levelfield.measure.step_timeline import ATTENTION_CORE, UNEXPLAINED, Message, Slice, Timeline
 from levelfield.measure.student import t_quantile
 from levelfield.specs.step_parts import (
     BUBBLE,
@@ -379,7 +379,9 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
         if part in PARTS
     ]
     # a short kernel of attention's core tells how attention was computed
-    return tuple(kernel for place, kernel in enumerate(all_kernels) if place < _MOST_KERNELS or kernel.part == CORE)
+    return tuple(
+        kernel for place, kernel in enumerate(all_kernels) if place < _MOST_KERNELS or kernel.part == ATTENTION_CORE
+    )
 
 
 def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
@@ -417,10 +419,10 @@ def warnings(step_ms: float, parts: Sequence[PartTime], kernels: Sequence[Kernel
     if share.get(UNEXPLAINED, 0.0) >= _LARGE_SHARE:
         names = ", ".join([kernel.name for kernel in kernels if kernel.part == UNEXPLAINED][:3])
         yield f"unexplained: {share[UNEXPLAINED]:.0%} of the step, most of it {names}"
-    core = [kernel for kernel in kernels if kernel.part == CORE]
-    if any(kernel.kind == "math" for kernel in core) and share.get(CORE, 0.0) >= _SLOW_SHARE:
+    core = [kernel for kernel in kernels if kernel.part == ATTENTION_CORE]
+    if any(kernel.kind == "math" for kernel in core) and share.get(ATTENTION_CORE, 0.0) >= _SLOW_SHARE:
         names = ", ".join(kernel.name for kernel in core if kernel.kind in ("math", "product"))
-        yield f"attention by math: {share[CORE]:.0%} of the step ({names})"
+        yield f"attention by math: {share[ATTENTION_CORE]:.0%} of the step ({names})"
     reduced = sum(kernel.ms for kernel in kernels if kernel.dtype == "fp32" and "tf32" in kernel.name.lower())
     if reduced >= _SLOW_SHARE * step_ms:
         yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"

@@ -16,7 +16,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.noise import NO_LIMIT, choice_limits, independent_noise, limits_from, noise_of
 from levelfield.judge.verdict import reference_curve
 from levelfield.measure.alignment import AlignmentLimits, Limit, Place, TrainingCurve, align
-from levelfield.measure.calibration import Noise, Places
+from levelfield.measure.calibration import Noise, PlaceValues
 from levelfield.measure.weights import KEY_BIAS
 from levelfield.specs.case import Precision
 from levelfield.specs.reference import NoiseRow, Reference
@@ -153,13 +153,13 @@ def first_calibration(reference: Reference) -> Reference | None:
     return None
 
 
-def _limits_by_place(limit: Limit | None) -> Places:
+def _limits_by_place(limit: Limit | None) -> PlaceValues:
     if limit is None:
         return {}
     return {None: limit} if isinstance(limit, (int, float)) else limit
 
 
-def _limit_at(limits: Places, place: Place) -> float:
+def _limit_at(limits: PlaceValues, place: Place) -> float:
     """Return the limit of a place; of one that no row has, the largest."""
     return limits.get(place, limits.get(None, max(limits.values(), default=0.0)))
 

@@ -17,20 +17,20 @@ from levelfield.judge.outlying_steps import find_disturbance, unless_disturbed
 from levelfield.judge.status import judge_run, missing_evidence_warnings, node_results
 from levelfield.judge.verdict import Redaction, sealed_status, training_verdict, unless_tampered, verdict_under_status
 from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
-from levelfield.measure.parameter_counts import parameters
-from levelfield.measure.raw_facts import StepRecord, curve_of
-from levelfield.measure.routing import expert_load, routing_of, routing_reasons
+from levelfield.measure.parameter_counts import count_parameters
+from levelfield.measure.raw_facts import StepRecord, values_by_step
+from levelfield.measure.routing import expert_load, routing_reasons, sum_expert_shares
 from levelfield.measure.straggler import find_stragglers
 from levelfield.measure.throughput import (
     LossCrossing,
     WindowError,
     clock_rank,
-    crossing,
-    level_of,
     level_step,
-    spans,
-    step_times,
-    window,
+    loss_crossing,
+    loss_level,
+    measure_window,
+    step_ends,
+    window_spans,
 )
 from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
@@ -145,9 +145,9 @@ def _measure_window(
     throughput, absence_reason = None, f"the run is {status.word}"
     if status.has_figures:
         try:
-            times = step_times(raw.steps, first, last)
+            times = step_ends(raw.steps, first, last)
             begin = raw.begins.get(clock_rank(raw.steps, first, last))
-            throughput, absence_reason = window(times, begin, first, last, plan.world_size), ""
+            throughput, absence_reason = measure_window(times, begin, first, last, plan.world_size), ""
         except WindowError as error:
             absence_reason = str(error)
     return throughput, memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, absence_reason)
@@ -179,7 +179,9 @@ def _planned_fields(plan: Plan) -> dict[str, Any]:
         "graph": tuning.graph,
         "tuning": TuningFound(word="peak" if chosen else "base", chosen=chosen),
         "parameters": plan.parameters,
-        "active_parameters": parameters(work.model, work.training.sequence_length).active if has_experts else None,
+        "active_parameters": count_parameters(work.model, work.training.sequence_length).active
+        if has_experts
+        else None,
         "repeat": plan.repeat,
         "steps_planned": work.training.steps,
         "window": (work.window.first_step, work.window.last_step),
@@ -257,12 +259,14 @@ def _loss(plan: Plan, raw: RawRecords) -> Loss:
 def _time_to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verdict: str) -> TimeToLoss:
     """Return the time to the reference's level. Only an aligned run has one: another curve may fall by an error."""
     training, first, tail = plan.work.training, plan.work.window.first_step, plan.work.acceptance.tail_steps
-    level = level_of(reference.losses, tail) if reference else None
+    level = loss_level(reference.losses, tail) if reference else None
     place: LossCrossing | str = f"the training is {verdict}, expected aligned"
     if verdict == "aligned" and level is not None:
         last = plan.work.window.last_step
-        times, begin = step_times(raw.steps, first, last), raw.begins.get(clock_rank(raw.steps, first, last))
-        place = crossing(loss_curve(raw.steps), spans(times, begin, first, last, plan.world_size), level, tail)
+        times, begin = step_ends(raw.steps, first, last), raw.begins.get(clock_rank(raw.steps, first, last))
+        place = loss_crossing(
+            loss_curve(raw.steps), window_spans(times, begin, first, last, plan.world_size), level, tail
+        )
     step, seconds = (None, None) if isinstance(place, str) else (place.step, place.seconds)
     source = None
     if reference and level:
@@ -287,10 +291,10 @@ def _experts(plan: Plan, raw: RawRecords) -> ExpertLoad | None:
         return None
     finite = {
         step: loss
-        for step, loss in curve_of(raw.steps, lambda record: record.auxiliary_loss).items()
+        for step, loss in values_by_step(raw.steps, lambda record: record.auxiliary_loss).items()
         if math.isfinite(loss)
     }
-    return expert_load(routing_of(raw.experts), finite, plan.work.window)
+    return expert_load(sum_expert_shares(raw.experts), finite, plan.work.window)
 
 
 def _identity(plan: Plan, raw: RawRecords) -> Identity:

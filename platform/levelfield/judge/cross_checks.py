@@ -15,7 +15,7 @@ from pathlib import Path
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
 from levelfield.measure.raw_facts import NANOSECONDS
-from levelfield.measure.utilisation import MEASURED, chip_limit
+from levelfield.measure.utilisation import MEASURED_PREFIX, chip_tflops_limit
 from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, whole_number
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
@@ -172,9 +172,9 @@ def _check_peaks(plan: Plan, registry: Registry) -> Iterator[Contradiction | str
     peak = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
     if peak is not None and peak.tflops != used.tflops:
         yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"its chip has {peak.tflops} {used.dtype}")
-    if peak is None and used.tflops is not None and not used.source.startswith(MEASURED):
+    if peak is None and used.tflops is not None and not used.source.startswith(MEASURED_PREFIX):
         yield Contradiction("plan.json: peak.source", used.source, f"its chip has no {used.dtype} peak")
-    limit = used.limit_tflops if plan.hardware.is_host else chip_limit(plan.work.training.precision, chip.peaks)
+    limit = used.limit_tflops if plan.hardware.is_host else chip_tflops_limit(plan.work.training.precision, chip.peaks)
     if used.tflops is not None and limit is not None and not used.tflops <= limit:
         yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"{chip.name} has at most {limit:.4g}")
     if plan.hardware.overlay is not None:

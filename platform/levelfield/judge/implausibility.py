@@ -14,8 +14,8 @@ from levelfield.measure.device_use import is_used_by_others
 from levelfield.measure.flops import FormulaError, flops_per_token
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, used_peaks
 from levelfield.measure.other_use import processor_seconds
-from levelfield.measure.raw_facts import by_rank, too_little
-from levelfield.measure.utilisation import chip_limit, core_limit
+from levelfield.measure.raw_facts import coverage_shortfall, records_by_rank
+from levelfield.measure.utilisation import chip_tflops_limit, core_tflops_limit
 from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Throughput
@@ -55,7 +55,7 @@ def unless_implausible(
 def _memory_reasons(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[str]:
     """Compare each known figure with the states of the rank that needs most, as the planner counts them."""
     states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATES)
-    ranks, on_host = by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
+    ranks, on_host = records_by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
     peaks, figures = dict[str, dict[str, float | None]](), dict[str, float | None]()
     for name, kind in _REPORTED.items():
         # a step without a peak hides nothing: each step needs the states
@@ -77,7 +77,7 @@ def _device_peaks(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]
     window_ns = part.window_ns(plan.work.window)
     for index, used in zip(part.indices, used_peaks(part.telemetry.readings, part.indices), strict=True):
         readings = (r for r in part.telemetry.readings if r.device == index and r.memory_used_bytes is not None)
-        if window_ns is not None and not too_little(sorted(r.time_ns for r in readings), *window_ns):
+        if window_ns is not None and not coverage_shortfall(sorted(r.time_ns for r in readings), *window_ns):
             yield f"device {part.device(index)}", used
 
 
@@ -91,7 +91,7 @@ def _work_reasons(plan: Plan, parts: Sequence[NodePart], throughput: Throughput,
     steps = window.last_step - window.first_step + 1
     seconds, rank_flops = throughput.wall_seconds / steps, flops / plan.world_size
     published_peak = plan.hardware.chip.peaks.get(training.precision)  # the maker's, for this precision
-    limit = published_peak.tflops if published_peak else chip_limit(training.precision, plan.hardware.chip.peaks)
+    limit = published_peak.tflops if published_peak else chip_tflops_limit(training.precision, plan.hardware.chip.peaks)
     source = published_peak.source if published_peak else "no more than its maker publishes for narrower numbers"
     if limit is not None and (reason := time_reason(seconds, rank_flops, limit, source)):
         yield f"time: {reason}"
@@ -121,10 +121,13 @@ def _processor_reasons(
         window_ns, host = part.window_ns(plan.work.window), part.telemetry.host
         if window_ns is None or not host:
             continue
-        if too_little(sorted(reading.time_ns for reading in host), *window_ns):
+        if coverage_shortfall(sorted(reading.time_ns for reading in host), *window_ns):
             continue
         ranks, cores = len(part.ranks), max(1, host[-1].cores)
-        rank_flops, limit = flops * ranks / plan.world_size, cores * core_limit(plan.work.training.precision, None)
+        rank_flops, limit = (
+            flops * ranks / plan.world_size,
+            cores * core_tflops_limit(plan.work.training.precision, None),
+        )
         if plan.peak.limit_tflops is not None:
             limit = min(limit, plan.peak.limit_tflops * ranks)
         if reason := time_reason(seconds, rank_flops, limit, f"no more than {cores} core(s) can"):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from levelfield.measure.alignment import AlignmentLimits
-from levelfield.measure.calibration import Noise, Places, limits_of, merged
-from levelfield.measure.routing import IN_FLOAT32, ChoiceLimits
+from levelfield.measure.calibration import Noise, PlaceValues, merge_noise, tolerance_limits
+from levelfield.measure.routing import FP32_CHOICE_LIMITS, ChoiceLimits
 from levelfield.measure.weights import KEY_BIAS
 from levelfield.rundir.directory import utc_now
 from levelfield.specs.reference import NoiseRow, Reference
@@ -26,7 +26,7 @@ def limits_from(reference: Reference) -> AlignmentLimits:
     overridden = sum(row.why is not None for row in reference.noise)
     note = f", {overridden} of them recorded with --replace" if overridden else ""
     rows = [noise_of(row, reference) for row in usable_rows(reference)]
-    limits = limits_of(rows, f"the reference's noise{note}", reference.precision)
+    limits = tolerance_limits(rows, f"the reference's noise{note}", reference.precision)
     weights = limits.weights
     if weights is not None and not isinstance(weights, (int, float)):
         biases = {p: limit for p, limit in weights.items() if isinstance(p, tuple) and p[0] == KEY_BIAS}
@@ -36,7 +36,7 @@ def limits_from(reference: Reference) -> AlignmentLimits:
 
 def choice_limits(reference: Reference) -> ChoiceLimits | None:
     """Return how many choices of experts may differ from the reference's; None where that is not judged."""
-    return IN_FLOAT32 if reference.routing and reference.precision == "fp32" else None
+    return FP32_CHOICE_LIMITS if reference.routing and reference.precision == "fp32" else None
 
 
 def usable_rows(reference: Reference) -> list[NoiseRow]:
@@ -47,22 +47,22 @@ def usable_rows(reference: Reference) -> list[NoiseRow]:
 
 def independent_noise(reference: Reference) -> list[Noise]:
     """Return the noise of independent rows: one row for each setting, and one of those with equal differences."""
-    return merged(noise_of(row, reference) for row in usable_rows(reference))
+    return merge_noise(noise_of(row, reference) for row in usable_rows(reference))
 
 
 def noise_of(row: NoiseRow, reference: Reference) -> Noise:
     """Return the differences of a row. A row that stores only maxima gets its maximum at every place, the weakest
     reading."""
-    gradient: Places | None = {
+    gradient: PlaceValues | None = {
         (step, group): value for step, groups in row.gradients.items() for group, value in groups.items()
     } or (None if row.gradient is None else {None: row.gradient})
-    curve: Places = dict(enumerate(row.losses, start=1)) or {None: row.curve}
-    weights: Places | None = {
+    curve: PlaceValues = dict(enumerate(row.losses, start=1)) or {None: row.curve}
+    weights: PlaceValues | None = {
         (group, figure): value for group, figures in row.weights.items() for figure, value in figures.items()
     } or None
-    norms: Places | None = dict(enumerate(row.norms, start=1)) or None
+    norms: PlaceValues | None = dict(enumerate(row.norms, start=1)) or None
     setting = f"{row.changed}; {row.hardware}"
-    window: Places | None = {
+    window: PlaceValues | None = {
         (third, group): value for third, groups in row.window.items() for group, value in groups.items()
     } or None
     return Noise(row.first_step, gradient, curve, weights, norms, window, varied_setting(row, reference), setting)
@@ -122,7 +122,7 @@ def noise_row(
     )
 
 
-def _nested_places(places: Places | None) -> dict[int | str, dict[str, float]]:
+def _nested_places(places: PlaceValues | None) -> dict[int | str, dict[str, float]]:
     nested: dict[int | str, dict[str, float]] = {}
     for place, value in (places or {}).items():
         if isinstance(place, tuple):

@@ -13,15 +13,15 @@ from statistics import fmean
 from levelfield.measure.other_use import HostUse, host_use
 from levelfield.measure.raw_facts import NANOSECONDS, Reading
 from levelfield.measure.throughput import (
-    OUTLIER,
+    OUTLIER_MEDIANS,
     StepOutliers,
     StepSpan,
     WindowError,
     clock_rank,
     is_disturbed,
-    spans,
+    step_ends,
     step_outliers,
-    step_times,
+    window_spans,
 )
 from levelfield.rundir.node_parts import NodePart
 from levelfield.rundir.raw_files import RawRecords
@@ -40,7 +40,7 @@ def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> 
     first, last = plan.work.window.first_step, plan.work.window.last_step
     rank = clock_rank(raw.steps, first, last)
     try:
-        steps = spans(step_times(raw.steps, first, last), raw.begins.get(rank), first, last, plan.world_size)
+        steps = window_spans(step_ends(raw.steps, first, last), raw.begins.get(rank), first, last, plan.world_size)
     except WindowError:
         return None, None
     outliers, window = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
@@ -92,7 +92,8 @@ def _flags(figures: Disturbance) -> Iterator[str]:
         yield _slowest_text(figures.slowest)
         explained = figures.lost - figures.unexplained
         yield (
-            f"{figures.outliers} step(s) above {OUTLIER:g} times the median cost {figures.lost:.1%} of the window; "
+            f"{figures.outliers} step(s) above {OUTLIER_MEDIANS:g} times the median cost {figures.lost:.1%} of the "
+            "window; "
             f"other programs explain {explained:.1%}"
         )
     if not figures.mean_over_median <= NOTABLE_MEAN_RATIO:

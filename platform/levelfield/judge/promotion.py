@@ -10,7 +10,7 @@ from levelfield.judge.collector import collect
 from levelfield.judge.noise import choice_limits, noise_row
 from levelfield.judge.verdict import reference_curve, run_curve
 from levelfield.measure.calibration import noise_between
-from levelfield.measure.routing import mixture_layers, rerouting
+from levelfield.measure.routing import mixture_layers, routing_difference
 from levelfield.rundir.directory import read_plan, utc_now
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.base import load
@@ -114,7 +114,7 @@ def with_noise(reference: Reference, paths: RunPaths, reason: str | None = None)
     if reason is None:
         check_admissible(reference, training, result)
     expected = reference_curve(reference)
-    noise, rerouted = noise_between(training, expected), rerouting(training.routing, expected.routing).changed
+    noise, rerouted = noise_between(training, expected), routing_difference(training.routing, expected.routing).changed
     if any(rerouted.values()) and choice_limits(reference) and reason is None:
         raise GateFailed(
             f"{result.run_id} chose other experts than {reference.name} and did not follow its choices: its "

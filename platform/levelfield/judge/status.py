@@ -12,7 +12,7 @@ from typing import Any
 from levelfield.contracts.execution import DISK_IS_FULL
 from levelfield.measure.clocks import node_clock_reasons, platform_clock_reasons
 from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixture_layers, routing_reasons
-from levelfield.measure.validity import MOST_REASONS, check
+from levelfield.measure.validity import MOST_REASONS, validity_reasons
 from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
 from levelfield.rundir.event_lines import sequence
@@ -101,7 +101,7 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     first = next(iter(versions.values()), None)
     if other := [rank for rank, version in versions.items() if version != first]:
         reasons.append(f"framework: ranks 0 and {other[0]} report versions {first} and {versions[other[0]]}")
-    reasons += [str(r) for r in check(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
+    reasons += [str(r) for r in validity_reasons(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
     reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
     window = plan.work.window
     windows = {part.name: times for part in node_parts(plan, raw) if part.name and (times := part.window_ns(window))}

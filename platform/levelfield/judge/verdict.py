@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from levelfield.judge.noise import limits_from
 from levelfield.measure import alignment as rules
-from levelfield.measure.routing import own_choices, routing_of
+from levelfield.measure.routing import sum_expert_shares, summarise_own_choices
 from levelfield.measure.validity import loss_curve
 from levelfield.measure.weights import final_weights, gradient_norms, window_norms
 from levelfield.rundir.raw_files import RawRecords
@@ -59,7 +59,7 @@ def unproven_precision(plan: Plan, training: rules.TrainingCurve, reference: Ref
     step = min(reference.gradients)
     if not reference.in_bf16:
         return f"{start}: its reference has no gradients of the same training in bf16 to differ from"
-    part = rules.part_of_the_way(training.gradients.get(step, {}), reference.in_bf16, reference.gradients[step])
+    part = rules.interpolation_position(training.gradients.get(step, {}), reference.in_bf16, reference.gradients[step])
     if part >= MIN_FP8_SHARE:
         return None
     way = f"lie {part:.0%} of the way from bf16's to the reference's, expected at least half"
@@ -69,13 +69,13 @@ def unproven_precision(plan: Plan, training: rules.TrainingCurve, reference: Ref
 def first_step_beyond_noise(raw: RawRecords, reference: Reference) -> int | None:
     """Return the first step whose loss differs from the reference's by more than its noise; None without one."""
     expected = dict(enumerate(reference.losses, start=1))
-    return rules.first_beyond(loss_curve(raw.steps), expected, limits_from(reference).curve)
+    return rules.first_step_beyond(loss_curve(raw.steps), expected, limits_from(reference).curve)
 
 
 def compare_with_reference(run: rules.TrainingCurve, other: rules.TrainingCurve, reference: Reference) -> Alignment:
     limits = limits_from(reference)
     finding = rules.align(run, other, limits)
-    figure = rules.flagperf_rule(run, other)
+    figure = rules.flagperf_difference(run, other)
     return Alignment(
         verdict=finding.verdict,
         reason=finding.reason,
@@ -97,9 +97,9 @@ def run_curve(work: Work, raw: RawRecords, identity: Identity) -> rules.Training
         {step: parameters for step, parameters in by_parameter.items() if step < first},
         identity.model_dump(),
         final_weights(raw.final),
-        routing_of(raw.experts),
+        sum_expert_shares(raw.experts),
         raw.follows.get(0),
-        own_choices(raw.compared, work.model.experts),
+        summarise_own_choices(raw.compared, work.model.experts),
         frozenset(r.step for r in raw.steps if r.skipped),
         window_norms(by_parameter, norms, work.window) if in_16_bits else {},
     )

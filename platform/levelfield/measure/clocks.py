@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, by_rank
+from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, records_by_rank
 from levelfield.specs.case import Window
 
 TOLERANCE = 0.02
@@ -52,7 +52,7 @@ def platform_clock_reasons(
     A rank that the platform did not see is not checked.
     """
     reasons = []
-    for rank, steps in by_rank(records).items():
+    for rank, steps in records_by_rank(records).items():
         ends = {r.step: r.end_ns for r in steps}
         if rank in sightings and {window.first_step - 1, window.last_step} <= ends.keys():
             rank_seconds = (ends[window.last_step] - ends[window.first_step - 1]) / NANOSECONDS

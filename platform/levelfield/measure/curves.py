@@ -20,33 +20,33 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
-LEAST_RUNS = 2  # of each group: one run has no spread
-LEAST_STEPS = 20  # of a tail
+LEAST_RUNS = 2  # in each group: one run has no spread
+LEAST_STEPS = 20  # in a tail
 # The largest share of a curve's whole fall that may lie in its tail. Before that, every model learns the same first
 # things: in the first 100 steps of GPT tests, different models differ by less than equal ones do on other chips.
-SETTLED = 0.25
+MOST_TAIL_FALL = 0.25
 # One-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
-QUANTILES = {
+T_QUANTILES = {
     1: 6.3138, 2: 2.9200, 3: 2.3534, 4: 2.1318, 5: 2.0150, 6: 1.9432, 7: 1.8946, 8: 1.8595, 9: 1.8331, 10: 1.8125,
     12: 1.7823, 15: 1.7531, 20: 1.7247, 30: 1.6973, 60: 1.6706, 120: 1.6577,
 }  # fmt: skip
 Curve = Mapping[int, float]
 LoggedCurve = Mapping[int, float | None]  # None: the optimizer skipped the step, and its trainer prints no loss then
-Word = Literal["within the margin", "beyond the margin", "inconclusive", "broken curve"]
-STRETCH = 3  # equal differences of steps in a row: so many make another interval, fewer are holes
-# Of two curves of one run, relative, at every common step. A log with five digits rounds by less. Two seeds differ by a
-# thousandth or more.
-SAME = 2e-5
-WIDTH = 5  # neighbours of a step on each side
+TailVerdict = Literal["within the margin", "beyond the margin", "inconclusive", "broken curve"]
+LEAST_STRETCH = 3  # as many equal distances of steps in a row make another logging interval, fewer are gaps
+# The largest relative difference of two curves of one run, at every common step. A log with five digits rounds by less.
+# Two seeds differ by a thousandth or more.
+SAME_RUN_TOLERANCE = 2e-5
+SPIKE_NEIGHBOURS = 5  # neighbours of a step on each side
 # A spike is more than this multiple of the reference's median jump, and more than this part of the loss.
-USUAL, LEAST = 10, 0.01
+SPIKE_FACTOR, LEAST_SPIKE = 10, 0.01
 
 
 @dataclass(frozen=True)
 class TailComparison:
     """How far the mean tail losses of two groups differ."""
 
-    word: Word
+    word: TailVerdict
     reason: str
     margin: float
     steps: tuple[int, int] | None = None  # first and last step of the tail
@@ -84,8 +84,8 @@ def compare_tails(
     if len(tail) < LEAST_STEPS:
         reason = f"the curves share {len(tail)} steps in the tail, expected at least {LEAST_STEPS}"
         return TailComparison("inconclusive", reason, margin)
-    fall = max(share_of_fall(curve, common, tail) for curve in curves)
-    means = [[tail_mean(curve, tail) for curve in group] for group in (curves[: len(ours)], curves[len(ours) :])]
+    fall = max(tail_share_of_fall(curve, common, tail) for curve in curves)
+    means = [[mean_log_loss(curve, tail) for curve in group] for group in (curves[: len(ours)], curves[len(ours) :])]
     return _compare_means(means[0], means[1], margin, (tail[0], tail[-1]), fall)
 
 
@@ -97,65 +97,67 @@ def first_break(curves: Sequence[LoggedCurve], names: Sequence[str], from_step: 
     breaks = []
     for name, curve, part in zip(names, curves, parts, strict=True):
         # the first step that lacks a positive loss: by its value, or as one that the curve's interval has
-        wrong = {step: loss for step, loss in part.items() if loss is not None and not 0 < loss < math.inf}
-        wrong |= {before + interval_of(part): math.nan for before, _ in _holes(part)}
-        for step, loss in sorted(wrong.items())[:1]:
+        bad_losses = {step: loss for step, loss in part.items() if loss is not None and not 0 < loss < math.inf}
+        bad_losses |= {before + usual_interval(part): math.nan for before, _ in _gaps(part)}
+        for step, loss in sorted(bad_losses.items())[:1]:
             value = "no number as loss" if math.isnan(loss) else f"the loss {loss:g}"
             before = max((earlier for earlier in part if earlier < step), default=None)
             until = "" if before is None else f"; --to-step {before} compares what is before"
             expected = f"expected a positive number: the training diverged, or the file is not whole{until}"
             breaks.append(CurveBreak(step, f"{name}: found {value} at step {step}, {expected}"))
-        if part and min(part) - begin >= _intervals_of_ends(part)[0]:
+        if part and min(part) - begin >= _end_intervals(part)[0]:
             expected = f"expected step {begin} as in another curve; --from-step {min(part)} compares from there on"
             breaks.append(CurveBreak(begin, f"{name}: it begins at step {min(part)}, {expected}"))
-        last, apart = max(curve), _intervals_of_ends(curve)[1]
-        if end - (last + (0 in curve)) >= apart:  # steps that count from 0 end one earlier
+        last, last_interval = max(curve), _end_intervals(curve)[1]
+        if end - (last + (0 in curve)) >= last_interval:  # steps that count from 0 end one earlier
             expected = f"expected steps up to {end} as in another curve; --to-step {last} compares up to there"
-            breaks.append(CurveBreak(last + apart, f"{name}: it ends at step {last}, {expected}"))
+            breaks.append(CurveBreak(last + last_interval, f"{name}: it ends at step {last}, {expected}"))
     return min(breaks, default=None, key=lambda gap: gap.step)
 
 
-def interval_of(steps: Collection[int]) -> int:
-    """Return how many steps apart a curve's losses are: mostly, or at most where no distance is that of most."""
+def usual_interval(steps: Collection[int]) -> int:
+    """Return how many steps apart most of a curve's losses are; the largest distance where none has a majority."""
     ordered = sorted(steps)
-    apart = Counter(b - a for a, b in pairwise(ordered))
-    if not apart:
+    distances = Counter(b - a for a, b in pairwise(ordered))
+    if not distances:
         return max((1, *ordered))
-    usual, times = apart.most_common(1)[0]
-    return usual if 2 * times > apart.total() else max(apart)
+    usual, times = distances.most_common(1)[0]
+    return usual if 2 * times > distances.total() else max(distances)
 
 
-def _intervals_of_ends(steps: Collection[int]) -> tuple[int, int]:
-    """Return the intervals at the begin and at the end of a curve, where it may have others than in most of it."""
-    ordered, usual = sorted(steps), interval_of(steps)
-    apart = [b - a for a, b in pairwise(ordered)]
-    first, last = ({*part} for part in (apart[:STRETCH], apart[-STRETCH:]))
+def _end_intervals(steps: Collection[int]) -> tuple[int, int]:
+    """Return the intervals at the begin and at the end of a curve; both may differ from its usual one."""
+    ordered, usual = sorted(steps), usual_interval(steps)
+    distances = [b - a for a, b in pairwise(ordered)]
+    first, last = ({*part} for part in (distances[:LEAST_STRETCH], distances[-LEAST_STRETCH:]))
     return (first.pop() if len(first) == 1 else usual, last.pop() if len(last) == 1 else usual)
 
 
-def _holes(steps: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield the two steps around each place that lacks steps. Another interval from some step on lacks none."""
-    ordered, interval, at = sorted(steps), interval_of(steps), 0
+def _gaps(steps: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the two steps around each gap. A change of the logging interval is no gap."""
+    ordered, interval, position = sorted(steps), usual_interval(steps), 0
     for apart, group in groupby(b - a for a, b in pairwise(ordered)):
-        times = len(list(group))
-        if apart >= 2 * interval and times < STRETCH:
-            yield from pairwise(ordered[at : at + times + 1])
-        at += times
+        run_length = len(list(group))
+        if apart >= 2 * interval and run_length < LEAST_STRETCH:
+            yield from pairwise(ordered[position : position + run_length + 1])
+        position += run_length
 
 
 def lost_steps(losses: Collection[int], logged: Collection[int]) -> list[int]:
-    """Return the logged steps that should have a loss: in a hole, or an interval or more outside of both ends.
+    """Return the logged steps that should have a loss: in a gap, or an interval or more outside of both ends.
 
-    losses: the steps that have one. Step 0 is that of a first look, before the training.
+    losses: the steps that have one. A loss at step 0 is from before the training.
     """
-    (first, last), steps, holes = _intervals_of_ends(losses), sorted(losses), dict(_holes(losses))
+    (first, last), steps, holes = _end_intervals(losses), sorted(losses), dict(_gaps(losses))
     begin, end = steps[0] - first, steps[-1] + last
-    without = sorted(step for step in {*logged}.difference(losses) if step > 0)
-    return [s for s in without if not begin < s < end or (s > steps[0] and steps[bisect(steps, s) - 1] in holes)]
+    steps_without_loss = sorted(step for step in {*logged}.difference(losses) if step > 0)
+    return [
+        s for s in steps_without_loss if not begin < s < end or (s > steps[0] and steps[bisect(steps, s) - 1] in holes)
+    ]
 
 
-def with_lost(losses: Curve, logged: Collection[int], skipped: Collection[int] = ()) -> dict[int, float | None]:
-    """Return the losses with NaN at each logged step that should have one, and None at steps of no update.
+def fill_lost_steps(losses: Curve, logged: Collection[int], skipped: Collection[int] = ()) -> dict[int, float | None]:
+    """Return the losses with NaN at each logged step that lost its loss, and None at steps without an update.
 
     skipped: the steps that the optimizer skipped, as in fp16 where gradients overflow; their trainer prints no loss.
     A training that skips all steps to the end has no loss there, whatever its log calls it.
@@ -167,38 +169,39 @@ def with_lost(losses: Curve, logged: Collection[int], skipped: Collection[int] =
     return {**left_out, **no_loss, **losses}
 
 
-def tail_mean(curve: Curve, tail: Sequence[int]) -> float:
-    """Return the mean of the log loss: differences of these are relative differences of losses."""
+def mean_log_loss(curve: Curve, tail: Sequence[int]) -> float:
+    """Return the mean of the log loss over the tail. Differences of such means are relative differences of losses."""
     return statistics.fmean(math.log(curve[step]) for step in tail)
 
 
-def share_of_fall(curve: Curve, steps: Sequence[int], tail: Sequence[int]) -> float:
-    """Return which share of the fall of the loss, from the first step to the end, lies within the tail.
+def tail_share_of_fall(curve: Curve, steps: Sequence[int], tail: Sequence[int]) -> float:
+    """Return the share of the loss's fall, from the first step to the end, that lies within the tail.
 
     The ends of the tail are means over a quarter of it. 1 where the curve does not fall at all.
     """
     quarter = max(1, len(tail) // 4)
     begin, end = (statistics.fmean(curve[s] for s in part) for part in (tail[:quarter], tail[-quarter:]))
-    whole = curve[steps[0]] - end
-    return max(0.0, begin - end) / whole if whole > 0 else 1.0
+    total_fall = curve[steps[0]] - end
+    return max(0.0, begin - end) / total_fall if total_fall > 0 else 1.0
 
 
 def _compare_means(
-    ours: list[float], theirs: list[float], margin: float, steps: tuple[int, int], fall: float
+    ours: list[float], theirs: list[float], margin: float, steps: tuple[int, int], tail_fall_share: float
 ) -> TailComparison:
     difference = math.expm1(statistics.fmean(ours) - statistics.fmean(theirs))
-    if fall > SETTLED:
-        reason = f"the loss still falls: {fall:.0%} of its fall lies in the tail, expected at most {SETTLED:.0%}"
+    if tail_fall_share > MOST_TAIL_FALL:
+        expected = f"expected at most {MOST_TAIL_FALL:.0%}"
+        reason = f"the loss still falls: {tail_fall_share:.0%} of its fall lies in the tail, {expected}"
         return TailComparison("inconclusive", reason, margin, steps, difference)
     if min(len(ours), len(theirs)) < LEAST_RUNS:
         reason = f"one curve does not show how far seeds differ; give at least {LEAST_RUNS} runs of each side"
         return TailComparison("inconclusive", reason, margin, steps, difference)
-    freedom = min(len(ours), len(theirs)) - 1
-    quantile = QUANTILES[max(degrees for degrees in QUANTILES if degrees <= freedom)]
-    half = quantile * math.sqrt(sum(statistics.variance(group) / len(group) for group in (ours, theirs)))
+    degrees_of_freedom = min(len(ours), len(theirs)) - 1
+    quantile = T_QUANTILES[max(degrees for degrees in T_QUANTILES if degrees <= degrees_of_freedom)]
+    half_width = quantile * math.sqrt(sum(statistics.variance(group) / len(group) for group in (ours, theirs)))
     spread = max(statistics.stdev(ours), statistics.stdev(theirs))
-    low, high = difference - half, difference + half
-    word: Word = "inconclusive"
+    low, high = difference - half_width, difference + half_width
+    word: TailVerdict = "inconclusive"
     reason = f"between {low:+.2%} and {high:+.2%} (90 % interval), margin {margin:.2%}"
     if -margin < low and high < margin:
         word = "within the margin"
@@ -209,21 +212,25 @@ def _compare_means(
     return TailComparison(word, reason, margin, steps, difference, spread, low, high)
 
 
-def is_one_run(curve: LoggedCurve, other: LoggedCurve) -> bool:
+def is_same_run(curve: LoggedCurve, other: LoggedCurve) -> bool:
     """Return whether two curves agree at every common step. Curves without a common step are of two runs."""
     common = curve.keys() & other.keys()
     for step in common:
-        loss, again = curve[step], other[step]
-        if loss is None or again is None:  # the optimizer skipped the step: in one run it is skipped in both
-            is_same = loss is again
+        loss, other_loss = curve[step], other[step]
+        if loss is None or other_loss is None:  # the optimizer skipped the step: in one run it is skipped in both
+            is_same = loss is other_loss
         else:  # two that are no number are the same one
-            is_same = loss == again or (loss != loss and again != again) or abs(loss - again) <= SAME * abs(loss)
+            is_same = (
+                loss == other_loss
+                or (loss != loss and other_loss != other_loss)
+                or abs(loss - other_loss) <= SAME_RUN_TOLERANCE * abs(loss)
+            )
         if not is_same:
             return False
     return bool(common)
 
 
-def first_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
+def first_curve_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
     """Return for each curve the number of the first curve of the same run; its own number where it is the first.
 
     Copies, other formats and shorter pieces of one run, or the same seed again, would narrow the interval without a
@@ -231,36 +238,38 @@ def first_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
     """
     firsts: list[int] = []
     for number, curve in enumerate(curves):
-        same = (first for first in dict.fromkeys(firsts) if is_one_run(curves[first], curve))
+        same = (first for first in dict.fromkeys(firsts) if is_same_run(curves[first], curve))
         firsts.append(next(same, number))
     return firsts
 
 
 def spike_steps(losses: Curve, reference: Curve) -> dict[int, float]:
     """Return the jump of each step that is a spike, where the reference has no jump of half that size."""
-    ours, theirs, least = jumps(losses), jumps(reference), least_jump(reference)
+    ours, theirs, least = loss_jumps(losses), loss_jumps(reference), spike_threshold(reference)
     return {s: jump for s, jump in ours.items() if jump > least and not theirs.get(s, 0.0) > jump / 2}
 
 
-def least_jump(reference: Curve) -> float:
+def spike_threshold(reference: Curve) -> float:
     """Return the jump above which a step is a spike."""
-    sizes = sorted(jumps(reference).values())
-    return max(USUAL * sizes[len(sizes) // 2] if sizes else 0.0, LEAST)
+    sizes = sorted(loss_jumps(reference).values())
+    return max(SPIKE_FACTOR * sizes[len(sizes) // 2] if sizes else 0.0, LEAST_SPIKE)
 
 
-def jumps(losses: Curve) -> dict[int, float]:
+def loss_jumps(losses: Curve) -> dict[int, float]:
     """Return the jump of each step, relative to the median of its neighbours.
 
     It is the smaller of two differences: from that median, and from the farther of the two steps beside it. So a steady
     fall of the loss is no jump.
     """
     steps, sizes = sorted(losses), {}
-    for place, step in enumerate(steps):
-        near = [losses[s] for s in steps[max(0, place - WIDTH) : place + WIDTH + 1] if s != step]
-        middle = sorted(near)[len(near) // 2] if near else losses[step]
-        beside = steps[max(0, place - 1) : place + 2]
-        slope = max((abs(losses[b] - losses[a]) for a, b in pairwise(beside)), default=0.0)
-        sizes[step] = min(abs(losses[step] - middle), slope) / max(abs(middle), 1e-300)
+    for index, step in enumerate(steps):
+        neighbours = [
+            losses[s] for s in steps[max(0, index - SPIKE_NEIGHBOURS) : index + SPIKE_NEIGHBOURS + 1] if s != step
+        ]
+        neighbour_median = sorted(neighbours)[len(neighbours) // 2] if neighbours else losses[step]
+        adjacent_steps = steps[max(0, index - 1) : index + 2]
+        slope = max((abs(losses[b] - losses[a]) for a, b in pairwise(adjacent_steps)), default=0.0)
+        sizes[step] = min(abs(losses[step] - neighbour_median), slope) / max(abs(neighbour_median), 1e-300)
     return sizes
 
 

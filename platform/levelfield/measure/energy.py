@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from levelfield.measure.raw_facts import LONGEST_GAP_SECONDS, NANOSECONDS, PowerReading, Reading, too_little
+from levelfield.measure.raw_facts import LONGEST_GAP_SECONDS, NANOSECONDS, PowerReading, Reading, coverage_shortfall
 
 BOUNDARY = "chip"
 # No chip draws more. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
@@ -103,7 +103,7 @@ def node_energy(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) ->
         )
     else:
         longest_gap = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
-        if not (reason := too_little([r.time_ns for r in fresh], begin_ns, end_ns, longest_gap)):
+        if not (reason := coverage_shortfall([r.time_ns for r in fresh], begin_ns, end_ns, longest_gap)):
             joules = integrate_power([(r.time_ns, r.watts) for r in fresh], begin_ns, end_ns)
             if not 0 < (watts := joules / window) <= IMPLAUSIBLE_NODE_WATTS:
                 joules, reason = None, f"{watts:.6g} W on average is no node's power: units differ"
@@ -133,7 +133,7 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
         points = [(r.time_ns, r.power_watts) for r in readings if r.power_watts is not None]
     if not points:
         return "neither power nor an energy counter could be read"
-    if reason := too_little([time for time, _ in points], begin_ns, end_ns):
+    if reason := coverage_shortfall([time for time, _ in points], begin_ns, end_ns):
         return reason
     joules = (counter_joules if is_counted else integrate_power)(points, begin_ns, end_ns)
     watts = joules / ((end_ns - begin_ns) / NANOSECONDS)

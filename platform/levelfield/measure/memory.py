@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from levelfield.measure.raw_facts import Reading, StepRecord, by_rank, too_little
+from levelfield.measure.raw_facts import Reading, StepRecord, coverage_shortfall, records_by_rank
 from levelfield.specs.result import Figure, MemoryExpectation
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
@@ -55,7 +55,7 @@ def memory_peaks(
     window (the run ended before) it is the largest reading.
     """
     ordered = sorted(readings, key=lambda r: r.time_ns)
-    ranks = by_rank(records)
+    ranks = records_by_rank(records)
     allocated, reserved, process = (
         _largest_peak({str(rank): _rank_peak(steps, kind) for rank, steps in ranks.items()}, "rank", "the framework")
         for kind in _KINDS
@@ -91,7 +91,7 @@ def used_peaks(readings: Iterable[Reading], devices: Iterable[str]) -> tuple[int
 
 def process_peaks(records: Iterable[StepRecord]) -> tuple[int | None, ...]:
     """Return the peak of each rank's process in bytes, in the ranks' order; None where a step has none."""
-    return tuple(_rank_peak(steps, PROCESS) for steps in by_rank(records).values())
+    return tuple(_rank_peak(steps, PROCESS) for steps in records_by_rank(records).values())
 
 
 def stage_peaks(peaks: Sequence[int | None], stages: int, ranks: int) -> tuple[int, ...] | None:
@@ -139,7 +139,7 @@ def _plausible_peak(
         return used
     for device in capacity_bytes if window_ns else ():
         times = [r.time_ns for r in readings if r.device == device and r.memory_used_bytes is not None]
-        if window_ns and (reason := too_little(times, *window_ns)):
+        if window_ns and (reason := coverage_shortfall(times, *window_ns)):
             return MemoryPeak(reason=f"device {device}: {reason}")
     capacity, device = capacity_bytes[used.where], f"device {used.where}: {used.peak_bytes} bytes"
     if capacity is not None and not used.peak_bytes <= capacity:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from levelfield.measure.raw_facts import NANOSECONDS, HostReading, too_little
+from levelfield.measure.raw_facts import NANOSECONDS, HostReading, coverage_shortfall
 from levelfield.specs.result import DISTURBED, OtherUse, Result
 
 HOST_LIMIT = 0.10
@@ -70,7 +70,7 @@ def host_use(readings: Iterable[HostReading], begin_ns: int, end_ns: int) -> Hos
     if not ordered:
         return HostUse(None, None, "the operating system gave no processor times")
     cores = ordered[-1].cores
-    if reason := too_little([r.time_ns for r in ordered], begin_ns, end_ns):
+    if reason := coverage_shortfall([r.time_ns for r in ordered], begin_ns, end_ns):
         return HostUse(None, cores, reason)
     if any(r.own_seconds is None for r in ordered):
         return HostUse(None, cores, "the processes of a container engine are not told apart from other programs")

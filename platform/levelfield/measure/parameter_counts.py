@@ -15,8 +15,8 @@ class ParameterCount:
     """The exact number of parameters."""
 
     total: int
-    # Those that one token uses. Of a mixture's routed experts only the chosen ones count; the embedding and the head
-    # count whole, as in the published numbers of Mixtral (Jiang et al., 2024) and Qwen3 (Yang et al., 2025).
+    # The parameters that one token uses. Of a mixture's routed experts only the chosen ones count. The embedding and
+    # the head count whole, as in the published numbers of Mixtral (Jiang et al., 2024) and Qwen3 (Yang et al., 2025).
     active: int
     embedding: int
     position: int
@@ -26,25 +26,25 @@ class ParameterCount:
     layers: int
 
 
-def parameters(model: Model, sequence_length: int) -> ParameterCount:
+def count_parameters(model: Model, sequence_length: int) -> ParameterCount:
     """Count every parameter. Learned positions have as many rows as the sequence has tokens.
 
     8,030,261,248 for Llama 3 8B (Dubey et al., 2024: 8.03 billion).
     """
     shapes = outer_shapes(model, sequence_length)
-    size = {part: sum(math.prod(s) for n, s in shapes.items() if n.startswith(part)) for part in _PARTS}
-    mixtures, in_layers = model.mixture_layers, 0  # a layer has an MLP or experts: one of each kind is counted
-    if mixtures < model.layers:
+    part_sizes = {part: sum(math.prod(s) for n, s in shapes.items() if n.startswith(part)) for part in _OUTER_PARTS}
+    mixture_count, in_layers = model.mixture_layers, 0  # a layer has an MLP or experts: one of each kind is counted
+    if mixture_count < model.layers:
         dense = next(layer for layer in range(model.layers) if not model.is_mixture(layer))
-        in_layers += (model.layers - mixtures) * sum(map(math.prod, layer_shapes(model, dense).values()))
-    if mixtures and model.experts is not None:
-        in_layers += mixtures * sum(map(math.prod, layer_shapes(model, model.experts.first_layer).values()))
-    total = sum(size.values()) + in_layers
-    active = total - model.mixture_layers * _unchosen(model)
-    return ParameterCount(total=total, active=active, in_layers=in_layers, layers=model.layers, **size)
+        in_layers += (model.layers - mixture_count) * sum(map(math.prod, layer_shapes(model, dense).values()))
+    if mixture_count and model.experts is not None:
+        in_layers += mixture_count * sum(map(math.prod, layer_shapes(model, model.experts.first_layer).values()))
+    total = sum(part_sizes.values()) + in_layers
+    active = total - model.mixture_layers * _unchosen_expert_parameters(model)
+    return ParameterCount(total=total, active=active, in_layers=in_layers, layers=model.layers, **part_sizes)
 
 
-def _unchosen(model: Model) -> int:
+def _unchosen_expert_parameters(model: Model) -> int:
     """Return the parameters of one layer's routed experts that a token does not choose."""
     if model.experts is None:
         return 0
@@ -55,8 +55,8 @@ def _unchosen(model: Model) -> int:
 
 def active_parameters(model: Model, layer: int) -> int:
     """Return the parameters of a layer that one token uses."""
-    every = sum(map(math.prod, layer_shapes(model, layer).values()))
-    return every - (_unchosen(model) if model.is_mixture(layer) else 0)
+    total = sum(map(math.prod, layer_shapes(model, layer).values()))
+    return total - (_unchosen_expert_parameters(model) if model.is_mixture(layer) else 0)
 
 
 def parameter_shapes(model: Model, sequence_length: int) -> Shapes:
@@ -70,7 +70,7 @@ def outer_shapes(model: Model, sequence_length: int) -> Shapes:
     shapes: Shapes = {"embedding.weight": (model.vocab_size, model.hidden_size)}
     if model.positions == "learned":
         shapes["position.weight"] = (sequence_length, model.hidden_size)
-    shapes.update(_norm("final_norm", model))
+    shapes.update(_norm_shapes("final_norm", model))
     if not model.tied_embeddings:
         shapes["head.weight"] = (model.vocab_size, model.hidden_size)
     return shapes
@@ -78,14 +78,14 @@ def outer_shapes(model: Model, sequence_length: int) -> Shapes:
 
 def layer_shapes(model: Model, layer: int = 0) -> Shapes:
     """Return the parameters of layer `layer`, without `layers.{i}.` before their names."""
-    shapes, latent = _norm("attention_norm", model) | _norm("mlp_norm", model), model.latent_attention
+    shapes, latent = _norm_shapes("attention_norm", model) | _norm_shapes("mlp_norm", model), model.latent_attention
     # inside attention: of each head's query and key, or of the latents
-    inner: dict[str, int | None] = {"query_norm": model.head_size, "key_norm": model.head_size}
+    inner_norms: dict[str, int | None] = {"query_norm": model.head_size, "key_norm": model.head_size}
     if latent is not None:
-        inner = {"query_norm": latent.query_rank, "latent_norm": latent.key_value_rank}
+        inner_norms = {"query_norm": latent.query_rank, "latent_norm": latent.key_value_rank}
     elif not model.query_key_norm:
-        inner = {}
-    shapes |= {f"attention.{name}.weight": (size,) for name, size in inner.items() if size}
+        inner_norms = {}
+    shapes |= {f"attention.{name}.weight": (size,) for name, size in inner_norms.items() if size}
     for name, matrix in layer_matrices(model, layer).items():
         shapes[f"{name}.weight"] = matrix
         if model.bias or (model.qkv_bias and name.split(".")[-1] in _QKV):
@@ -96,7 +96,8 @@ def layer_shapes(model: Model, layer: int = 0) -> Shapes:
 def layer_matrices(model: Model, layer: int = 0) -> Shapes:
     """Return the matrices of layer `layer`, [out, in]. All its matrix products use them, except attention's core.
 
-    Those of the routed experts are [expert, out, in]; a token uses `chosen` of them (see `active_weights`).
+    The matrices of the routed experts are [expert, out, in]; a token uses `chosen` of the experts, see
+    `active_matrix_elements`.
     """
     hidden, latent, shapes = model.hidden_size, model.latent_attention, Shapes()
     if latent is not None:
@@ -113,11 +114,11 @@ def layer_matrices(model: Model, layer: int = 0) -> Shapes:
         width, keys = model.heads * model.head_size, model.kv_heads * model.head_size
         shapes |= {f"attention.{n}": (rows, hidden) for n, rows in zip(_QKV, (width, keys, keys), strict=True)}
     shapes["attention.output"] = (hidden, width)
-    return {**shapes, **(expert_matrices(model) if model.is_mixture(layer) else _mlp(model))}
+    return {**shapes, **(expert_matrices(model) if model.is_mixture(layer) else _mlp_matrices(model))}
 
 
-def active_weights(model: Model, layer: int = 0) -> int:
-    """Return the elements of the matrices of a layer that one token is multiplied with, without the router's.
+def active_matrix_elements(model: Model, layer: int = 0) -> int:
+    """Return how many matrix elements of a layer one token is multiplied with, without the router's.
 
     Published formulas do not count the router: Megatron-LM's (megatron/training/training.py) counts the others.
     """
@@ -130,12 +131,12 @@ def active_weights(model: Model, layer: int = 0) -> int:
 
 
 def expert_matrices(model: Model) -> Shapes:
-    """Return the matrices of a mixture of experts. Raises ValueError for a model without."""
+    """Return the matrices of a mixture of experts. Raises ValueError for a model without experts."""
     experts = model.experts
     if experts is None:
         raise ValueError(f"family {model.family}: found no experts")
-    routed = _mlp(model, "mlp.experts", experts.ffn_hidden_size)
-    shared = _mlp(model, "mlp.shared", experts.shared * experts.ffn_hidden_size) if experts.shared else {}
+    routed = _mlp_matrices(model, "mlp.experts", experts.ffn_hidden_size)
+    shared = _mlp_matrices(model, "mlp.shared", experts.shared * experts.ffn_hidden_size) if experts.shared else {}
     return {
         "mlp.router": (experts.count, model.hidden_size),
         **{name: (experts.count, *shape) for name, shape in routed.items()},
@@ -144,10 +145,10 @@ def expert_matrices(model: Model) -> Shapes:
 
 
 _QKV = ("query", "key", "value")
-_PARTS = ("embedding", "position", "head", "final_norm")
+_OUTER_PARTS = ("embedding", "position", "head", "final_norm")
 
 
-def _mlp(model: Model, name: str = "mlp", inner: int | None = None) -> Shapes:
+def _mlp_matrices(model: Model, name: str = "mlp", inner: int | None = None) -> Shapes:
     hidden, ffn = model.hidden_size, inner or model.ffn_hidden_size
     shapes: Shapes = {f"{name}.up": (ffn, hidden)}
     if model.is_gated:
@@ -155,6 +156,6 @@ def _mlp(model: Model, name: str = "mlp", inner: int | None = None) -> Shapes:
     return {**shapes, f"{name}.down": (hidden, ffn)}
 
 
-def _norm(name: str, model: Model) -> Shapes:
+def _norm_shapes(name: str, model: Model) -> Shapes:
     width: tuple[int, ...] = (model.hidden_size,)
     return {f"{name}.weight": width} | ({f"{name}.bias": width} if model.norm == "layernorm" else {})

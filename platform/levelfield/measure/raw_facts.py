@@ -1,5 +1,4 @@
-"""The raw facts behind every figure, as ranks and samplers reported them; how much of a window readings cover, and the
-mean load in it.
+"""The raw facts behind every figure, as ranks and samplers reported them, and small functions over them.
 
 Times are nanoseconds of a monotonic clock. Each node has its own clock: times of ranks on different nodes
 are never subtracted from each other.
@@ -14,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 from levelfield.specs.layout import Layout
 
-T = TypeVar("T")
-K = TypeVar("K", int, str)
+Item = TypeVar("Item")
+Key = TypeVar("Key", int, str)
 CHECKSUM_MODULUS = 2**64
 NANOSECONDS = 1e9
 LEAST_COVERAGE = 0.95
@@ -41,12 +40,12 @@ class StepRecord:
     # From the end of the last exchange to this step's first one; None where it is not measured.
     before_exchange_seconds: float | None = None
     auxiliary_loss: float | None = None  # what the routers of a mixture add to the loss; None on ranks without it
-    compile_seconds: float | None = None  # what the framework's compiler has taken until then; None without one
+    compile_seconds: float | None = None  # total time of the framework's compiler so far; None without one
 
 
 @dataclass(frozen=True)
 class HeldSlice:
-    """The box of a parameter that a rank holds."""
+    """A box of a parameter, a range in each dimension, that one rank holds."""
 
     rank: int
     name: str
@@ -56,14 +55,14 @@ class HeldSlice:
 
 @dataclass(frozen=True)
 class WeightSlice(HeldSlice):
-    """A box after initialisation."""
+    """A held box after initialisation."""
 
     checksum: int  # additive modulo 2**64 over disjoint boxes
 
 
 @dataclass(frozen=True)
 class FinalSlice(HeldSlice):
-    """A box after the last step."""
+    """A held box after the last step."""
 
     sums: tuple[float, ...]  # of squares, then projections on random signs; additive over disjoint boxes
 
@@ -85,7 +84,7 @@ class ExpertShare:
     rank: int
     step: int
     layer: int
-    tokens: tuple[int, ...]  # that chose each expert
+    tokens: tuple[int, ...]  # how many tokens chose each expert
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,8 @@ class ComparedChoices:
     step: int
     layer: int
     choices: int  # of this rank's tokens
-    changed: int  # of them, those that differ from the followed ones
-    # The widest of a token: by what its own experts' scores exceed the followed ones', as a part of their sum.
+    changed: int  # how many of them differ from the followed ones
+    # The widest of any token: how far its own experts' scores exceed the followed ones', as a part of their sum.
     margin: float
     gates: float  # the mean over tokens of the sum of their gates
 
@@ -132,9 +131,9 @@ class PowerReading:
     """The power of a whole node."""
 
     time_ns: int  # on the clock of the platform
-    wall_ns: int  # its time of day
+    wall_ns: int  # the time of day
     watts: float
-    # Only of earlier runs: when a BMC measured, by its clock, and over which time it averaged. The same stamp twice is
+    # Only in earlier runs: when a BMC measured, by its clock, and over which time it averaged. The same stamp twice is
     # one reading.
     stamp: str | None = None
     period_seconds: float | None = None
@@ -142,7 +141,7 @@ class PowerReading:
 
 @dataclass(frozen=True)
 class HostReading:
-    """Processor seconds since some start."""
+    """Processor seconds since an unknown start."""
 
     time_ns: int
     busy_seconds: float  # of all programs on the cores that the platform may use
@@ -173,39 +172,39 @@ def coordinates(rank: int, layout: Layout) -> Coordinates:
     return Coordinates(pipeline, data, context, tensor)
 
 
-def by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
+def records_by_rank(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
     """Return the records of each rank, in the order of writing."""
-    return grouped(records, lambda record: record.rank)
+    return group_sorted(records, lambda record: record.rank)
 
 
-def by_step(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
+def records_by_step(records: Iterable[StepRecord]) -> dict[int, tuple[StepRecord, ...]]:
     """Return the records of each step over the ranks, by ascending step."""
-    return grouped(records, lambda record: record.step)
+    return group_sorted(records, lambda record: record.step)
 
 
-def grouped(records: Iterable[T], key: Callable[[T], K]) -> dict[K, tuple[T, ...]]:
+def group_sorted(records: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, tuple[Item, ...]]:
     """Return the records of each key, in the order of writing; the keys ascend."""
-    groups: dict[K, list[T]] = {}
+    groups: dict[Key, list[Item]] = {}
     for record in records:
         groups.setdefault(key(record), []).append(record)
     return {value: tuple(groups[value]) for value in sorted(groups)}
 
 
-def curve_of(records: Iterable[StepRecord], value: Callable[[StepRecord], float | None]) -> dict[int, float]:
-    """Return a value of each step, by ascending step, from the lowest rank that has it."""
+def values_by_step(records: Iterable[StepRecord], read_value: Callable[[StepRecord], float | None]) -> dict[int, float]:
+    """Return the value of each step that `read_value` finds, by ascending step, from the lowest rank that has one."""
     ordered = sorted(records, key=lambda record: (record.step, -record.rank))
-    return {record.step: number for record in ordered if (number := value(record)) is not None}
+    return {record.step: number for record in ordered if (number := read_value(record)) is not None}
 
 
-def too_little(
+def coverage_shortfall(
     times_ns: Sequence[int], begin_ns: int, end_ns: int, longest_gap: float = LONGEST_GAP_SECONDS
 ) -> str | None:
-    """Return why readings do not cover the window, or None. The times ascend.
+    """Return a sentence when the readings do not cover the window, else None. The times ascend.
 
-    Covered is what lies between readings that are at most `longest_gap` seconds apart.
+    Time between readings that are at most `longest_gap` seconds apart is covered.
     """
-    near = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= longest_gap]
-    covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in near) / (end_ns - begin_ns)
+    short_gaps = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= longest_gap]
+    covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in short_gaps) / (end_ns - begin_ns)
     if covered >= LEAST_COVERAGE:
         return None
     return f"readings cover {covered:.0%} of the window, at least {LEAST_COVERAGE:.0%} is needed"
@@ -217,10 +216,10 @@ def mean_load(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int
     It is what the tool calls utilisation: the share of time in which the device did anything. A device without a
     reading has no mean, so that idle devices are not left out.
     """
-    inside = [r for r in readings if not r.before and begin_ns <= r.time_ns <= end_ns]
+    window_readings = [r for r in readings if not r.before and begin_ns <= r.time_ns <= end_ns]
     means = []
     for device in devices:
-        loads = [r.utilisation for r in inside if r.device == device and r.utilisation is not None]
+        loads = [r.utilisation for r in window_readings if r.device == device and r.utilisation is not None]
         if not loads or not all(0 <= value <= 1 for value in loads):
             return f"device {device}: {'a reading outside of 0 to 1' if loads else 'no reading in the window'}"
         means.append(sum(loads) / len(loads))

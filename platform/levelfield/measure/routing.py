@@ -1,4 +1,4 @@
-"""The routing of a mixture of experts: how many tokens chose each expert, and the choices that differ of two trainings.
+"""The routing of a mixture of experts: how many tokens chose each expert, and in which choices two trainings differ.
 
 Counts are by step and layer, over the whole layout. A router takes the best experts. Where two are nearly equal,
 rounding decides, and a token takes another expert. From there on two right trainings part, as far as a wrong one does:
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from levelfield.measure.raw_facts import ComparedChoices, ExpertShare, StepRecord
-from levelfield.measure.validity import shortened
+from levelfield.measure.validity import shorten_reasons
 from levelfield.specs.architecture import Experts, Model
 from levelfield.specs.case import Window, Work
 from levelfield.specs.result import ExpertLoad, LayerLoad
@@ -30,8 +30,8 @@ Routing = Mapping[int, Mapping[int, Counts]]  # step, layer, and the tokens of e
 _AGREEMENT = 1e-6
 
 
-def routing_of(shares: Iterable[ExpertShare]) -> dict[int, dict[int, Counts]]:
-    """Return the counts by step and layer: the sums over the ranks. They need shares without `routing_reasons`."""
+def sum_expert_shares(shares: Iterable[ExpertShare]) -> dict[int, dict[int, Counts]]:
+    """Return the counts by step and layer, summed over the ranks; valid only without `routing_reasons`."""
     counts: dict[int, dict[int, Counts]] = {}
     for share in shares:
         layers = counts.setdefault(share.step, {})
@@ -40,7 +40,7 @@ def routing_of(shares: Iterable[ExpertShare]) -> dict[int, dict[int, Counts]]:
     return {step: dict(sorted(counts[step].items())) for step in sorted(counts)}
 
 
-def recorded_steps(work: Work) -> tuple[int, ...]:
+def routing_steps(work: Work) -> tuple[int, ...]:
     """Return the steps whose routing a run has to record; none without experts."""
     steps = work.evidence.gradient_steps
     model = parse(WorkerModel, work.model.model_dump(), "model")
@@ -70,8 +70,8 @@ def routing_reasons(shares: Sequence[ExpertShare], work: Work) -> list[str]:
     times = Counter((share.step, share.layer, share.rank) for share in shares)
     reasons += [f"step {s}, layer {y}, rank {r}: recorded {n} times" for (s, y, r), n in times.items() if n > 1]
     if reasons:
-        return shortened(reasons)
-    expected, routing = recorded_steps(work), routing_of(shares)
+        return shorten_reasons(reasons)
+    expected, routing = routing_steps(work), sum_expert_shares(shares)
     reasons = [f"step {step}: its routing was not to be recorded" for step in routing if step not in expected]
     choices = work.training.tokens_per_step * experts.chosen
     for step in expected:
@@ -79,33 +79,33 @@ def routing_reasons(shares: Sequence[ExpertShare], work: Work) -> list[str]:
         for layer in mixture_layers(work.model):
             if (total := sum(layers.get(layer, ()))) != choices:
                 reasons.append(f"step {step}, layer {layer}: {total} choices, expected {choices}")
-    return shortened(reasons)
+    return shorten_reasons(reasons)
 
 
 def auxiliary_reasons(records: Sequence[StepRecord], model: Model) -> list[str]:
     """Check that the routers' loss is there, finite and the same on all ranks, where the case has one."""
     router = model.experts.router if model.experts else None
     if router is None or not (router.auxiliary_loss or router.z_loss):
-        strange = next((r for r in records if r.auxiliary_loss), None)
-        return [f"step {strange.step}: {strange.auxiliary_loss}, and the case has none"] if strange else []
-    by_step: dict[int, list[float]] = {record.step: [] for record in records}
+        unexpected = next((r for r in records if r.auxiliary_loss), None)
+        return [f"step {unexpected.step}: {unexpected.auxiliary_loss}, and the case has none"] if unexpected else []
+    losses_by_step: dict[int, list[float]] = {record.step: [] for record in records}
     for record in records:
         if record.auxiliary_loss is not None:
-            by_step[record.step].append(record.auxiliary_loss)
+            losses_by_step[record.step].append(record.auxiliary_loss)
     reasons = []
-    for step, values in sorted(by_step.items()):
-        bad = [value for value in values if not (math.isfinite(value) and value >= 0)]
+    for step, values in sorted(losses_by_step.items()):
+        invalid = [value for value in values if not (math.isfinite(value) and value >= 0)]
         if not values:
             reasons.append(f"step {step}: no rank reports it")
-        elif bad:
-            reasons.append(f"step {step}: it is {bad[0]}")
+        elif invalid:
+            reasons.append(f"step {step}: it is {invalid[0]}")
         elif not max(values) - min(values) <= _AGREEMENT * max(values):
             reasons.append(f"step {step}: ranks disagree: {min(values)!r} and {max(values)!r}")
-    return shortened(reasons)
+    return shorten_reasons(reasons)
 
 
-def changed_choices(counts: Counts, others: Counts) -> int:
-    """Return how many choices differ at least: half the sum of the absolute differences; all for other lengths."""
+def fewest_changed_choices(counts: Counts, others: Counts) -> int:
+    """Return how many choices differ at least: half the sum of absolute differences; all where the lengths differ."""
     if len(counts) != len(others):
         return max(sum(counts), sum(others))
     return math.ceil(sum(abs(a - b) for a, b in zip(counts, others, strict=True)) / 2)
@@ -113,34 +113,34 @@ def changed_choices(counts: Counts, others: Counts) -> int:
 
 @dataclass(frozen=True)
 class ChoiceLimits:
-    """How many own choices may differ from the followed ones, and how far."""
+    """How many of a run's own choices may differ from the followed ones, and how far."""
 
-    share: float  # of a step's choices
-    least: int  # so many may differ in any step
-    margin: float  # the widest of a token, as a part of its scores' sum
+    share: float  # the largest part of a step's choices that may differ
+    least: int  # as many may differ in any step, however small
+    margin: float  # the widest of any token, as a part of its scores' sum
     gates: float  # how far the mean sum of a token's gates may be from a normalised router's, relatively
 
 
 # In float32; docs/alignment.md has what was measured.
-IN_FLOAT32 = ChoiceLimits(share=1e-3, least=8, margin=3e-5, gates=3e-7)
+FP32_CHOICE_LIMITS = ChoiceLimits(share=1e-3, least=8, margin=3e-5, gates=3e-7)
 
 
 class OwnChoices(NamedTuple):
     """What the routers would have chosen themselves in one step."""
 
     choices: int
-    changed: int  # of them, those that differ from the followed ones
-    margin: float  # the widest of a token
-    layer: int  # of that token
-    gates: float = 0.0  # how far they are off, relatively, where they are normalised
+    changed: int  # how many of them differ from the followed ones
+    margin: float  # the widest of any token
+    layer: int  # where that token is
+    gates: float = 0.0  # the relative error of the gates' sum, where it is normalised
 
 
-class Rerouting(NamedTuple):
+class RoutingDifference(NamedTuple):
     """The least number of choices in which two runs differ, by their counts."""
 
     changed: Mapping[int, int]  # by compared step
-    choices: int  # of one step
-    layer: int | None  # the first that differs
+    choices: int  # in one step
+    layer: int | None  # the first layer that differs
 
     @property
     def first(self) -> int | None:
@@ -149,16 +149,16 @@ class Rerouting(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """`3 of 40,960 choices differ, first at step 17 layer 2`."""
+        """The difference in words, such as `3 of 40,960 choices differ, first at step 17 layer 2`."""
         whole = self.choices * len(self.changed)
         where = f", first at step {self.first} layer {self.layer}" if self.first is not None else ""
         return f"{sum(self.changed.values()):,} of {whole:,} choices differ{where}"
 
 
-def rerouting(run: Routing, reference: Routing) -> Rerouting:
+def routing_difference(run: Routing, reference: Routing) -> RoutingDifference:
     """Return what differs at the steps of both. A layer that only one of the two has differs in all its choices."""
     pairs = {
-        (step, layer): changed_choices(tuple(run[step].get(layer, ())), tuple(reference[step].get(layer, ())))
+        (step, layer): fewest_changed_choices(tuple(run[step].get(layer, ())), tuple(reference[step].get(layer, ())))
         for step in sorted(set(run) & set(reference))
         for layer in sorted({*run[step], *reference[step]})
     }
@@ -166,23 +166,23 @@ def rerouting(run: Routing, reference: Routing) -> Rerouting:
     for (step, _), number in pairs.items():
         changed[step] = changed.get(step, 0) + number
     choices = max((sum(map(sum, reference[step].values())) for step in changed), default=0)
-    return Rerouting(changed, choices, next((layer for (_, layer), number in pairs.items() if number), None))
+    return RoutingDifference(changed, choices, next((layer for (_, layer), number in pairs.items() if number), None))
 
 
-def own_choices(shares: Iterable[ComparedChoices], experts: Experts | None) -> dict[int, OwnChoices]:
-    """Return what the ranks recorded, by step. experts: the model's, whose router says what gates add up to."""
-    total = experts.router.scale if experts is not None and experts.router.normalised else None
+def summarise_own_choices(shares: Iterable[ComparedChoices], experts: Experts | None) -> dict[int, OwnChoices]:
+    """Return what the ranks recorded of own choices, by step. experts: the model's; its router fixes the gates' sum."""
+    gate_sum = experts.router.scale if experts is not None and experts.router.normalised else None
     steps: dict[int, OwnChoices] = {}
     for share in sorted(shares, key=lambda share: (share.step, share.layer, share.rank)):
         before = steps.get(share.step, OwnChoices(0, 0, 0.0, share.layer))
-        wider = not share.margin <= before.margin  # NaN is wider than all
-        off = 0.0 if total is None else abs(share.gates / total - 1)
+        is_wider = not share.margin <= before.margin  # NaN is wider than all
+        gate_error = 0.0 if gate_sum is None else abs(share.gates / gate_sum - 1)
         steps[share.step] = OwnChoices(
             before.choices + share.choices,
             before.changed + share.changed,
-            share.margin if wider else before.margin,
-            share.layer if wider else before.layer,
-            before.gates if off <= before.gates else off,
+            share.margin if is_wider else before.margin,
+            share.layer if is_wider else before.layer,
+            before.gates if gate_error <= before.gates else gate_error,
         )
     return steps
 
@@ -191,29 +191,36 @@ class ChoiceFinding(NamedTuple):
     """The judgement of own choices."""
 
     passed: bool
-    value: float  # what is the largest part of its limit
+    value: float  # the figure that decides
     limit: float
     detail: str
 
 
-def choice_finding(choices: Mapping[int, OwnChoices], limits: ChoiceLimits | None) -> ChoiceFinding:
+def judge_own_choices(choices: Mapping[int, OwnChoices], limits: ChoiceLimits | None) -> ChoiceFinding:
     """Judge what the run's routers would have chosen themselves. limits: None where rounding decides many choices."""
-    changed, whole = sum(step.changed for step in choices.values()), sum(step.choices for step in choices.values())
-    text = f"the reference's choices were followed; {changed:,} of {whole:,} own ones differ"
+    changed, total = sum(step.changed for step in choices.values()), sum(step.choices for step in choices.values())
+    text = f"the reference's choices were followed; {changed:,} of {total:,} own ones differ"
     if limits is None:
         return ChoiceFinding(True, 0.0, math.inf, f"{text}; not judged in this precision")
-    off = max(choices, key=lambda step: _infinite(choices[step].gates), default=1)
-    if choices and not choices[off].gates <= limits.gates:
-        text += f"; gates are off by {choices[off].gates:.1e} at step {off}, limit {limits.gates:.0e}"
-        return ChoiceFinding(False, choices[off].gates, limits.gates, text)
+    gate_step = max(choices, key=lambda step: _infinite_unless_finite(choices[step].gates), default=1)
+    if choices and not choices[gate_step].gates <= limits.gates:
+        text += f"; gates are off by {choices[gate_step].gates:.1e} at step {gate_step}, limit {limits.gates:.0e}"
+        return ChoiceFinding(False, choices[gate_step].gates, limits.gates, text)
     if not changed:
         return ChoiceFinding(True, 0.0, limits.margin, text)
-    wide = max(choices, key=lambda step: _infinite(choices[step].margin))
-    many = max(choices, key=lambda step: choices[step].changed / most_changed(limits, choices[step].choices))
-    margin, number, most = choices[wide].margin, choices[many].changed, most_changed(limits, choices[many].choices)
-    text += f", the widest margin {margin:.1e} at step {wide} layer {choices[wide].layer}, limit {limits.margin:.0e}"
+    margin_step = max(choices, key=lambda step: _infinite_unless_finite(choices[step].margin))
+    changed_step = max(
+        choices, key=lambda step: choices[step].changed / most_changed_choices(limits, choices[step].choices)
+    )
+    margin, number, most = (
+        choices[margin_step].margin,
+        choices[changed_step].changed,
+        most_changed_choices(limits, choices[changed_step].choices),
+    )
+    place = f"step {margin_step} layer {choices[margin_step].layer}"
+    text += f", the widest margin {margin:.1e} at {place}, limit {limits.margin:.0e}"
     if number > most:
-        text += f"; most at step {many}: {number:,}, limit {most:,.0f}"
+        text += f"; most at step {changed_step}: {number:,}, limit {most:,.0f}"
     return ChoiceFinding(margin <= limits.margin and number <= most, margin, limits.margin, text)
 
 
@@ -248,12 +255,12 @@ def choice_reasons(
     ][:5]
 
 
-def most_changed(limits: ChoiceLimits, choices: int) -> float:
-    """Return how many of so many choices rounding changes at most."""
+def most_changed_choices(limits: ChoiceLimits, choices: int) -> float:
+    """Return how many of `choices` choices rounding changes at most."""
     return max(limits.least, limits.share * choices)
 
 
-def _infinite(value: float) -> float:
+def _infinite_unless_finite(value: float) -> float:
     return value if math.isfinite(value) else math.inf
 
 
@@ -261,11 +268,11 @@ def expert_load(routing: Routing, auxiliary: Mapping[int, float], window: Window
     """Return the load over the recorded steps of the window, or over all where none lies in it. None without any."""
     if not routing:
         return None
-    inside = [step for step in routing if window.first_step <= step <= window.last_step]
-    over, last = inside or sorted(routing), max(routing)
+    window_steps = [step for step in routing if window.first_step <= step <= window.last_step]
+    measured_steps, last_step = window_steps or sorted(routing), max(routing)
     layers = []
-    for layer in sorted(routing[last]):
-        counts = _added(routing[step][layer] for step in over)
+    for layer in sorted(routing[last_step]):
+        counts = _summed_counts(routing[step][layer] for step in measured_steps)
         total = sum(counts)
         layers.append(
             LayerLoad(
@@ -274,13 +281,13 @@ def expert_load(routing: Routing, auxiliary: Mapping[int, float], window: Window
                 mean=1 / len(counts),
                 largest=max(counts) / total,
                 imbalance=_imbalance(counts),
-                imbalance_last=_imbalance(routing[last][layer]),
-                never_chosen=_added(routing[step][layer] for step in routing).count(0),
+                imbalance_last=_imbalance(routing[last_step][layer]),
+                never_chosen=_summed_counts(routing[step][layer] for step in routing).count(0),
             )
         )
     return ExpertLoad(
-        over="window" if inside else "warm-up",
-        steps=len(over),
+        over="window" if window_steps else "warm-up",
+        steps=len(measured_steps),
         imbalance=max(layer.imbalance for layer in layers),
         imbalance_last=max(layer.imbalance_last for layer in layers),
         never_chosen=sum(layer.never_chosen for layer in layers),
@@ -295,5 +302,5 @@ def _imbalance(counts: Counts) -> float:
     return max(counts) * len(counts) / sum(counts)
 
 
-def _added(parts: Iterable[Counts]) -> Counts:
+def _summed_counts(parts: Iterable[Counts]) -> Counts:
     return tuple(map(sum, zip(*parts, strict=True)))

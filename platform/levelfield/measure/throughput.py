@@ -24,22 +24,22 @@ from statistics import median
 import numpy as np
 
 from levelfield.measure.other_use import HostUse
-from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, by_rank, by_step
+from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, records_by_rank, records_by_step
 from levelfield.measure.series import change_point, relative_iqr, trend
 from levelfield.specs.result import StepTimes, Throughput
 
 FEWEST_FOR_FLAGS = 10
-SIGNIFICANCE = 0.01
-MATERIAL = 0.02
-_SHOWN = 5  # steps that a reason names
-OUTLIER = 2.0  # medians
+MOST_P_VALUE = 0.01
+LEAST_CHANGE = 0.02
+_MOST_NAMED = 5  # steps, in a reason
+OUTLIER_MEDIANS = 2.0  # an outlier lasts more than so many median steps
 # Telemetry reads once a second: what took less than two readings has no cause that it could show.
 LEAST_LOST_SECONDS = 2.0
-# Beside programs on the part u of the cores a program takes 1 / (1 - u) as long. Threads and ranks wait for the slowest
-# of them, so a step may take up to the square of that.
-LOCKSTEP = 2
-_LEVEL_PART = 0.75  # of the reference's steps
-_LEVEL_DIGIT = 0.01
+# Where other programs use the part u of the cores, a program takes 1 / (1 - u) as long. Threads and ranks wait for the
+# slowest of them, so a step may take up to the square of that.
+LOCKSTEP_EXPONENT = 2
+_LEVEL_POSITION = 0.75  # of the reference's steps
+_LEVEL_ROUNDING = 0.01
 
 
 @dataclass(frozen=True)
@@ -73,45 +73,46 @@ class WindowError(ValueError):
         self.reasons = tuple(reasons)
 
 
-def step_times(records: Iterable[StepRecord], first_step: int, last_step: int) -> tuple[StepEnd, ...]:
-    """Return the steps on the clock of the rank with the longest window, with the tokens of all ranks.
+def step_ends(records: Iterable[StepRecord], first_step: int, last_step: int) -> tuple[StepEnd, ...]:
+    """Return the ends of steps on the clock of the rank with the longest window, with the tokens of all ranks.
 
     Clocks of different nodes are not compared: each rank's window uses its own clock. A rank without the first or
-    the last step is skipped. If all ranks lack one, the lowest rank's steps are returned, and `window` rejects them.
+    the last step is skipped. If all ranks lack one, the lowest rank's steps are returned, and `window_spans` rejects
+    them.
     """
-    every = tuple(records)
-    tokens = {step: sum(record.tokens for record in ranks) for step, ranks in by_step(every).items()}
-    slowest = clock_rank(every, first_step, last_step)
-    return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in every if r.rank == slowest)
+    all_records = tuple(records)
+    tokens = {step: sum(record.tokens for record in ranks) for step, ranks in records_by_step(all_records).items()}
+    slowest = clock_rank(all_records, first_step, last_step)
+    return tuple(StepEnd(r.step, r.end_ns, tokens[r.step]) for r in all_records if r.rank == slowest)
 
 
 def clock_rank(records: Iterable[StepRecord], first_step: int, last_step: int) -> int:
-    """Return the rank whose clock `step_times` uses, which has the longest window; 0 without any record."""
+    """Return the rank whose clock `step_ends` uses, which has the longest window; 0 without any record."""
     windows_ns = {}
-    for rank, steps in by_rank(records).items():
+    for rank, steps in records_by_rank(records).items():
         ends = {step.step: step.end_ns for step in steps}
         begin = ends.get(first_step - 1, ends.get(first_step))
         windows_ns[rank] = -1 if begin is None or last_step not in ends else ends[last_step] - begin
     return max(windows_ns, key=lambda rank: (windows_ns[rank], -rank), default=0)
 
 
-def steps_from_start(
+def step_seconds_from_start(
     records: Iterable[StepRecord], begins: Mapping[int, int], first_step: int, last_step: int
 ) -> tuple[float, ...]:
-    """Return the seconds of each step from step 1, on the same clock as `step_times`, up to the first that is missing.
+    """Return the seconds of each step from step 1, on the same clock as `step_ends`, up to the first that is missing.
 
-    begins: by rank, when step 1 began. Without it there are none.
+    begins: when step 1 began, by rank. Without the rank's begin there are no seconds.
     """
-    every = tuple(records)
-    slowest = clock_rank(every, first_step, last_step)
-    steps = (record for record in every if record.rank == slowest)
-    return tuple(ns / NANOSECONDS for ns in nanoseconds_from_start(steps, begins.get(slowest)))
+    all_records = tuple(records)
+    slowest = clock_rank(all_records, first_step, last_step)
+    steps = (record for record in all_records if record.rank == slowest)
+    return tuple(ns / NANOSECONDS for ns in step_nanoseconds_from_start(steps, begins.get(slowest)))
 
 
-def nanoseconds_from_start(steps: Iterable[StepRecord], begin: int | None) -> Iterator[int]:
+def step_nanoseconds_from_start(steps: Iterable[StepRecord], begin: int | None) -> Iterator[int]:
     """Yield the time of each step of one rank, up to the first that is missing or ends before it begins.
 
-    begin: of step 1; without it there are none.
+    begin: the begin of step 1. Nothing is yielded without it.
     """
     ends = {record.step: record.end_ns for record in steps}
     for step in range(1, len(ends) + 1):
@@ -121,24 +122,26 @@ def nanoseconds_from_start(steps: Iterable[StepRecord], begin: int | None) -> It
         begin = ends[step]
 
 
-def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int) -> Throughput:
-    """Measure the steps of `spans`, whose arguments are the same. Raises WindowError."""
-    measured = spans(steps, begin_ns, first_step, last_step, devices)
-    wall = (measured[-1].end_ns - measured[0].begin_ns) / NANOSECONDS
-    rate = sum(span.tokens for span in measured) / wall
-    seconds = [span.seconds for span in measured]
+def measure_window(
+    steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
+) -> Throughput:
+    """Return the throughput and step times of a window; arguments as for `window_spans`. Raises WindowError."""
+    spans = window_spans(steps, begin_ns, first_step, last_step, devices)
+    wall_seconds = (spans[-1].end_ns - spans[0].begin_ns) / NANOSECONDS
+    rate = sum(span.tokens for span in spans) / wall_seconds
+    seconds = [span.seconds for span in spans]
     values, few, flags = np.asarray(seconds), len(seconds) < FEWEST_FOR_FLAGS, list[str]()
     if not few:  # a trend and a change point, where they are significant and material
-        drift, change = trend(seconds), change_point(seconds)
-        if drift.p < SIGNIFICANCE and abs(drift.drift) > MATERIAL:
-            flags.append(f"trend: step time drifts by {drift.drift:+.1%} over the window (p = {drift.p:.1g})")
-        if change.p < SIGNIFICANCE and abs(change.shift) > MATERIAL:
-            shift = f"step time shifts by {change.shift:+.1%} at step {first_step + change.index}"
-            flags.append(f"change point: {shift} (p = {change.p:.1g})")
+        step_trend, step_change = trend(seconds), change_point(seconds)
+        if step_trend.p < MOST_P_VALUE and abs(step_trend.drift) > LEAST_CHANGE:
+            flags.append(f"trend: step time drifts by {step_trend.drift:+.1%} over the window (p = {step_trend.p:.1g})")
+        if step_change.p < MOST_P_VALUE and abs(step_change.shift) > LEAST_CHANGE:
+            shift = f"step time shifts by {step_change.shift:+.1%} at step {first_step + step_change.index}"
+            flags.append(f"change point: {shift} (p = {step_change.p:.1g})")
     return Throughput(
         tokens_per_second=rate,
         tokens_per_second_per_device=rate / devices,
-        wall_seconds=wall,
+        wall_seconds=wall_seconds,
         step_seconds=StepTimes(
             steps=len(seconds),
             median=float(np.median(values)),
@@ -153,7 +156,7 @@ def window(steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last
     )
 
 
-def spans(
+def window_spans(
     steps: Sequence[StepEnd], begin_ns: int | None, first_step: int, last_step: int, devices: int
 ) -> tuple[StepSpan, ...]:
     """Return steps first_step to last_step, both included. A step starts at the end of the previous step.
@@ -162,13 +165,13 @@ def spans(
     """
     if not 1 <= first_step <= last_step or devices < 1:
         raise WindowError((f"window {first_step}..{last_step} on {devices} devices is none",))
-    begin = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
-    ends = tuple(s for s in (*begin, *steps) if first_step - 1 <= s.step <= last_step)
+    start = () if begin_ns is None else (StepEnd(0, begin_ns, 0),)
+    ends = tuple(s for s in (*start, *steps) if first_step - 1 <= s.step <= last_step)
     measured = [s for s in ends if s.step >= first_step]
-    timeless = [b.step for a, b in pairwise(ends) if b.step > a.step and not b.end_ns > a.end_ns]
+    not_later = [b.step for a, b in pairwise(ends) if b.step > a.step and not b.end_ns > a.end_ns]
     reasons = (
         *sequence_reasons([s.step for s in ends], range(first_step - 1, last_step + 1)),
-        *([f"{_steps(timeless, len(timeless))} took no time or less"] if timeless else []),
+        *([f"{_numbered_steps(not_later, len(not_later))} took no time or less"] if not_later else []),
         *(f"step {s.step}: found {s.tokens} tokens, expected a positive number" for s in measured if not s.tokens > 0),
     )
     if reasons:
@@ -180,21 +183,21 @@ def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]
     """Return the differences of `numbers` from `expected`: missing, repeated, out of order."""
     present = set(numbers)
     missing = len(expected) - sum(n in expected for n in present)
-    first = tuple(islice((n for n in expected if n not in present), _SHOWN if missing else 0))
+    first_missing = tuple(islice((n for n in expected if n not in present), _MOST_NAMED if missing else 0))
     repeated = sorted(n for n, times in Counter(numbers).items() if times > 1) if len(present) < len(numbers) else []
     disordered = [b for a, b in pairwise(numbers) if b < a]
     kinds: dict[str, tuple[Sequence[int], int]] = {
-        "missing": (first, missing),
+        "missing": (first_missing, missing),
         "repeated": (repeated, len(repeated)),
         "out of order": (disordered, len(disordered)),
     }
-    return tuple(f"{_steps(steps, count)} {kind}" for kind, (steps, count) in kinds.items() if count)
+    return tuple(f"{_numbered_steps(steps, count)} {kind}" for kind, (steps, count) in kinds.items() if count)
 
 
-def _steps(numbers: Sequence[int], count: int) -> str:
-    """Return the first of so many steps in words."""
-    more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
-    return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_SHOWN]))}{more}"
+def _numbered_steps(numbers: Sequence[int], count: int) -> str:
+    """Return the first of `count` step numbers in words, and how many more there are."""
+    more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
+    return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_MOST_NAMED]))}{more}"
 
 
 @dataclass(frozen=True)
@@ -208,11 +211,12 @@ class StepOutliers:
     mean_seconds: float
 
     def over_median(self, span: StepSpan) -> float:
+        """Return how many median steps a step lasted."""
         return span.seconds / self.median_seconds
 
-    def lost_part(self, of: Sequence[StepSpan]) -> float:
+    def lost_part(self, lost_spans: Sequence[StepSpan]) -> float:
         """Return the part of the window that these steps lasted beyond the median."""
-        return sum(span.seconds - self.median_seconds for span in of) / self.wall_seconds
+        return sum(span.seconds - self.median_seconds for span in lost_spans) / self.wall_seconds
 
     def is_explained(self, span: StepSpan, use: HostUse) -> bool:
         """Return whether other programs used enough of the cores in a step to make it as long as it was.
@@ -222,14 +226,14 @@ class StepOutliers:
         if use.other_cores is None or not use.cores:
             return False
         free = 1 - use.other_cores / use.cores
-        return free <= 0 or self.over_median(span) * free**LOCKSTEP <= 1
+        return free <= 0 or self.over_median(span) * free**LOCKSTEP_EXPONENT <= 1
 
 
 def step_outliers(spans: Sequence[StepSpan]) -> StepOutliers:
     """Return the outliers of a window of at least one step, each longer than zero."""
     seconds = [span.seconds for span in spans]
     middle = median(seconds)
-    outliers = tuple(span for span in spans if span.seconds > OUTLIER * middle)
+    outliers = tuple(span for span in spans if span.seconds > OUTLIER_MEDIANS * middle)
     slowest = max(spans, key=lambda span: span.seconds)
     return StepOutliers(slowest, outliers, middle, sum(seconds), sum(seconds) / len(seconds))
 
@@ -250,18 +254,20 @@ class LossCrossing:
 
 def level_step(steps: int) -> int:
     """Return the step of the reference that the level is taken at."""
-    return math.ceil(_LEVEL_PART * steps)
+    return math.ceil(_LEVEL_POSITION * steps)
 
 
-def level_of(losses: Sequence[float], tail: int) -> float | None:
-    """Return the level by the losses of steps 1, 2, ...; None where the mean is not finite or has too few steps."""
+def loss_level(losses: Sequence[float], tail: int) -> float | None:
+    """Return the loss level by a reference's losses of steps 1, 2, ...; None without a finite mean of `tail` steps."""
     last = level_step(len(losses))
     mean = math.fsum(losses[last - tail : last]) / tail if last >= tail else math.nan
-    return round(math.ceil(mean / _LEVEL_DIGIT) * _LEVEL_DIGIT, 2) if math.isfinite(mean) else None
+    return round(math.ceil(mean / _LEVEL_ROUNDING) * _LEVEL_ROUNDING, 2) if math.isfinite(mean) else None
 
 
-def crossing(losses: Mapping[int, float], spans: Sequence[StepSpan], level: float, tail: int) -> LossCrossing | str:
-    """Return where the loss, averaged over `tail` steps, first is at the level; or a sentence why there is no place.
+def loss_crossing(
+    losses: Mapping[int, float], spans: Sequence[StepSpan], level: float, tail: int
+) -> LossCrossing | str:
+    """Return where the loss, averaged over `tail` steps, first reaches the level; or a sentence why it does not.
 
     losses: by step. spans: the steps of the window, in order.
     """

@@ -13,17 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from levelfield.measure.parameter_counts import parameter_shapes
-from levelfield.measure.raw_facts import CHECKSUM_MODULUS, FinalSlice, GradientShare, StepRecord, WeightSlice, grouped
+from levelfield.measure.raw_facts import (
+    CHECKSUM_MODULUS,
+    FinalSlice,
+    GradientShare,
+    StepRecord,
+    WeightSlice,
+    group_sorted,
+)
 from levelfield.specs.case import Window, Work
 from levelfield.specs.layout import Layout
 
-_MOST_RANKS = 1_000  # that reasons name
+_MOST_LISTED_RANKS = 1_000  # in reasons
 Box = tuple[tuple[int, int], ...]
-# Replicas make the same steps. A part that was left out of an all-reduce moves them apart by about one update.
-REPLICAS_AGREE = 1e-3
-Figures = tuple[float, ...]
-# The framework computes the whole gradient's norm in its own order and precision.
-AGREEMENT = 1e-3
+# Relative. Replicas make the same steps; one that was left out of an all-reduce is off by about one update.
+REPLICA_TOLERANCE = 1e-3
+WeightFigures = tuple[float, ...]
+# Relative. The framework computes the whole gradient's norm in its own order and precision.
+NORM_TOLERANCE = 1e-3
 # A key's bias shifts all scores of a query alike, so its gradient is rounding alone. Adam makes steps of full size from
 # rounding above its eps, as on an H100, and hardly any from less, as on a processor. So rows of one device say nothing
 # of another: a right run's final norm was 12 times the reference's. With rotary positions its gradient is a real one.
@@ -39,10 +46,11 @@ def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) ->
     """
     pieces = tuple(slices)
     expected = parameter_shapes(work.model, work.training.sequence_length)
-    parameters = grouped(pieces, lambda piece: piece.name)
-    silent = sorted(set(range(layout.world_size)) - {piece.rank for piece in pieces})
-    reasons = [f"rank {rank} reports no weights" for rank in silent[:_MOST_RANKS]]
-    reasons += [f"and {len(silent) - _MOST_RANKS} more ranks"] if len(silent) > _MOST_RANKS else []
+    parameters = group_sorted(pieces, lambda piece: piece.name)
+    missing_ranks = sorted(set(range(layout.world_size)) - {piece.rank for piece in pieces})
+    reasons = [f"rank {rank} reports no weights" for rank in missing_ranks[:_MOST_LISTED_RANKS]]
+    if len(missing_ranks) > _MOST_LISTED_RANKS:
+        reasons.append(f"and {len(missing_ranks) - _MOST_LISTED_RANKS} more ranks")
     reasons += [f"{name}: not reported by any rank" for name in expected if name not in parameters]
     for name, parts in parameters.items():
         reasons += [f"{name}: {reason}" for reason in _parameter_reasons(parts, expected.get(name))]
@@ -54,8 +62,8 @@ def weight_checksums(slices: Iterable[WeightSlice]) -> dict[str, int]:
 
     It is the same in every layout. It has a meaning only for slices without `weight_reasons`.
     """
-    parameters = grouped(slices, lambda piece: piece.name)
-    return {name: sum(_distinct(parts).values()) % CHECKSUM_MODULUS for name, parts in parameters.items()}
+    parameters = group_sorted(slices, lambda piece: piece.name)
+    return {name: sum(_box_checksums(parts).values()) % CHECKSUM_MODULUS for name, parts in parameters.items()}
 
 
 def _parameter_reasons(slices: Sequence[WeightSlice], shape: tuple[int, ...] | None) -> list[str]:
@@ -68,10 +76,12 @@ def _parameter_reasons(slices: Sequence[WeightSlice], shape: tuple[int, ...] | N
         )
         if piece.shape != shape or not is_within:
             return [f"rank {piece.rank} holds {piece.slices} of {piece.shape}, the parameter is {shape}"]
-    first = {piece.slices: piece for piece in reversed(slices)}
-    unlike = [piece for piece in slices if piece.checksum != first[piece.slices].checksum][:1]
-    reasons = [f"ranks {first[p.slices].rank} and {p.rank} hold different values of {p.slices}" for p in unlike]
-    boxes, size = list(_distinct(slices)), math.prod(shape)
+    first_pieces = {piece.slices: piece for piece in reversed(slices)}
+    conflicting = [piece for piece in slices if piece.checksum != first_pieces[piece.slices].checksum][:1]
+    reasons = [
+        f"ranks {first_pieces[p.slices].rank} and {p.rank} hold different values of {p.slices}" for p in conflicting
+    ]
+    boxes, size = list(_box_checksums(slices)), math.prod(shape)
     if pair := _overlap(boxes):
         return [*reasons, f"slices {pair[0]} and {pair[1]} overlap"]
     count = sum(map(_volume, boxes))
@@ -90,7 +100,7 @@ def _overlap(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
     return None
 
 
-def _distinct(slices: Sequence[WeightSlice]) -> dict[Box, int]:
+def _box_checksums(slices: Sequence[WeightSlice]) -> dict[Box, int]:
     """Return each distinct box that is not empty, with its checksum."""
     return {piece.slices: piece.checksum for piece in slices if _volume(piece.slices)}
 
@@ -99,12 +109,13 @@ def _volume(box: Box) -> int:
     return math.prod(stop - start for start, stop in box)
 
 
-def final_weights(slices: Iterable[FinalSlice]) -> dict[str, Figures]:
+def final_weights(slices: Iterable[FinalSlice]) -> dict[str, WeightFigures]:
     """Return [norm, projections...] of each parameter. It has a meaning only for slices without reasons."""
     boxes = {(piece.name, piece.slices): piece for piece in slices}
-    parameters = grouped(boxes.values(), lambda piece: piece.name)
+    parameters = group_sorted(boxes.values(), lambda piece: piece.name)
     return {
-        name: _figures(list(zip(*(part.sums for part in parts), strict=False))) for name, parts in parameters.items()
+        name: _norm_and_projections(list(zip(*(part.sums for part in parts), strict=False)))
+        for name, parts in parameters.items()
     }
 
 
@@ -116,23 +127,23 @@ def final_weight_reasons(slices: Sequence[FinalSlice], work: Work, layout: Layou
     if not slices:
         return []
     reasons = weight_reasons((WeightSlice(s.rank, s.name, s.shape, s.slices, checksum=0) for s in slices), work, layout)
-    first: dict[tuple[str, Box], FinalSlice] = {}
+    first_pieces: dict[tuple[str, Box], FinalSlice] = {}
     for piece in slices:
-        other = first.setdefault((piece.name, piece.slices), piece)
-        apart = math.inf  # the largest difference of the figures, relative to the norm
+        other = first_pieces.setdefault((piece.name, piece.slices), piece)
+        difference = math.inf  # the largest difference of the figures, relative to the norm
         if piece.sums and len(piece.sums) == len(other.sums):
-            ours, theirs = (_figures([(x,) for x in sums]) for sums in (piece.sums, other.sums))
+            ours, theirs = (_norm_and_projections([(x,) for x in sums]) for sums in (piece.sums, other.sums))
             if all(map(math.isfinite, (*ours, *theirs))):
-                worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-                apart = worst / max(theirs[0], 1e-300)
-        if not apart <= REPLICAS_AGREE:
+                largest = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+                difference = largest / max(theirs[0], 1e-300)
+        if not difference <= REPLICA_TOLERANCE:
             ranks = f"ranks {other.rank} and {piece.rank}"
             return [*reasons, f"{piece.name}: {ranks} hold different values of {piece.slices}"]
     return reasons
 
 
-def _figures(columns: Sequence[Sequence[float]]) -> Figures:
-    """Return the root of the first column's sum, and the other columns' sums; NaN for sums that are not finite."""
+def _norm_and_projections(columns: Sequence[Sequence[float]]) -> WeightFigures:
+    """Return the square root of the first column's sum, and the other sums; NaN for a column that is not finite."""
     totals = [sum(column) if all(map(math.isfinite, column)) else math.nan for column in columns]
     norm = math.sqrt(totals[0]) if totals[0] >= 0 else math.nan
     return (norm, *totals[1:])
@@ -143,26 +154,28 @@ def gradient_norms(shares: Iterable[GradientShare]) -> Norms:
     squares: dict[int, dict[str, list[float]]] = {}
     for share in shares:
         squares.setdefault(share.step, {}).setdefault(share.name, []).append(share.square)
-    return {step: {name: _root(parts) for name, parts in sorted(squares[step].items())} for step in sorted(squares)}
+    return {
+        step: {name: _root_of_sum(parts) for name, parts in sorted(squares[step].items())} for step in sorted(squares)
+    }
 
 
-def window_norms(norms: Norms, whole: Mapping[int, float], window: Window) -> Norms:
+def window_norms(norms: Norms, whole_norms: Mapping[int, float], window: Window) -> Norms:
     """Return the gradient norms of the window by step and group, with WHOLE_GRADIENT for the norm of all parameters.
 
-    norms: by step and parameter, where they were recorded. whole: of all parameters, by step.
+    norms: by step and parameter, where they were recorded. whole_norms: norms of all parameters together, by step.
     """
     groups: dict[int, dict[str, float]] = {}
     for step in range(window.first_step, window.last_step + 1):
-        if step in whole:
+        if step in whole_norms:
             squares: dict[str, list[float]] = {}
             for name, norm in norms.get(step, {}).items():
-                squares.setdefault(group_of(name), []).append(norm * norm)
-            groups[step] = {group: _root(values) for group, values in sorted(squares.items())}
-            groups[step][WHOLE_GRADIENT] = whole[step]
+                squares.setdefault(parameter_group(name), []).append(norm * norm)
+            groups[step] = {group: _root_of_sum(values) for group, values in sorted(squares.items())}
+            groups[step][WHOLE_GRADIENT] = whole_norms[step]
     return groups
 
 
-def group_of(name: str) -> str:
+def parameter_group(name: str) -> str:
     """Return a parameter's name without numbers: `layers.3.mlp.experts.up.weight[2]` is of `mlp.experts.up.weight`."""
     return (name.split(".", 2)[2] if name.startswith("layers.") else name).partition("[")[0]
 
@@ -186,23 +199,23 @@ def gradient_reasons(
         for step in steps
         if step not in norms and step not in skipped
     ]
-    names, whole = set(gradient_names(work)), {r.step: r.grad_norm for r in records if r.grad_norm is not None}
+    names, whole_norms = set(gradient_names(work)), {r.step: r.grad_norm for r in records if r.grad_norm is not None}
     for step, values in norms.items():
-        total, expected_total = _root([norm * norm for norm in values.values()]), whole.get(step)
+        total, expected_total = _root_of_sum([norm * norm for norm in values.values()]), whole_norms.get(step)
         # An expert that no token chose has none, nor has a router that chooses it, nor a key's bias, which softmax
         # cancels.
         exempt = (".mlp.experts.", ".mlp.router.", KEY_BIAS)
-        lost = [name for name, norm in values.items() if norm == 0 and not any(text in name for text in exempt)]
-        if odd := sorted(set(values) ^ names):
-            kind = "no norm of" if odd[0] in names else "a norm of the unknown parameter"
-            reasons.append(f"step {step}: {kind} {odd[0]}")
-        elif expected_total is not None and not abs(total - expected_total) <= AGREEMENT * expected_total:
+        zero_names = [name for name, norm in values.items() if norm == 0 and not any(text in name for text in exempt)]
+        if unexpected := sorted(set(values) ^ names):
+            kind = "no norm of" if unexpected[0] in names else "a norm of the unknown parameter"
+            reasons.append(f"step {step}: {kind} {unexpected[0]}")
+        elif expected_total is not None and not abs(total - expected_total) <= NORM_TOLERANCE * expected_total:
             sums = f"the parameters' norms make up {total:.6g}, the gradient's norm is {expected_total:.6g}"
             reasons.append(f"step {step}: {sums}")
-        elif lost:
+        elif zero_names:
             reasons.append(
-                f"step {step}: the gradients of {len(lost)} of {len(values)} parameters are exactly 0, as that of "
-                f"{lost[0]}: they were lost, or are too small for a format between, such as fp8's"
+                f"step {step}: the gradients of {len(zero_names)} of {len(values)} parameters are exactly 0, as that "
+                f"of {zero_names[0]}: they were lost, or are too small for a format between, such as fp8's"
             )
     return reasons
 
@@ -221,7 +234,7 @@ def gradient_names(work: Work) -> Iterator[str]:
             yield name
 
 
-def _root(squares: Sequence[float]) -> float:
-    """Return the root of the sum; NaN for values that are not finite, so that no limit accepts it."""
+def _root_of_sum(squares: Sequence[float]) -> float:
+    """Return the square root of the sum; NaN for values that are not finite, so that no limit accepts it."""
     total = math.fsum(squares) if all(map(math.isfinite, squares)) else math.nan
     return math.sqrt(total) if total >= 0 else math.nan

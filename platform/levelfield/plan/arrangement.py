@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from levelfield.catalog.machine import usable_cores
 from levelfield.errors import DoesNotFit, NotHere
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.plan.default_layout import (
     LayoutTask,
     complete_layout,
@@ -95,7 +95,7 @@ def _memory_problem(decision: Decision, full: Arrangement) -> str | None:
     if available is None or memory.total <= available:
         return None
     rank_words = "one device" if devices == 1 else f"the fullest of {devices} devices"
-    count = parameters(full.work.model, full.work.training.sequence_length).total
+    count = count_parameters(full.work.model, full.work.training.sequence_length).total
     return (
         f"{decision.selection.case.name} has {count:,} parameters and needs {memory.total / GIB:,.1f} GiB on "
         f"{rank_words} as {full.tuning.layout}; there are {available / GIB:,.1f} GiB"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from levelfield.measure.other_use import HostUse
-from levelfield.measure.utilisation import chip_limit
+from levelfield.measure.utilisation import chip_tflops_limit
 from levelfield.specs.case import Work
 from levelfield.specs.plan import PeakMeasurement, PeakUsed, Plan
 from levelfield.specs.vendor import Chip
@@ -35,7 +35,7 @@ def plausible_peaks(measured: MeasuredPeaks, chip: Chip, framework: str) -> Meas
     its name, or above what its maker publishes. Each refusal names the probe's framework."""
     plausible_rates, refused = {}, list(measured.refused)
     for dtype, rate in measured.tflops.items():
-        published, limit = chip.peaks.get(dtype), chip_limit(dtype, chip.peaks)  # type: ignore[call-overload, arg-type]
+        published, limit = chip.peaks.get(dtype), chip_tflops_limit(dtype, chip.peaks)  # type: ignore[call-overload, arg-type]
         if published is not None and rate < (least := LEAST_PEAK_SHARE * published.tflops):
             expected = f"expected at least {least:.3g}, {LEAST_PEAK_SHARE:.0%} of the published peak of {chip.name}"
         elif limit is not None and not rate <= limit:

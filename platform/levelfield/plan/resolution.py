@@ -11,7 +11,7 @@ from levelfield.catalog.lookup import framework_access
 from levelfield.contracts.vendor import Vendor, replayable_commands
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import CorpusError, DocumentError, LayoutError, NotHere
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
 from levelfield.plan.arrangement import Arrangement, arrange, choose_scale, expected_footprint, refuse_unsupported
@@ -76,7 +76,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         case_digest=selection.case.fingerprint(),
         scale=scale,
         scale_reason=reason,
-        parameters=parameters(work.model, work.training.sequence_length).total,
+        parameters=count_parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
         implementation=_add_step_recording(decision.request.explain_steps, used),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from levelfield.measure.flops import attended_keys, core_width
+from levelfield.measure.flops import attended_keys, attention_core_width
 from levelfield.measure.parameter_counts import layer_matrices
 from levelfield.specs.architecture import Model
 from levelfield.specs.constants import Unfused
@@ -138,7 +138,7 @@ def layer_forward_cost(model: Model, part: RankSlice, mixture: bool = False) -> 
     return Cost(
         matmul_flops=2.0 * part.tokens * weights,
         core_flops=2.0 * router * model.hidden_size,
-        attention_flops=4.0 * part.tokens * keys * core_width(model) / part.tensor,
+        attention_flops=4.0 * part.tokens * keys * attention_core_width(model) / part.tensor,
         product_bytes=products,
         moved_bytes=elementwise + scores + FP32 * ROUTER_PASSES * router,
         operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused),

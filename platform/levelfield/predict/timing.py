@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from levelfield.measure.parameter_counts import ParameterCount, parameters
+from levelfield.measure.parameter_counts import ParameterCount, count_parameters
 from levelfield.predict.footprint import layer_parameters
 from levelfield.predict.machines import MachineRates, all_reduce_seconds, gather_seconds, send_seconds
 from levelfield.predict.pass_timing import PassSeconds, RankWork, pass_seconds, rank_work
@@ -223,4 +223,4 @@ def _all_reduce_seconds(s: RankWork, size: float, messages: int, ranks: int, str
 def _parameter_counts(model: Model, sequence_length: int) -> tuple[ParameterCount, int]:
     """Return all parameters, and those of the routed experts."""
     routed = model.mixture_layers * layer_parameters(model, 1, 1, mixture=True).routed if model.experts else 0
-    return parameters(model, sequence_length), routed
+    return count_parameters(model, sequence_length), routed

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from levelfield.errors import UsageError
 from levelfield.measure.series import median_interval
-from levelfield.measure.throughput import steps_from_start
+from levelfield.measure.throughput import step_seconds_from_start
 from levelfield.measure.validity import loss_curve
 from levelfield.publish.foreign_tables import (
     FLAGPERF_BATCH,
@@ -228,7 +228,7 @@ def interval_table(result: Result, plan: Plan, raw: RawRecords, interval: int) -
     """
     window, batch = plan.work.window, plan.work.training.global_batch
     is_unproven = result.status.is_unproven
-    seconds = [] if is_unproven else steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
+    seconds = [] if is_unproven else step_seconds_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
     if len(seconds) < interval:
         reason = result.status.word if is_unproven else f"fewer than {interval} batches"
         raise UsageError(f"--log-interval {interval}: {result.run_id}: found {reason}, expected a row's batches")

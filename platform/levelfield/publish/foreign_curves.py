@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError
-from levelfield.measure.curves import with_lost
+from levelfield.measure.curves import fill_lost_steps
 from levelfield.publish.foreign_logs import TOOLS, find_log
 from levelfield.specs.bounded_reading import bounded_bytes
 
@@ -73,7 +73,7 @@ def _curve(points: Points) -> dict[int, float | None]:
         steps.add(step)
         if loss is not None and not (losses.setdefault(step, loss) == loss or math.isnan(loss)):
             raise ValueError(f"step {step} has the losses {losses[step]:g} and {loss:g}, expected one run in a file")
-    return with_lost(losses, steps)
+    return fill_lost_steps(losses, steps)
 
 
 def _json(text: str) -> Any:

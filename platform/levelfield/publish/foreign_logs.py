@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from levelfield.measure.curves import with_lost
+from levelfield.measure.curves import fill_lost_steps
 from levelfield.specs.figures import UNITS
 
 MAX_LINE_LENGTH = 2**14  # characters; longer lines are left out, as a line of a training has some hundreds
@@ -55,7 +55,7 @@ class ForeignLog:
         """
         losses = {step.step: step.figures["loss"] for step in self.steps if "loss" in step.figures}
         skipped = {step.step for step in self.steps if step.figures.get("skipped", 0) > 0}
-        return with_lost(losses, [step.step for step in self.steps], skipped)
+        return fill_lost_steps(losses, [step.step for step in self.steps], skipped)
 
 
 @dataclass

@@ -27,7 +27,7 @@ from levelfield.catalog.machine import processor_flags, usable_cores
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import ReadyRuntime, Say
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.measure.utilisation import HERTZ, host_limits
+from levelfield.measure.utilisation import HIGHEST_HERTZ, host_tflops_limits
 from levelfield.node.node_facts import host_counters
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import plan_environment
@@ -206,7 +206,7 @@ def _refusals(plan: Plan, peaks: dict[str, StoredPeak]) -> dict[str, str]:
     if not limits:
         return {}
     start = f"the probe of {plan.implementation.framework} {plan.implementation.version} is refused: it gave"
-    processor = f"{usable_cores()} core(s) of this processor at {HERTZ / 1e9:g} GHz"
+    processor = f"{usable_cores()} core(s) of this processor at {HIGHEST_HERTZ / 1e9:g} GHz"
     refusals = {
         dtype: f"{start} {peak.tflops:.3g} TFLOP/s in {dtype}, expected at most {limits[dtype]:.3g}: {processor}"
         for dtype, peak in peaks.items()
@@ -224,7 +224,7 @@ def _host_limits(plan: Plan) -> dict[str, float]:
     """Return what this machine's processors cannot exceed, in TFLOP/s by dtype; nothing where the devices are others:
     chips, or those of a launcher's nodes."""
     is_here = plan.hardware.is_host and not plan.launch
-    return host_limits(usable_cores(), processor_flags()) if is_here else {}
+    return host_tflops_limits(usable_cores(), processor_flags()) if is_here else {}
 
 
 def _device_limits(plan: Plan) -> dict[str, float]:

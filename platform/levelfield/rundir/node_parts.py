@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from levelfield.measure.raw_facts import StepRecord, by_rank
+from levelfield.measure.raw_facts import StepRecord, records_by_rank
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.rundir.telemetry_files import NodeTelemetry
 from levelfield.specs.case import Window
@@ -59,7 +59,7 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
 
     The platform's machine writes telemetry.jsonl, and a node telemetry/node<k>.jsonl.
     """
-    telemetry, steps = {t.node: t for t in raw.telemetry}, by_rank(raw.steps)
+    telemetry, steps = {t.node: t for t in raw.telemetry}, records_by_rank(raw.steps)
     nodes_and_ranks: list[tuple[int | None, range]] = [(k, plan.ranks_of(k)) for k in range(plan.hardware.nodes)]
     if None in telemetry or (plan.hardware.nodes == 1 and not telemetry):
         nodes_and_ranks = [(None, range(plan.world_size))]

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 from pydantic_core import to_json
 
 from levelfield.errors import DocumentError
-from levelfield.measure.throughput import steps_from_start
+from levelfield.measure.throughput import step_seconds_from_start
 from levelfield.measure.validity import loss_curve
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.event_lines import mapping
@@ -90,7 +90,7 @@ def record_of(
         reason=private.text("; ".join(status.reasons)) or None,
         verdict=result.alignment.verdict,
         window=result.window,
-        step_seconds=steps_from_start(raw.steps, raw.begins, window.first_step, window.last_step),
+        step_seconds=step_seconds_from_start(raw.steps, raw.begins, window.first_step, window.last_step),
         losses=_losses(raw),
         telemetry=telemetry_summary(plan, raw),
         result=StoredResult(

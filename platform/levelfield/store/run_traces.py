@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from levelfield.measure.raw_facts import NANOSECONDS, Reading, StepRecord, by_rank
-from levelfield.measure.throughput import nanoseconds_from_start
+from levelfield.measure.raw_facts import NANOSECONDS, Reading, StepRecord, records_by_rank
+from levelfield.measure.throughput import step_nanoseconds_from_start
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
@@ -63,8 +63,8 @@ _MEMORY_PEAKS = ("process", "allocated", "reserved")
 
 def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> RunTraces | None:
     """Return the traces; None where there is neither telemetry of the steps nor a rank's memory nor a step in parts."""
-    ranks = by_rank(raw.steps)
-    times_ns = {rank: nanoseconds_from_start(steps, raw.begins.get(rank)) for rank, steps in ranks.items()}
+    ranks = records_by_rank(raw.steps)
+    times_ns = {rank: step_nanoseconds_from_start(steps, raw.begins.get(rank)) for rank, steps in ranks.items()}
     times = {
         rank: step_us for rank, step_ns in times_ns.items() if (step_us := tuple(round(ns / 1000) for ns in step_ns))
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from levelfield.catalog.lookup import FALLBACK_VENDOR, find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError, NotHere, UsageError
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.layout_rules import broken_rules
 from levelfield.specs.case import SCALES, Case, Scale
 from levelfield.specs.derivation import split_name
@@ -55,7 +55,7 @@ def _digest_words(case: Case) -> str:
 
 def _check_parameters(case: Case) -> str:
     work = case.work("full")
-    count = parameters(work.model, work.training.sequence_length)
+    count = count_parameters(work.model, work.training.sequence_length)
     active = f", {count.active:,} active" if work.model.experts else ""
     note = "as the case says" if case.parameters else "the case says none: `parameters: N` would hold it to N"
     return f"{count.total:,}{active}; {note}"
@@ -65,7 +65,7 @@ def _check_smoke(case: Case) -> str:
     """Check that two processor cores train the smoke scale, and every framework the same."""
     work = case.work("smoke")
     model, training = work.model, work.training
-    count = parameters(model, training.sequence_length).total
+    count = count_parameters(model, training.sequence_length).total
     if model.hidden_dropout or model.attention_dropout:
         raise Fails("it has dropout, whose masks differ between frameworks", "smoke.model: both dropouts 0")
     if count > SMOKE_PARAMETERS:

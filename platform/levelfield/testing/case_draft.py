@@ -11,7 +11,7 @@ import yaml
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
@@ -74,7 +74,7 @@ def new_case(
             f"case new: the case '{existing_name}' exists: {registry.all_cases[existing_name]}; use another name"
         )
     path = plugins / "configs" / "cases" / f"{name}.yaml"
-    count = parameters(published.model, sequence_length(published)).total
+    count = count_parameters(published.model, sequence_length(published)).total
     if expected is not None and count != expected:
         raise UsageError(
             f"--parameters: found {expected:,}, and {config} gives {count:,}: {abs(count - expected):,} apart. The "
@@ -106,7 +106,7 @@ def case_document(name: str, config: Path, published: PublishedModel, ignored: S
         "title": f"{name}, a {published.kind} by its config.json",
         "source": f"{config.name} (model_type {published.kind}{ignored_words}); the training is Levelfield's choice",
         "tokenizer": f"the model's own, {model.vocab_size} tokens",
-        "parameters": parameters(model, length).total,
+        "parameters": count_parameters(model, length).total,
     }
     notice = (
         "" if is_known else "# parameters: Levelfield's count of this model. Hold it against the published number.\n"

@@ -12,7 +12,7 @@ from changed_documents import written
 from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, NotHere
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.specs.base import load
 from levelfield.specs.case import Case
 from levelfield.specs.selector import Selector
@@ -61,13 +61,13 @@ def case(name: str) -> Case:
 )
 def test_a_full_case_has_the_parameters_of_its_name(name: str, billions: float) -> None:
     work = case(name).work("full")
-    assert parameters(work.model, work.training.sequence_length).total / 1e9 == pytest.approx(billions, rel=0.006)
+    assert count_parameters(work.model, work.training.sequence_length).total / 1e9 == pytest.approx(billions, rel=0.006)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in MODELS])
 def test_a_case_of_a_published_model_has_its_parameters(name: str) -> None:
     model = case(name).work("full").model
-    count = parameters(model, 4096)
+    count = count_parameters(model, 4096)
     assert (count.total, count.active) == (MODELS[name].total, MODELS[name].active)
     published = MODELS[name].model().model_dump()
     assert {key for key, value in model.model_dump().items() if published.get(key) != value} <= OPEN_FIELDS
@@ -106,7 +106,7 @@ def test_a_smoke_scale_is_the_same_architecture_with_less_of_it(name: str) -> No
 def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
     smoke = case(name).work("smoke")
     tokens = smoke.training.steps * smoke.training.tokens_per_step
-    count = parameters(smoke.model, smoke.training.sequence_length).total
+    count = count_parameters(smoke.model, smoke.training.sequence_length).total
     assert 6 * count * tokens < 2e13  # two processor cores do that within about two minutes
     assert smoke.training.schedule.decay_steps <= smoke.training.steps
     assert smoke.acceptance.final_loss_below_fraction <= 0.6

@@ -17,7 +17,7 @@ from levelfield.explain.step_alone import (
     step_alone,
 )
 from levelfield.explain.step_division import RankLayout, divide_waits, mean_parts, rank_parts
-from levelfield.measure.step_timeline import timeline, with_arguments
+from levelfield.measure.step_timeline import add_arguments, build_timeline
 from levelfield.specs.step_parts import COMMUNICATION, PARTS, StepAlone
 
 LAYOUT = RankLayout(1, is_plain=True)
@@ -63,7 +63,7 @@ def trace() -> dict[str, Any]:
 
 def alone_of(event: dict[str, Any], chip: ChipRates = CHIP) -> StepAlone:
     alone = alone_times(event)
-    steps = [divide_waits({0: timeline(trace(), alone.seconds)}, LAYOUT)]
+    steps = [divide_waits({0: build_timeline(trace(), alone.seconds)}, LAYOUT)]
     parts = mean_parts(rank_parts(steps, LAYOUT), steps)
     return step_alone(steps, parts, {0: alone}, chip)
 
@@ -96,7 +96,7 @@ def test_operations_that_were_not_repeated_are_in_one_sentence_for_each_reason()
     left_out = [[f"aten::mm: {large}", f"{name}: {large}"] for name in ("b::c", "a")]
     left_out.append([f"k{number:02}: {late}" for number in range(14)])
     ranks = dict(enumerate(alone_times({"left_out": operations}) for operations in left_out))
-    missing = step_alone([divide_waits({0: timeline(trace())}, LAYOUT)], [], ranks, CHIP).missing
+    missing = step_alone([divide_waits({0: build_timeline(trace())}, LAYOUT)], [], ranks, CHIP).missing
     names = ", ".join(f"k{number:02}" for number in range(12))
     operations = {f"({large})": "a, aten::mm, b::c", f"({late})": f"{names} and 2 more"}
     assert [sentence.partition(": ")[2] for sentence in missing] == list(operations.values())
@@ -192,20 +192,20 @@ def bare(noted: dict[str, Any]) -> dict[str, Any]:
 def test_arguments_come_from_the_step_that_notes_them() -> None:
     alone = alone_times(EVENT)
     noted = {"traceEvents": trace()["traceEvents"][::-1]}
-    line = timeline(with_arguments(bare(trace()), noted), alone.seconds)
-    expected = timeline(trace(), alone.seconds)
+    line = build_timeline(add_arguments(bare(trace()), noted), alone.seconds)
+    expected = build_timeline(trace(), alone.seconds)
     assert (line.calls, line.slices) == (expected.calls, expected.slices)
-    assert line.calls and not timeline(bare(trace()), alone.seconds).calls
+    assert line.calls and not build_timeline(bare(trace()), alone.seconds).calls
 
 
 def test_a_step_that_calls_an_operation_more_often_lends_it_no_arguments() -> None:
     alone = alone_times(EVENT)
     noted = trace()
     noted["traceEvents"].append(operation("aten::mm", 605, 610, [7, 5], [5, 10]))
-    calls = timeline(with_arguments(bare(trace()), noted), alone.seconds).calls
+    calls = build_timeline(add_arguments(bare(trace()), noted), alone.seconds).calls
     assert {call[0] for _part, call in calls} == {"aten::add"}
     damaged = {"traceEvents": [{"name": "aten::mm", "cat": "cpu_op", "ts": 1, "args": None}]}
-    assert not timeline(with_arguments(bare(trace()), damaged), alone.seconds).calls
+    assert not build_timeline(add_arguments(bare(trace()), damaged), alone.seconds).calls
 
 
 def test_an_operation_without_a_kernel_is_left_out() -> None:
@@ -222,7 +222,7 @@ def test_messages_of_gloo_lend_their_sizes_by_their_order() -> None:
 
     noted = {"traceEvents": [message(0, 5, [7]), message(20, 6, [8])]}
     messages = [{**message(start, thread), "args": {}} for start, thread in ((30, 6), (50, 9))]
-    line = timeline(with_arguments({"traceEvents": [operation("lf/step", 0, 100), *messages]}, noted))
+    line = build_timeline(add_arguments({"traceEvents": [operation("lf/step", 0, 100), *messages]}, noted))
     assert [message.size for message in line.messages] == ["[[7], []]", "[[8], []]"]
 
 

@@ -25,7 +25,7 @@ from levelfield.explain.step_division import (
     uneven_layers,
     warnings,
 )
-from levelfield.measure.step_timeline import Timeline, kind_of, timeline
+from levelfield.measure.step_timeline import Timeline, build_timeline, message_kind
 from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, MOST_CELLS, MOST_LINES, WAITING, RankParts
 
 MAIN, BACKWARD, STREAM, MESSAGES = 1, 2, 7, 20  # threads and streams
@@ -88,7 +88,7 @@ def ms_by_part(line: Timeline) -> dict[str, float]:
 
 
 def both(**of_the_second: Any) -> tuple[RankParts, ...]:
-    step = {0: timeline(trace()), 1: timeline(trace(**of_the_second))}
+    step = {0: build_timeline(trace()), 1: build_timeline(trace(**of_the_second))}
     return rank_parts([divide_waits(step, ONE_GROUP)], ONE_GROUP)
 
 
@@ -97,7 +97,7 @@ def time_of(rank: RankParts, part: str) -> float:
 
 
 def test_the_time_of_a_device_goes_to_the_module_that_launched_its_kernels() -> None:
-    line = timeline(trace())
+    line = build_timeline(trace())
     assert line.has_device and line.ms == pytest.approx(1.0)
     assert ms_by_part(line) == {
         "host": 0.1 + 0.02 + 0.04 + 0.0,  # before the first kernel, between two, and before the message
@@ -115,7 +115,7 @@ def test_the_time_of_a_device_goes_to_the_module_that_launched_its_kernels() -> 
 
 
 def test_a_backward_kernel_belongs_to_its_forward_and_a_repeated_one_is_recomputation() -> None:
-    phases = {(kernel.where, kernel.phase): kernel.part for kernel in timeline(trace()).kernels}
+    phases = {(kernel.where, kernel.phase): kernel.part for kernel in build_timeline(trace()).kernels}
     assert phases["layers.0.attention.query", "backward"] == "attention projections"
     assert phases["layers.0.attention_norm", "recompute"] == "elementwise"
     assert ("layers.0.attention_norm", "forward") not in phases
@@ -143,7 +143,7 @@ def drawn(line: str, letter: str) -> float:
 
 
 def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
-    step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0), shift=200.0))}
+    step = {0: build_timeline(trace()), 1: build_timeline(trace(all_reduce=(780.0, 900.0), shift=200.0))}
     drawing = median_step_timeline([divide_waits(step, ONE_GROUP)])
     first, second = (line.cells for line in drawing.lines)
     letter: dict[str, str] = {part: chr(ord("a") + place) for place, part in enumerate(drawing.parts)}
@@ -158,7 +158,7 @@ def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
 
 
 def test_a_timeline_is_the_middle_step_of_late_ranks_and_some_others() -> None:
-    one = timeline(trace())
+    one = build_timeline(trace())
     slow = replace(one, ms=9.0)
     many = [divide_waits({0: line}, ONE_GROUP) for line in (slow, one, replace(one, ms=2.0))]
     assert median_step_timeline(many).ms == 2.0
@@ -168,7 +168,7 @@ def test_a_timeline_is_the_middle_step_of_late_ranks_and_some_others() -> None:
 
 
 def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:
-    step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
+    step = {0: build_timeline(trace()), 1: build_timeline(trace(all_reduce=(780.0, 900.0)))}
     stages = RankLayout(1, is_plain=True)
     first, _ = rank_parts([divide_waits(step, stages)], stages)
     assert (time_of(first, BUBBLE), time_of(first, WAITING)) == pytest.approx((0.08, 0.0))
@@ -180,7 +180,7 @@ def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:
 
 
 def test_a_slow_transfer_whose_ends_are_apart_shifts_no_clock() -> None:
-    line = timeline(trace())
+    line = build_timeline(trace())
     (message,) = line.messages
 
     def rank(host: str, clock: float, end: float) -> Timeline:
@@ -202,34 +202,34 @@ def test_a_slow_transfer_whose_ends_are_apart_shifts_no_clock() -> None:
     ids=["another word", "no correlation", "one per cent longer"],
 )
 def test_a_changed_trace_is_told_from_the_right_one(change: Callable[[dict[str, Any]], object], name: str) -> None:
-    right, changed = ms_by_part(timeline(trace())), trace()
+    right, changed = ms_by_part(build_timeline(trace())), trace()
     for started in changed["traceEvents"]:
         if name in started["name"]:
             change(started)
-    assert ms_by_part(timeline(changed)) != right
+    assert ms_by_part(build_timeline(changed)) != right
 
 
 def test_a_span_outside_of_the_vocabulary_explains_nothing() -> None:
     misspelt = trace()
     for started in misspelt["traceEvents"]:
         started["name"] = started["name"].replace("lf/optimizer", "lf/optimiser")
-    assert ms_by_part(timeline(misspelt))["unexplained"] == pytest.approx(0.11)
+    assert ms_by_part(build_timeline(misspelt))["unexplained"] == pytest.approx(0.11)
 
 
 def test_a_trace_without_a_step_and_a_damaged_one_are_refused() -> None:
     damaged = trace()
     damaged["traceEvents"] = damaged["traceEvents"][1:]
     with pytest.raises(ValueError, match="'lf/step'"):
-        timeline(damaged)
+        build_timeline(damaged)
     for key, value in (("ts", "soon"), ("name", None)):
         damaged = copy.deepcopy(trace())
         damaged["traceEvents"][3][key] = value
         with pytest.raises((ValueError, TypeError, AttributeError)):
-            timeline(damaged)
+            build_timeline(damaged)
 
 
 def test_the_mean_over_ranks_adds_up_to_the_step_and_recompute_is_counted() -> None:
-    step = {0: timeline(trace()), 1: timeline(trace(all_reduce=(780.0, 900.0)))}
+    step = {0: build_timeline(trace()), 1: build_timeline(trace(all_reduce=(780.0, 900.0)))}
     steps = 2 * [divide_waits(step, ONE_GROUP)]
     mean = mean_parts(rank_parts(steps, ONE_GROUP), steps)
     assert sum(row.time.mean for row in mean) == pytest.approx(1.0)
@@ -253,7 +253,7 @@ def test_the_overhead_is_of_pairs_and_of_the_slowest_rank() -> None:
 
 
 def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
-    ran = kernels([timeline(trace())])
+    ran = kernels([build_timeline(trace())])
     assert {(kernel.name[:12], kernel.kind, kernel.dtype) for kernel in ran} >= {
         ("sm80_xmma_ge", "product", "fp32"), ("pytorch_flas", "flash", "bf16"),
     }  # fmt: skip
@@ -271,7 +271,7 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
         "vectorized_elementwise_kernel": "other",
     }
     assert {name: kernel_kind(name) for name in names} == names
-    steps = [divide_waits({0: timeline(trace())}, RankLayout(1, True))]
+    steps = [divide_waits({0: build_timeline(trace())}, RankLayout(1, True))]
     mean = mean_parts(rank_parts(steps, RankLayout(1, True)), steps)
     (reduced,) = warnings(1.0, mean, ran)
     assert [word for word in ("TF32", "float32", ": 40%") if word not in reduced] == [], reduced
@@ -316,7 +316,7 @@ def test_operations_that_tell_their_own_part_are_the_timeline_of_a_runtime_s_thr
         ran("fusion: add", 300, 500, {**mlp, "part": "a part of nobody", "phase": "sideways"}),
         ran("all-reduce", 500, 900, message),
     ]
-    line = timeline({"traceEvents": events})
+    line = build_timeline({"traceEvents": events})
     assert ms_by_part(line) == {"host": 0.2, "mlp": 0.3, "unexplained": 0.1, "all-reduce": 0.4}
     assert not line.has_device, "nothing of an accelerator was seen"
     first = line.kernels[0]
@@ -343,7 +343,7 @@ def test_a_thread_waits_for_a_message_that_ends_about_when_it_goes_on(
         *([event("gloo:all_reduce", following[0], following[1], tid=4)] if following else []),
         event("aten::add_", 600, 990),
     ]
-    line = timeline({"traceEvents": events})
+    line = build_timeline({"traceEvents": events})
     assert sum(piece.ms for piece in line.slices if piece.part == "all-reduce") == pytest.approx(expected)
     assert sum(piece.ms for piece in line.slices) == pytest.approx(1.0)
 
@@ -351,4 +351,4 @@ def test_a_thread_waits_for_a_message_that_ends_about_when_it_goes_on(
 @pytest.mark.parametrize("kind", COMMUNICATION)
 def test_the_word_of_a_kind_is_that_kind(kind: str) -> None:
     """A kernel whose name tells nothing has the kind of the operation that launched it."""
-    assert kind_of(kind) == kind
+    assert message_kind(kind) == kind

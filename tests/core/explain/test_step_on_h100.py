@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from levelfield.explain.step_division import RankLayout, divide_waits, rank_parts
-from levelfield.measure.step_timeline import timeline
+from levelfield.measure.step_timeline import build_timeline
 from levelfield.specs.short_names import short_kernel
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -24,13 +24,13 @@ def recorded(name: str) -> Any:
 
 def parts_of(trace: Any) -> dict[str, float]:
     layout = RankLayout(1, is_plain=True)
-    (parts,) = rank_parts([divide_waits({0: timeline(trace)}, layout)], layout)
+    (parts,) = rank_parts([divide_waits({0: build_timeline(trace)}, layout)], layout)
     return {part.part: part.time.mean for part in parts.parts}
 
 
 def test_every_kernel_of_the_chip_is_in_a_part() -> None:
     trace = recorded("h100_gpt2_small_step")
-    line = timeline(trace)
+    line = build_timeline(trace)
     assert line.has_device
     on_device = [event for event in trace["traceEvents"] if event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")]
     assert len(line.kernels) == len(on_device)
@@ -44,7 +44,7 @@ def test_every_kernel_of_the_chip_is_in_a_part() -> None:
 
 def test_kernels_whose_time_was_lost_are_refused() -> None:
     with pytest.raises(ValueError, match="40 kernels"):
-        timeline(recorded("h100_lost_kernels"))
+        build_timeline(recorded("h100_lost_kernels"))
 
 
 def test_a_kernel_has_a_short_name() -> None:

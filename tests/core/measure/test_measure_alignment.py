@@ -20,19 +20,19 @@ from levelfield.measure.alignment import (
     PlacedDifference,
     TrainingCurve,
     align,
-    flagperf_rule,
-    limit_at,
+    flagperf_difference,
+    limit_of_place,
     norm_difference,
 )
 from levelfield.measure.calibration import (
-    LEAST,
+    LEAST_LIMITS,
     LeastLimits,
     Noise,
     chi_square_quantile,
-    limits_of,
     noise_between,
     normal_quantile,
     tolerance_factor,
+    tolerance_limits,
 )
 
 STEPS = 60
@@ -53,7 +53,7 @@ def training(**changes: Any) -> TrainingCurve:
 def limit_of(limit: Limit | None, place: Place) -> float:
     """The limit of a place, of a layer that has limits."""
     assert limit is not None
-    return limit_at(limit, place)
+    return limit_of_place(limit, place)
 
 
 REFERENCE = training()
@@ -164,10 +164,10 @@ def test_a_step_without_a_norm_leaves_the_verdict_open() -> None:
 def test_rows_give_norms_their_limits_and_older_rows_a_wide_one() -> None:
     run = training(grad_norms={step: 1 + 1e-6 * step for step in range(1, STEPS + 1)})
     rows = [noise_between(run, REFERENCE)._replace(setting=str(number)) for number in range(2)]
-    limits = limits_of(rows, "").norms
+    limits = tolerance_limits(rows, "").norms
     assert 1e-5 < limit_of(limits, 10) < limit_of(limits, 50) < 1e-2
-    assert limits_of([row._replace(norms=None) for row in rows], "").norms == 3e-3
-    assert limits_of([row._replace(norms=None) for row in rows], "", "bf16").norms is None
+    assert tolerance_limits([row._replace(norms=None) for row in rows], "").norms == 3e-3
+    assert tolerance_limits([row._replace(norms=None) for row in rows], "", "bf16").norms is None
 
 
 def test_a_norm_that_is_rounding_alone_is_held_against_the_whole_gradient() -> None:
@@ -177,11 +177,11 @@ def test_a_norm_that_is_rounding_alone_is_held_against_the_whole_gradient() -> N
 
 
 def test_flagperfs_rule_alone_accepts_two_percent_and_short_runs_have_none() -> None:
-    assert flagperf_rule(with_losses(lambda s, x: x * 1.019), REFERENCE) == pytest.approx(0.019)
+    assert flagperf_difference(with_losses(lambda s, x: x * 1.019), REFERENCE) == pytest.approx(0.019)
     short = training(losses={1: 1.0})
-    assert flagperf_rule(short, short) is None
+    assert flagperf_difference(short, short) is None
     part = replace(REFERENCE, losses={s: x for s, x in REFERENCE.losses.items() if s != 30})
-    assert flagperf_rule(part, REFERENCE) is None
+    assert flagperf_difference(part, REFERENCE) is None
 
 
 # ---- spikes
@@ -211,7 +211,7 @@ def test_a_curve_of_zeros_is_compared(run: TrainingCurve, reference: TrainingCur
     assert align(run, reference, LIMITS).verdict == verdict
     assert noise_between(run, reference).first_step == (0.0 if run is reference else pytest.approx(1, rel=1e301))
     one = training(losses={**ZEROS.losses, 7: 1e-3})
-    assert align(one, ZEROS, LIMITS).verdict == "different" and flagperf_rule(one, ZEROS) == 0.0
+    assert align(one, ZEROS, LIMITS).verdict == "different" and flagperf_difference(one, ZEROS) == 0.0
 
 
 # ---- final weights
@@ -285,7 +285,7 @@ def noisy(size: float, kind: str = "layout", setting: str = "", first: int = 1) 
 
 
 def test_limits_are_by_step_and_never_below_rounding() -> None:
-    limits, least = limits_of([noisy(s * 1e-6, first=20) for s in (1, 2, 3)], "three runs"), LEAST["fp32"]
+    limits, least = tolerance_limits([noisy(s * 1e-6, first=20) for s in (1, 2, 3)], "three runs"), LEAST_LIMITS["fp32"]
     assert limit_of(limits.curve, 19) == least.curve and limit_of(limits.first_step, 1) == least.first_step
     assert limit_of(limits.curve, 60) == pytest.approx(limit_of(limits.curve, 20)) and limit_of(limits.curve, 20) > 2e-5
     assert limit_of(limits.gradient, (1, "mlp.up.weight")) == least.gradient
@@ -296,10 +296,10 @@ def test_limits_are_by_step_and_never_below_rounding() -> None:
     assert "step 5:" in wrong.reason
 
 
-@pytest.mark.parametrize("precision", LEAST)
+@pytest.mark.parametrize("precision", LEAST_LIMITS)
 def test_the_least_limits_are_those_of_the_precision(precision: str) -> None:
-    rows, least = [noise_between(training(), REFERENCE)], LEAST[precision]
-    limits = limits_of(rows, "the same bits", precision)
+    rows, least = [noise_between(training(), REFERENCE)], LEAST_LIMITS[precision]
+    limits = tolerance_limits(rows, "the same bits", precision)
     assert limit_of(limits.first_step, 1) == least.first_step and limit_of(limits.curve, 9) == least.curve
     assert limit_of(limits.gradient, (1, "mlp.up.weight")) == least.gradient
 
@@ -315,9 +315,9 @@ def test_the_least_limits_are_those_of_the_precision(precision: str) -> None:
 def test_gradients_have_a_limit_of_their_group() -> None:
     apart = {1: {**NORMS, "layers.0.mlp.up.weight": 0.2 * (1 + 1e-5)}, 10: NORMS}
     rows = [noise_between(training(gradients=apart), REFERENCE)]
-    limits = limits_of(rows, "one run")
+    limits = tolerance_limits(rows, "one run")
     assert limit_of(limits.gradient, (1, "mlp.up.weight")) > 1e-4
-    assert limit_of(limits.gradient, (10, "mlp.up.weight")) == LEAST["fp32"].gradient
+    assert limit_of(limits.gradient, (10, "mlp.up.weight")) == LEAST_LIMITS["fp32"].gradient
     moved = {1: {**NORMS, "embedding.weight": 1 + 1e-4}, 10: NORMS}
     finding = align(training(gradients=moved), REFERENCE, replace(limits, curve=1e-5, first_step=1e-6))
     assert finding.verdict == "different"
@@ -325,35 +325,35 @@ def test_gradients_have_a_limit_of_their_group() -> None:
 
 
 def test_more_rows_make_a_limit_tighter_and_many_small_ones_do_not_hide_a_large_one() -> None:
-    few, more = (limits_of([noisy(1e-5 + n * 1e-9) for n in range(rows)], "") for rows in (2, 12))
+    few, more = (tolerance_limits([noisy(1e-5 + n * 1e-9) for n in range(rows)], "") for rows in (2, 12))
     assert limit_of(more.curve, 9) < limit_of(few.curve, 9) / 2
     large = noisy(1e-5)
     small = [noisy(1e-8 * n, kind="threads") for n in range(1, 30)]
-    assert limit_of(limits_of([large, *small], "").curve, 9) > 5e-5
+    assert limit_of(tolerance_limits([large, *small], "").curve, 9) > 5e-5
 
 
 def test_repeats_and_equal_bits_are_no_further_rows() -> None:
-    one = limits_of([noisy(1e-5)], "")
+    one = tolerance_limits([noisy(1e-5)], "")
     for other in (noisy(1e-5), noisy(0.0), noisy(0.0, kind="threads")):
-        assert limits_of([noisy(1e-5), other], "") == one
-    alone = limits_of([noisy(0.0)], "")
-    assert limit_of(alone.curve, 9) == LEAST["fp32"].curve and "1 row" in alone.source
-    repeated = limits_of([noisy(size, setting="DP2 on this host") for size in (1e-6, 1e-5, 5e-6)], "")
+        assert tolerance_limits([noisy(1e-5), other], "") == one
+    alone = tolerance_limits([noisy(0.0)], "")
+    assert limit_of(alone.curve, 9) == LEAST_LIMITS["fp32"].curve and "1 row" in alone.source
+    repeated = tolerance_limits([noisy(size, setting="DP2 on this host") for size in (1e-6, 1e-5, 5e-6)], "")
     assert limit_of(repeated.curve, 9) == pytest.approx(limit_of(one.curve, 9))
     assert "(1 layout)" in repeated.source
 
 
 def test_a_row_of_maxima_alone_has_its_maximum_everywhere() -> None:
     old = Noise(1e-7, {None: 1e-6}, {None: 2e-6}, None, kind="framework")
-    alone = limits_of([old], "")
+    alone = tolerance_limits([old], "")
     assert alone.weights is None and limit_of(alone.curve, 1) == limit_of(alone.curve, 60) > 1e-4
-    both = limits_of([old, noisy(1e-9)], "")
+    both = tolerance_limits([old, noisy(1e-9)], "")
     assert limit_of(both.curve, 1) == limit_of(both.curve, 60) > 1e-5
     assert "(1 framework, 1" in both.source
 
 
 def test_no_noise_gives_no_limits() -> None:
-    assert limits_of([], "nothing").curve is None
+    assert tolerance_limits([], "nothing").curve is None
 
 
 def test_noise_of_a_run_that_is_not_finite_is_infinite_and_so_is_its_limit() -> None:
@@ -365,7 +365,8 @@ def test_a_layer_names_a_place_that_says_something() -> None:
     """A key's bias is noise alone: where it holds, the layer names the next place; beyond its limit it fails."""
     key, query = ("key", "norm"), ("query", "norm")
     layers = [
-        rules._layer("final weights", [PlacedDifference(value, key, "key"), PlacedDifference(1e-6, query, "query")],
+        rules._judged_layer(
+            "final weights", [PlacedDifference(value, key, "key"), PlacedDifference(1e-6, query, "query")],
                      {key: 25.0, query: 1e-5})
         for value in (3.4, 26.0)
     ]  # fmt: skip
@@ -401,6 +402,6 @@ def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows: i
 
 def test_the_rates_count_a_limit_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("levelfield.measure.calibration.tolerance_factor", lambda rows, quantile: 1.0)
-    monkeypatch.setitem(LEAST, "fp32", LeastLimits(0, 0, 0, 0, 0, 0))
+    monkeypatch.setitem(LEAST_LIMITS, "fp32", LeastLimits(0, 0, 0, 0, 0, 0))
     alarms, runs = limit_rates.rates("gpt", 6, draws=10).same_kind
     assert alarms > runs / 2

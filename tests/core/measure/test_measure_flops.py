@@ -10,15 +10,15 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import (
     FORMULAS,
-    FULL,
+    FULL_RECOMPUTATIONS,
     FormulaError,
     FormulaId,
     Recomputation,
     flops_per_token,
+    formula_version,
     repeated_layers,
-    versioned,
 )
-from levelfield.measure.parameter_counts import parameter_shapes, parameters
+from levelfield.measure.parameter_counts import count_parameters, parameter_shapes
 from levelfield.measure.utilisation import PeakRange, hfu, mfu, peak_range
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import load
@@ -99,7 +99,7 @@ def test_flops_of_a_step_are_those_of_its_tokens() -> None:
 def flagperf_cells(row: PublishedRow) -> list[tuple[str, float, str]]:
     """(where, computed per cent, printed per cent) of each MFU of a row; a range is fp8's low and 16-bit's high."""
     mixed = row.setting.precision == "fp8"
-    peaks = PeakRange(H100 if row.name.startswith("H100") else A100, H100_FP8 if mixed else None, mixed=mixed)
+    peaks = PeakRange(H100 if row.name.startswith("H100") else A100, H100_FP8 if mixed else None, is_mixed=mixed)
     rate = row.figure("tokens_per_second_per_device")
     assert rate is not None
     figure = mfu("6n", model("llama3_8b"), 8192, rate, peaks, 8e9)
@@ -121,10 +121,10 @@ def test_two_cells_of_the_llama3_table_do_not_agree_with_their_own_row() -> None
 
 
 def test_parameters_are_exact() -> None:
-    assert parameters(model("llama3_8b"), 8192).total == 8_030_261_248
-    assert parameters(model("flagperf_llama3_8b"), 8192).total == pytest.approx(7.54e9, rel=1e-3)
+    assert count_parameters(model("llama3_8b"), 8192).total == 8_030_261_248
+    assert count_parameters(model("flagperf_llama3_8b"), 8192).total == pytest.approx(7.54e9, rel=1e-3)
     # GPT-2 small with its own vocabulary: 124,439,808 in the published checkpoint.
-    assert parameters(model("gpt2_small", vocab_size=50257, tied_embeddings=True), 1024).total == 124_439_808
+    assert count_parameters(model("gpt2_small", vocab_size=50257, tied_embeddings=True), 1024).total == 124_439_808
 
 
 @pytest.mark.parametrize("name", sorted(Registry().all_cases))
@@ -138,7 +138,7 @@ def test_the_counted_parameters_are_those_that_the_worker_makes(name: str) -> No
 
 def test_the_four_formulas_on_one_example() -> None:
     gpt3 = model("gpt3_6.7B")
-    n, width = parameters(gpt3, 2048).total, 32 * 4096 * 2048
+    n, width = count_parameters(gpt3, 2048).total, 32 * 4096 * 2048
     assert flops_per_token("palm", gpt3, 2048) == 6 * n + 12 * width
     assert flops_per_token("6n", gpt3, 2048) == 6 * n
     matrices = 32 * 12 * 4096**2
@@ -168,7 +168,7 @@ def test_recomputation_enters_hfu_and_never_mfu() -> None:
     logits = 2 * 4096 * 128256
     assert full - none == none / 3 - logits
     assert attention - none == 2 * 32 * 4096 * 8192
-    inside = parameters(llama, 8192).in_layers  # embeddings and logits are never repeated
+    inside = count_parameters(llama, 8192).in_layers  # embeddings and logits are never repeated
     cores: dict[FormulaId, float] = {"6n": 0.0, "palm": 4.0 * llama.layers * llama.hidden_size * 8192}
     for formula, core in cores.items():
         repeated = flops_per_token(formula, llama, 8192, recompute="full") - flops_per_token(formula, llama, 8192)
@@ -181,7 +181,7 @@ def test_a_product_that_is_not_repeated_is_not_counted(name: str) -> None:
     down = 2 * shape.layers * shape.hidden_size * shape.ffn_hidden_size
     formulas: tuple[FormulaId, ...] = ("megatron", "palm", "6n")
     for formula in formulas:
-        full, less = (flops_per_token(formula, shape, 2048, recompute=kind) for kind in FULL)
+        full, less = (flops_per_token(formula, shape, 2048, recompute=kind) for kind in FULL_RECOMPUTATIONS)
         assert full - less == down
 
 
@@ -244,7 +244,7 @@ def test_what_a_formula_cannot_say_is_null_with_a_reason() -> None:
         mfu("megatron-2021", gpt3, 2048, 3000, peaks),
         hfu("6n", llama, 8192, 3000, peaks, "selective-attention"),
         mfu("palm", llama, 8192, 3000, PeakRange(None)),
-        mfu("palm", llama, 8192, 3000, PeakRange(H100, None, mixed=True)),
+        mfu("palm", llama, 8192, 3000, PeakRange(H100, None, is_mixed=True)),
         mfu("palm", llama, 8192, float("nan"), peaks),
         mfu("palm", llama, 8192, 0.0, peaks),
         mfu("6n", llama, 8192, 3000, peaks, parameters_override=float("nan")),
@@ -285,7 +285,7 @@ def test_no_utilisation_counts_above_the_peak(source: str, cause: str) -> None:
 
 def test_a_range_counts_where_its_lower_end_is_below_the_peak() -> None:
     flops = flops_per_token("6n", model("gpt2_small"), 1024)
-    mixed = PeakRange(H100, H100_FP8, mixed=True)
+    mixed = PeakRange(H100, H100_FP8, is_mixed=True)
     figure = mfu("6n", model("gpt2_small"), 1024, 1.2 * H100.tflops * 1e12 / flops, mixed)
     assert figure.high == pytest.approx(1.2) and figure.low is not None and figure.low < 1
     beyond = mfu("6n", model("gpt2_small"), 1024, 1.01 * H100_FP8.tflops * 1e12 / flops, mixed)
@@ -298,8 +298,8 @@ def test_peaks_by_precision_never_borrow_another_dtype() -> None:
     assert peak_range("fp32", peaks).peak is None  # type: ignore[arg-type]
     assert peak_range("bf16", peaks).peak == A100  # type: ignore[arg-type]
     fp8 = peak_range("fp8", {"bf16": H100, "fp8": H100_FP8})
-    assert (fp8.peak, fp8.fp8, fp8.mixed) == (H100, H100_FP8, True)
+    assert (fp8.peak, fp8.fp8, fp8.is_mixed) == (H100, H100_FP8, True)
 
 
 def test_formulas_have_versions() -> None:
-    assert [versioned(f) for f in FORMULAS] == ["palm/1", "6n/1", "megatron/1", "megatron-2021/1"]
+    assert [formula_version(f) for f in FORMULAS] == ["palm/1", "6n/1", "megatron/1", "megatron-2021/1"]

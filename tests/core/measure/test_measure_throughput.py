@@ -19,11 +19,11 @@ from levelfield.measure.throughput import (
     StepEnd,
     StepSpan,
     WindowError,
-    crossing,
-    level_of,
     level_step,
-    step_times,
-    window,
+    loss_crossing,
+    loss_level,
+    measure_window,
+    step_ends,
 )
 from levelfield.report import result_words
 from levelfield.specs.result import Throughput
@@ -40,7 +40,7 @@ def steps_of(seconds: list[float], tokens: int = 1000, begin_ns: int = 5 * SECON
 
 
 def measured(seconds: list[float], first: int = 3, devices: int = 2) -> Throughput:
-    return window(steps_of(seconds), 5 * SECOND, first, len(seconds), devices)
+    return measure_window(steps_of(seconds), 5 * SECOND, first, len(seconds), devices)
 
 
 def noisy(n: int, seed: int = 1, spread: float = 0.02) -> list[float]:
@@ -64,9 +64,9 @@ def test_the_warm_up_does_not_enter() -> None:
 
 def test_a_window_from_the_first_step_needs_the_begin() -> None:
     steps = steps_of([2.0, 2.0])
-    assert window(steps, 5 * SECOND, 1, 2, 1).wall_seconds == 4.0
+    assert measure_window(steps, 5 * SECOND, 1, 2, 1).wall_seconds == 4.0
     with pytest.raises(WindowError, match="step 0 missing"):
-        window(steps, None, 1, 2, 1)
+        measure_window(steps, None, 1, 2, 1)
 
 
 def planted(fault: str) -> list[StepEnd]:
@@ -101,28 +101,28 @@ def planted(fault: str) -> list[StepEnd]:
 )
 def test_a_planted_fault_is_refused_by_its_name(fault: str, words: str) -> None:
     with pytest.raises(WindowError, match=words):
-        window(planted(fault), 5 * SECOND, 3, 8, 1)
+        measure_window(planted(fault), 5 * SECOND, 3, 8, 1)
 
 
 @pytest.mark.parametrize(("first", "last", "devices"), [(0, 3, 1), (4, 3, 1), (2, 3, 0)])
 def test_a_window_that_is_none_is_refused(first: int, last: int, devices: int) -> None:
     with pytest.raises(WindowError, match="is none"):
-        window(steps_of([1.0] * 4), 5 * SECOND, first, last, devices)
+        measure_window(steps_of([1.0] * 4), 5 * SECOND, first, last, devices)
 
 
 def test_ranks_are_timed_by_their_own_clock_and_the_slowest_counts() -> None:
     here = [StepRecord(0, k, k * SECOND, tokens=10) for k in range(1, 5)]
     elsewhere = [StepRecord(1, k, 10**15 + round(k * 1.1 * SECOND), tokens=20) for k in range(1, 5)]
-    result = step_times(here + elsewhere, 2, 4)
+    result = step_ends(here + elsewhere, 2, 4)
     assert [s.tokens for s in result] == [30] * 4
-    assert window(result, None, 2, 4, 2).wall_seconds == pytest.approx(3.3)
+    assert measure_window(result, None, 2, 4, 2).wall_seconds == pytest.approx(3.3)
 
 
 def test_a_rank_that_stopped_early_does_not_time_the_window() -> None:
     whole = [StepRecord(0, k, k * SECOND, tokens=10) for k in range(1, 5)]
     cut = [StepRecord(1, k, k * 2 * SECOND, tokens=10) for k in range(1, 3)]
-    assert [s.step for s in step_times(whole + cut, 2, 4)] == [1, 2, 3, 4]
-    assert step_times([], 2, 4) == ()
+    assert [s.step for s in step_ends(whole + cut, 2, 4)] == [1, 2, 3, 4]
+    assert step_ends([], 2, 4) == ()
 
 
 def test_even_steps_raise_no_flag() -> None:
@@ -280,7 +280,7 @@ WINDOW = spans(1, 1, 2, 1, 1, 1)  # steps 3 to 8
 
 
 def reached(level: float, tail: int = 1, losses: dict[int, float] = LOSSES) -> LossCrossing:
-    place = crossing(losses, WINDOW, level, tail)
+    place = loss_crossing(losses, WINDOW, level, tail)
     assert isinstance(place, LossCrossing), place
     return place
 
@@ -316,7 +316,7 @@ def test_the_time_begins_with_the_window_where_the_average_needs_more_steps_than
     ],
 )
 def test_no_place_has_a_reason(losses: dict[int, float], level: float, words: str) -> None:
-    place = crossing(losses, WINDOW, level, 1)
+    place = loss_crossing(losses, WINDOW, level, 1)
     assert isinstance(place, str) and words in place
 
 
@@ -325,14 +325,16 @@ def test_a_fault_behind_the_place_does_not_matter() -> None:
 
 
 def test_a_window_from_step_1_that_begins_below_the_level() -> None:
-    assert crossing(LOSSES, spans(1, 1, first=1), 9.5, 1) == LossCrossing(1.0, 1.0), "no step before it to begin from"
+    assert loss_crossing(LOSSES, spans(1, 1, first=1), 9.5, 1) == LossCrossing(1.0, 1.0), (
+        "no step before it to begin from"
+    )
 
 
 def test_the_level_is_of_three_quarters_of_the_reference_and_rounded_up() -> None:
     losses = [10.0 - step / 7 for step in range(1, 41)]
     assert level_step(40) == 30 and level_step(3) == 3
     mean = sum(losses[25:30]) / 5
-    level = level_of(losses, 5)
+    level = loss_level(losses, 5)
     assert level is not None and mean <= level < mean + 0.01 and round(level, 2) == level
-    assert level_of([2.001] * 40, 5) == 2.01
-    assert level_of([math.nan] * 40, 5) is None and level_of([1.0, 1.0], 5) is None
+    assert loss_level([2.001] * 40, 5) == 2.01
+    assert loss_level([math.nan] * 40, 5) is None and loss_level([1.0, 1.0], 5) is None

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.measure.raw_facts import CHECKSUM_MODULUS, Coordinates, StepRecord, WeightSlice, coordinates
-from levelfield.measure.validity import check, clock_reasons, loss_curve, tokens_checksum
+from levelfield.measure.validity import clock_reasons, loss_curve, tokens_checksum, validity_reasons
 from levelfield.measure.weights import weight_checksums
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
@@ -65,7 +65,7 @@ def weights(layout: Layout = LAYOUT) -> list[WeightSlice]:
 
 
 def reasons(facts: Records, slices: list[WeightSlice] | None = None, layout: Layout = LAYOUT) -> list[str]:
-    return [str(r) for r in check(facts, weights(layout) if slices is None else slices, WORK, layout)]
+    return [str(r) for r in validity_reasons(facts, weights(layout) if slices is None else slices, WORK, layout)]
 
 
 def with_rates(facts: Records, **changes: float | None) -> Records:
@@ -196,9 +196,9 @@ def test_fp16_may_skip_a_step_on_all_ranks_only() -> None:
     fp16 = WORK.training.model_copy(update={"precision": "fp16"})
     work = WORK.model_copy(update={"training": fp16})
     everywhere = [replace(r, skipped=True, grad_norm=math.inf) if r.step == 2 else r for r in records()]
-    assert check(everywhere, weights(), work, LAYOUT) == ()
+    assert validity_reasons(everywhere, weights(), work, LAYOUT) == ()
     one = at(2, 3, skipped=True, grad_norm=math.inf)(records())
-    (reason,) = check(one, weights(), work, LAYOUT)
+    (reason,) = validity_reasons(one, weights(), work, LAYOUT)
     assert reason.detail.startswith("step 2: ")
     assert "some ranks" in reason.detail
 

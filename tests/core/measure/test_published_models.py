@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.measure.flops import FormulaError, attended_keys, flops_per_token
-from levelfield.measure.parameter_counts import active_weights, parameter_shapes, parameters
+from levelfield.measure.parameter_counts import active_matrix_elements, count_parameters, parameter_shapes
 from levelfield.specs.architecture import Model
 from levelfield.worker.architecture import Model as WorkerModel
 from levelfield.worker.job import parse
@@ -31,7 +31,7 @@ def made(model: Model, length: int = 4096) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_count_is_the_published_one_to_the_last_parameter(name: str) -> None:
-    count = parameters(MODELS[name].model(), 4096)
+    count = count_parameters(MODELS[name].model(), 4096)
     assert (count.total, count.active) == (MODELS[name].total, MODELS[name].active)
     parts = count.embedding + count.position + count.head + count.final_norm + count.in_layers
     assert parts == count.total == sum(map(math.prod, parameter_shapes(MODELS[name].model(), 4096).values()))
@@ -58,7 +58,7 @@ def test_the_worker_makes_the_parameters_that_are_counted(name: str) -> None:
 )
 def test_another_shape_has_another_count_that_the_worker_agrees_with(changes: dict[str, Any]) -> None:
     changed = MODELS["mixtral_8x7b"].model(**changes)
-    count = parameters(changed, 4096)
+    count = count_parameters(changed, 4096)
     assert count.total != MODELS["mixtral_8x7b"].total and count.active != MODELS["mixtral_8x7b"].active
     assert made(changed) == parameter_shapes(changed, 4096)
 
@@ -68,13 +68,13 @@ def test_biases_of_experts_are_made_counted_and_inactive_with_them() -> None:
     model = MODELS["mixtral_8x7b"].model(layers=4, hidden_size=32, heads=4, kv_heads=2, bias=True, experts=experts)
     assert made(model, 8) == parameter_shapes(model, 8)
     assert "layers.1.mlp.experts.up.bias" in made(model, 8) and "layers.1.mlp.router.bias" not in made(model, 8)
-    count, of_one_expert = parameters(model, 8), 3 * 32 * 10 + 10 + 10 + 32
+    count, of_one_expert = count_parameters(model, 8), 3 * 32 * 10 + 10 + 10 + 32
     assert count.total - count.active == 2 * 3 * of_one_expert  # two mixtures, three experts that are not chosen
 
 
 def test_more_chosen_experts_are_active_and_no_more_in_all() -> None:
     experts = dict(count=8, chosen=3, ffn_hidden_size=14336)
-    count = parameters(MODELS["mixtral_8x7b"].model(experts=experts), 4096)
+    count = count_parameters(MODELS["mixtral_8x7b"].model(experts=experts), 4096)
     assert count.total == MODELS["mixtral_8x7b"].total
     assert count.active - MODELS["mixtral_8x7b"].active == 32 * 3 * 4096 * 14336
 
@@ -94,7 +94,7 @@ def test_a_mixture_s_flops_by_hand() -> None:
     """Mixtral: 6 x (active weights and the head) + 6 x layers x length x width of the causal half of attention."""
     model, length = MODELS["mixtral_8x7b"].model(), 4096
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 3 * 4096 * 14336
-    assert active_weights(model, 0) == layer
+    assert active_matrix_elements(model, 0) == layer
     by_hand = 6 * (32 * layer + 4096 * 32000) + 6 * 32 * length * 4096
     assert flops_per_token("megatron", model, length) == by_hand
 
@@ -153,7 +153,7 @@ def test_full_recomputation_of_a_mixture_repeats_its_active_layers() -> None:
 def test_a_case_from_before_has_its_digest_and_its_figures(name: str) -> None:
     case, scale = name.split(" ")
     work = Registry([]).case(case).work("full" if scale == "full" else "smoke")
-    count = parameters(work.model, work.training.sequence_length)
+    count = count_parameters(work.model, work.training.sequence_length)
     flops = [flops_per_token(f, work.model, work.training.sequence_length) for f in ("palm", "6n", "megatron")]
     assert [work.fingerprint(), count.total, *flops] == RECORDED[name]
     assert count.active == count.total

@@ -15,9 +15,9 @@ from levelfield.measure.curves import compare_tails
 from levelfield.measure.memory import ALLOCATED, PROCESS, RESERVED, compare_with_estimate, memory_peaks
 from levelfield.measure.other_use import host_use
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading, StepRecord, mean_load
-from levelfield.measure.routing import IN_FLOAT32, OwnChoices, choice_finding, rerouting
+from levelfield.measure.routing import FP32_CHOICE_LIMITS, OwnChoices, judge_own_choices, routing_difference
 from levelfield.measure.straggler import find_stragglers
-from levelfield.measure.throughput import StepEnd, StepSpan, WindowError, crossing, spans, window
+from levelfield.measure.throughput import StepEnd, StepSpan, WindowError, loss_crossing, measure_window, window_spans
 from levelfield.specs.case import Window
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "measure.txt"
@@ -33,7 +33,7 @@ TRAINING = TrainingCurve(
     {"work": "w", "tokens": "t"},
     {"head.weight": (3.0, 1.0)},
 )
-LIMITS = AlignmentLimits(1e-6, 1e-4, 1e-5, "the test", 1e-5, IN_FLOAT32, 1e-4)
+LIMITS = AlignmentLimits(1e-6, 1e-4, 1e-5, "the test", 1e-5, FP32_CHOICE_LIMITS, 1e-4)
 
 
 def alignments() -> Iterable[str]:
@@ -66,10 +66,10 @@ def alignments() -> Iterable[str]:
 
 def choices() -> Iterable[str]:
     for changed, margin, gates in ((0, 0.0, 0.0), (2, 3e-7, 0.0), (20, 1e-3, 0.0), (0, 0.0, 1e-6)):
-        yield choice_finding({17: OwnChoices(8000, changed, margin, 2, gates)}, IN_FLOAT32).detail
-    yield choice_finding({17: OwnChoices(8000, 5, 1e-2, 2)}, None).detail
-    yield rerouting({17: {2: (5, 3)}}, {17: {2: (4, 4)}}).sentence
-    yield rerouting({17: {2: (4, 4)}}, {17: {2: (4, 4)}}).sentence
+        yield judge_own_choices({17: OwnChoices(8000, changed, margin, 2, gates)}, FP32_CHOICE_LIMITS).detail
+    yield judge_own_choices({17: OwnChoices(8000, 5, 1e-2, 2)}, None).detail
+    yield routing_difference({17: {2: (5, 3)}}, {17: {2: (4, 4)}}).sentence
+    yield routing_difference({17: {2: (4, 4)}}, {17: {2: (4, 4)}}).sentence
 
 
 def tails() -> Iterable[str]:
@@ -140,16 +140,16 @@ def window_reasons() -> Iterable[str | None]:
     }
     for name, ends in faults.items():
         try:
-            spans(ends, None, 3, 12, 2)
+            window_spans(ends, None, 3, 12, 2)
         except WindowError as error:
             yield f"{name}: {error}"
     slower = [StepEnd(step, (step + 2 * max(0, step - 30)) * SECOND, 10) for step in range(61)]
-    yield from window(slower, None, 1, 60, 2).step_seconds.flags
-    yield window(steps, None, 3, 6, 2).step_seconds.unchecked
-    window_spans = [StepSpan(step, step * SECOND, (step + 1) * SECOND) for step in range(3, 41)]
+    yield from measure_window(slower, None, 1, 60, 2).step_seconds.flags
+    yield measure_window(steps, None, 3, 6, 2).step_seconds.unchecked
+    spans = [StepSpan(step, step * SECOND, (step + 1) * SECOND) for step in range(3, 41)]
     for level in (0.1, 9.0):
-        yield str(crossing(LOSSES, window_spans, level, 2))
-    yield str(crossing({**LOSSES, 5: math.nan}, window_spans, 2.0, 2))
+        yield str(loss_crossing(LOSSES, spans, level, 2))
+    yield str(loss_crossing({**LOSSES, 5: math.nan}, spans, 2.0, 2))
 
 
 def other_reasons() -> Iterable[str | None]:

@@ -15,7 +15,13 @@ from levelfield.judge.promotion import reference_from, with_noise
 from levelfield.judge.verdict import reference_curve
 from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align
 from levelfield.measure.raw_facts import ComparedChoices
-from levelfield.measure.routing import IN_FLOAT32, OwnChoices, choice_reasons, own_choices, rerouting
+from levelfield.measure.routing import (
+    FP32_CHOICE_LIMITS,
+    OwnChoices,
+    choice_reasons,
+    routing_difference,
+    summarise_own_choices,
+)
 from levelfield.specs.architecture import Experts, Router
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
@@ -34,7 +40,7 @@ CURVE = {step: 5.0 * 0.95**step for step in STEPS}
 REFERENCE = TrainingCurve(
     20, CURVE, dict.fromkeys(STEPS, 1.0), {1: NORMS, 10: NORMS}, {"work": "w"}, {"head.weight": (3.0, 1.0)}, ROUTING
 )
-LIMITS = AlignmentLimits(1e-6, 1e-4, 1e-6, "the test", 1e-5, IN_FLOAT32)
+LIMITS = AlignmentLimits(1e-6, 1e-4, 1e-6, "the test", 1e-5, FP32_CHOICE_LIMITS)
 Change = Callable[[TrainingCurve], TrainingCurve]
 
 
@@ -93,7 +99,7 @@ def test_a_dense_reference_has_no_routing_layer() -> None:
 
 
 def test_the_number_the_first_step_and_the_layer_are_named() -> None:
-    differences = rerouting(run_with(moved(3, 17)).routing, ROUTING)
+    differences = routing_difference(run_with(moved(3, 17)).routing, ROUTING)
     assert (differences.first, differences.layer) == (17, 2)
     assert differences.sentence.startswith("12 of 160,000 ")
     assert differences.sentence.endswith("step 17 layer 2")
@@ -240,11 +246,11 @@ def test_the_ranks_records_add_up_and_the_widest_margin_stays() -> None:
     router = Router(scale=2.5)
     experts = Experts(count=4, chosen=2, ffn_hidden_size=8, router=router)
     shares = [share(gates=2.5), share(1, margin=3e-6, layer=2, gates=2.5 * (1 + 1e-6)), share(1, 2, gates=2.5)]
-    finding = own_choices(shares, experts)
+    finding = summarise_own_choices(shares, experts)
     assert finding[1][:4] == (128, 2, 3e-6, 2) and finding[1].gates == pytest.approx(1e-6)
     assert finding[2] == OwnChoices(64, 1, 1e-7, 1, 0.0)
     plain = experts.model_copy(update={"router": router.model_copy(update={"normalised": False})})
-    assert own_choices(shares, plain)[1].gates == 0.0
+    assert summarise_own_choices(shares, plain)[1].gates == 0.0
 
 
 def test_a_run_without_its_routing_is_inconclusive() -> None:
@@ -307,7 +313,7 @@ def test_a_row_with_other_choices_is_no_noise(promoted: tuple[Path, Reference]) 
     jumped = row({9: 1e-4, 10: 2e-4}, {9: 1, 11: 5})
     calm = row({}, {}, "a"), row({1: 2e-7}, {}, "b")
     limits = limits_from(reference.model_copy(update={"noise": (*calm, jumped)}))
-    assert limits == limits_from(reference.model_copy(update={"noise": calm})) and limits.routing == IN_FLOAT32
+    assert limits == limits_from(reference.model_copy(update={"noise": calm})) and limits.routing == FP32_CHOICE_LIMITS
     assert limits_from(reference.model_copy(update={"noise": (jumped,)})).curve is None
 
 

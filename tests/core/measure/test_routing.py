@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from levelfield.judge.collector import collect
 from levelfield.measure.raw_facts import ExpertShare, GradientShare, StepRecord
-from levelfield.measure.routing import auxiliary_reasons, changed_choices, recorded_steps, routing_of, routing_reasons
+from levelfield.measure.routing import (
+    auxiliary_reasons,
+    fewest_changed_choices,
+    routing_reasons,
+    routing_steps,
+    sum_expert_shares,
+)
 from levelfield.measure.weights import gradient_names, gradient_reasons
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.words import WIDTH
@@ -61,7 +67,7 @@ def test_a_whole_mixture_is_valid_and_shows_its_load(mixture: RunPaths) -> None:
     load = result.experts
     assert result.status.word == "valid" and load is not None
     assert (load.over, load.steps, [layer.layer for layer in load.layers]) == ("window", 10, [1, 2])
-    routing = routing_of(read_raw(mixture).experts)
+    routing = sum_expert_shares(read_raw(mixture).experts)
     assert sorted(routing) == list(range(1, 13)) and all(sum(c) == 2 * 64 for s in routing.values() for c in s.values())
     window = [sum(routing[step][1][expert] for step in range(3, 13)) for expert in range(4)]
     assert load.layers[0].largest == max(window) / 1280 and load.layers[0].least == min(window) / 1280
@@ -101,11 +107,14 @@ def move(event: Event) -> None:
 
 
 def test_a_moved_choice_is_valid_and_counted(mixture: RunPaths) -> None:
-    before = routing_of(read_raw(mixture).experts)
+    before = sum_expert_shares(read_raw(mixture).experts)
     change_experts(mixture, move)
-    after = routing_of(read_raw(mixture).experts)
+    after = sum_expert_shares(read_raw(mixture).experts)
     assert collect(mixture).status.word == "valid"
-    assert changed_choices(after[7][1], before[7][1]) == 1 and changed_choices(after[7][2], before[7][2]) == 0
+    assert (
+        fewest_changed_choices(after[7][1], before[7][1]) == 1
+        and fewest_changed_choices(after[7][2], before[7][2]) == 0
+    )
 
 
 FAULTS: dict[str, tuple[Callable[[Event], object], str]] = {
@@ -203,14 +212,14 @@ def test_an_auxiliary_loss_must_be_there_exactly_where_the_case_has_one(work: Wo
 
 def test_a_large_mixture_records_its_gradient_steps_only(work: Work) -> None:
     experts = work.model.experts
-    assert experts is not None and recorded_steps(work) == tuple(range(1, 13))
+    assert experts is not None and routing_steps(work) == tuple(range(1, 13))
     many = work.model_copy(
         update={
             "model": work.model.model_copy(update={"experts": experts.model_copy(update={"count": 400})}),
             "evidence": work.evidence.model_copy(update={"gradient_steps": (1, 2)}),
         }
     )
-    assert recorded_steps(many) == (1, 2)
+    assert routing_steps(many) == (1, 2)
     choices = many.training.tokens_per_step * 2
     shares = [ExpertShare(0, step, layer, (choices, *[0] * 399)) for step in (1, 2) for layer in (1, 2)]
     assert routing_reasons(shares, many) == []
@@ -237,4 +246,4 @@ def test_each_routed_expert_has_its_own_gradient_norm(work: Work) -> None:
 def test_changed_choices_are_half_the_differences(
     counts: tuple[int, ...], others: tuple[int, ...], changed: int
 ) -> None:
-    assert changed_choices(counts, others) == changed == changed_choices(others, counts)
+    assert fewest_changed_choices(counts, others) == changed == fewest_changed_choices(others, counts)

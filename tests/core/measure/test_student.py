@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from levelfield.measure.curves import QUANTILES
+from levelfield.measure.curves import T_QUANTILES
 from levelfield.measure.student import normal_tail, t_quantile, t_tail_probability
 
 # Abramowitz and Stegun (1964), table 26.10: percentiles of the t distribution, by degrees of freedom.
@@ -29,7 +29,7 @@ def test_quantiles_are_the_published_ones(point: tuple[float, int], expected: fl
     assert t_quantile(*point) == pytest.approx(expected, abs=6e-4)
 
 
-@pytest.mark.parametrize(("degrees", "expected"), QUANTILES.items())
+@pytest.mark.parametrize(("degrees", "expected"), T_QUANTILES.items())
 def test_quantiles_agree_with_the_table_of_the_curves(degrees: int, expected: float) -> None:
     assert t_quantile(0.05, degrees) == pytest.approx(expected, abs=6e-5)
 

@@ -11,14 +11,14 @@ from typing import get_args
 
 import pytest
 from levelfield.measure.curves import (
-    SETTLED,
+    MOST_TAIL_FALL,
     Curve,
-    Word,
+    TailVerdict,
     compare_tails,
+    fill_lost_steps,
     lost_steps,
-    share_of_fall,
-    tail_mean,
-    with_lost,
+    mean_log_loss,
+    tail_share_of_fall,
 )
 
 STEPS = 400
@@ -35,7 +35,7 @@ def group(*offsets: float, wave: float = 0.0, steps: int = STEPS, fast: float = 
 
 
 NEAR = (-0.001, 0.0, 0.001)
-WITHIN, BEYOND, OPEN, BROKEN = get_args(Word)
+WITHIN, BEYOND, OPEN, BROKEN = get_args(TailVerdict)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,9 @@ WITHIN, BEYOND, OPEN, BROKEN = get_args(Word)
         (group(-0.02, 0.02), group(-0.02, 0.02), OPEN),  # seeds differ by more than the margin
     ],
 )
-def test_the_word_follows_from_the_interval_and_the_margin(ours: list[Curve], theirs: list[Curve], word: Word) -> None:
+def test_the_word_follows_from_the_interval_and_the_margin(
+    ours: list[Curve], theirs: list[Curve], word: TailVerdict
+) -> None:
     comparison = compare_tails(ours, theirs, margin=0.01)
     assert comparison.word == word, comparison.reason
     low, difference, high = comparison.low, comparison.difference, comparison.high
@@ -166,7 +168,7 @@ def test_lost_steps_are_those_that_the_interval_has() -> None:
     assert lost_steps([10, 20, 30], range(40)) == [] and lost_steps([10, 20, 30], range(46)) == [*range(40, 46)]
     assert lost_steps([3, 4, 5, 71], range(3, 6)) == [] and lost_steps([3, 4, 5, 71], range(71, 74)) == [72, 73]
     assert lost_steps([5, 6, 7], range(8)) == [1, 2, 3, 4] and lost_steps([1], range(3)) == [2]
-    skips = with_lost({2: 3.0, 3: 2.0, 5: 1.0}, range(1, 8), skipped=(1, 4, 6, 7))
+    skips = fill_lost_steps({2: 3.0, 3: 2.0, 5: 1.0}, range(1, 8), skipped=(1, 4, 6, 7))
     assert (skips[1], skips[4]) == (None, None)
     assert math.isnan(skips[6] or 0.0) and math.isnan(skips[7] or 0.0)
 
@@ -178,8 +180,8 @@ def test_curves_of_one_value_have_no_interval_to_fall_in() -> None:
 
 def test_the_share_of_the_fall_in_the_tail() -> None:
     line = {s: 10.0 - s * 0.01 for s in range(1, 401)}
-    assert share_of_fall(line, sorted(line), range(201, 401)) == pytest.approx(0.40, abs=0.01)
-    assert share_of_fall(curve(), sorted(curve()), range(201, 401)) < 0.01 < SETTLED
+    assert tail_share_of_fall(line, sorted(line), range(201, 401)) == pytest.approx(0.40, abs=0.01)
+    assert tail_share_of_fall(curve(), sorted(curve()), range(201, 401)) < 0.01 < MOST_TAIL_FALL
 
 
 @pytest.mark.parametrize(("runs", "spreads"), [((3, 3), (1.0, 1.0)), ((2, 5), (1.0, 3.0)), ((8, 2), (1.0, 1.0))])
@@ -226,4 +228,4 @@ def test_no_seed_alone_decides(name: str) -> None:
 
 
 def test_the_mean_is_of_the_logarithm() -> None:
-    assert tail_mean({1: 1.0, 2: math.e**2}, [1, 2]) == pytest.approx(1.0)
+    assert mean_log_loss({1: 1.0, 2: math.e**2}, [1, 2]) == pytest.approx(1.0)

@@ -12,12 +12,12 @@ from levelfield.measure.alignment import (
     AlignmentLimits,
     TrainingCurve,
     align,
-    before,
-    part_of_the_way,
-    window,
+    interpolation_position,
+    truncate_before,
     window_differences,
+    window_layer,
 )
-from levelfield.measure.calibration import LEAST, limits_of, merged, noise_between
+from levelfield.measure.calibration import LEAST_LIMITS, merge_noise, noise_between, tolerance_limits
 from levelfield.measure.weights import WHOLE_GRADIENT, Norms, window_norms
 from levelfield.specs.case import Window
 
@@ -74,7 +74,7 @@ FAULTS: dict[str, Change] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_moves_the_window_is_different(fault: str) -> None:
     run = training(norms(FAULTS[fault]))
-    assert window(run, REFERENCE, LIMITS).passed is False
+    assert window_layer(run, REFERENCE, LIMITS).passed is False
     finding = align(run, REFERENCE, LIMITS)
     assert (finding.verdict, finding.reason[:7]) == ("different", "window:")
 
@@ -90,7 +90,7 @@ def test_what_moves_the_window_is_different(fault: str) -> None:
 )
 def test_what_moves_single_steps_to_either_side_is_aligned(honest: Change) -> None:
     run = training(norms(honest))
-    assert window(run, REFERENCE, LIMITS).passed is True
+    assert window_layer(run, REFERENCE, LIMITS).passed is True
     assert align(run, REFERENCE, LIMITS).verdict == "aligned"
 
 
@@ -103,15 +103,15 @@ def test_a_run_without_a_step_or_a_group_is_open_and_names_it() -> None:
         (without_group, "attention.query.weight at step 25"),
         ({}, "step 11"),
     ):
-        layer = window(training(run), REFERENCE, LIMITS)
+        layer = window_layer(training(run), REFERENCE, LIMITS)
         assert layer.passed is None and place in layer.detail
         assert align(training(run), REFERENCE, LIMITS).verdict == "inconclusive"
 
 
 def test_a_step_that_the_loss_scale_skipped_is_not_compared() -> None:
     rest = {step: groups for step, groups in norms().items() if step != 17}
-    assert window(training(rest, skipped=(17,)), REFERENCE, LIMITS).passed is True
-    assert window(training({}, skipped=tuple(STEPS)), REFERENCE, LIMITS).passed is None
+    assert window_layer(training(rest, skipped=(17,)), REFERENCE, LIMITS).passed is True
+    assert window_layer(training({}, skipped=tuple(STEPS)), REFERENCE, LIMITS).passed is None
 
 
 def test_a_reference_without_the_window_has_no_such_layer() -> None:
@@ -123,7 +123,7 @@ def test_a_reference_without_the_window_has_no_such_layer() -> None:
 def test_a_norm_that_is_only_rounding_is_compared_with_the_whole_gradient() -> None:
     tiny = {step: {**groups, "attention.key.bias": 1e-9} for step, groups in norms().items()}
     other = {step: {**groups, "attention.key.bias": 5e-9} for step, groups in norms().items()}
-    assert window(training(other), training(tiny), LIMITS).passed is True
+    assert window_layer(training(other), training(tiny), LIMITS).passed is True
 
 
 def test_groups_are_all_parameters_of_one_name_and_only_of_the_window() -> None:
@@ -137,7 +137,7 @@ def test_groups_are_all_parameters_of_one_name_and_only_of_the_window() -> None:
 
 
 def test_a_mixture_is_compared_before_its_first_changed_choice() -> None:
-    assert list(before(REFERENCE, 14).window) == [11, 12, 13]
+    assert list(truncate_before(REFERENCE, 14).window) == [11, 12, 13]
 
 
 # ---- noise
@@ -149,17 +149,17 @@ def noisy(seed: int) -> TrainingCurve:
 
 def test_rows_give_each_group_a_limit_and_honest_runs_hold_it() -> None:
     rows = [noise_between(noisy(seed), REFERENCE)._replace(kind="layout", setting=str(seed)) for seed in range(8)]
-    limits = limits_of(rows, "rows", "bf16")
+    limits = tolerance_limits(rows, "rows", "bf16")
     assert isinstance(limits.window, dict)
     assert set(limits.window) == {(third, group) for third in ("11-20", "21-30", "31-40") for group in GROUPS}
-    assert all(window(noisy(seed), REFERENCE, limits).passed for seed in range(100, 200))
+    assert all(window_layer(noisy(seed), REFERENCE, limits).passed for seed in range(100, 200))
     moved = training(norms(lambda step, group, norm: norm * 1.04))
-    assert window(moved, REFERENCE, limits).passed is False
+    assert window_layer(moved, REFERENCE, limits).passed is False
 
 
 def test_rows_without_the_window_give_none() -> None:
     row = noise_between(training({}), REFERENCE)
-    assert row.window is None and limits_of([row], "rows", "bf16").window is None
+    assert row.window is None and tolerance_limits([row], "rows", "bf16").window is None
     some = {step: groups for step, groups in norms().items() if step != 30}
     assert noise_between(training(some), REFERENCE).window is None
 
@@ -167,15 +167,15 @@ def test_rows_without_the_window_give_none() -> None:
 def test_rows_of_one_setting_keep_the_larger_difference_of_each_place() -> None:
     rows = [noise_between(noisy(seed), REFERENCE)._replace(setting="one") for seed in (1, 2)]
     older = rows[0]._replace(window=None)
-    (row,) = merged([older, *rows])
+    (row,) = merge_noise([older, *rows])
     first, second = (row.window or {} for row in rows)
     assert row.window == {place: max(first[place], second[place]) for place in first}
 
 
 def test_no_limit_is_below_the_least_one() -> None:
     rows = [noise_between(training(norms(chaos(1e-6, seed))), REFERENCE)._replace(setting=str(seed)) for seed in (1, 2)]
-    limits = limits_of(rows, "rows", "bf16").window
-    assert isinstance(limits, dict) and set(limits.values()) == {LEAST["bf16"].window}
+    limits = tolerance_limits(rows, "rows", "bf16").window
+    assert isinstance(limits, dict) and set(limits.values()) == {LEAST_LIMITS["bf16"].window}
 
 
 def test_the_difference_is_signed_before_it_is_averaged() -> None:
@@ -201,16 +201,16 @@ def test_where_a_run_lies_between_two_precisions() -> None:
     start = {"a": 1.0, "b": 2.0, "layers.0.attention.key.bias": 1e-9}
     end = {"a": 1.01, "b": 1.98, "layers.0.attention.key.bias": 5e-9}
     middle = {name: math.sqrt(start[name] * end[name]) for name in start}
-    assert part_of_the_way(start, start, end) == pytest.approx(0)
-    assert part_of_the_way(end, start, end) == pytest.approx(1)
-    assert part_of_the_way(middle, start, end) == pytest.approx(0.5)
-    assert part_of_the_way({**start, "layers.0.attention.key.bias": 1.0}, start, end) == pytest.approx(0)
+    assert interpolation_position(start, start, end) == pytest.approx(0)
+    assert interpolation_position(end, start, end) == pytest.approx(1)
+    assert interpolation_position(middle, start, end) == pytest.approx(0.5)
+    assert interpolation_position({**start, "layers.0.attention.key.bias": 1.0}, start, end) == pytest.approx(0)
 
 
 @pytest.mark.parametrize("run", [{}, {"a": 0.0}, {"other": 1.0}])
 def test_without_a_common_norm_nothing_is_known(run: dict[str, float]) -> None:
-    assert math.isnan(part_of_the_way(run, {"a": 1.0}, {"a": 1.01}))
+    assert math.isnan(interpolation_position(run, {"a": 1.0}, {"a": 1.01}))
 
 
 def test_the_layer_is_left_out_of_what_it_does_not_know() -> None:
-    assert window(replace(REFERENCE, window=norms()), REFERENCE, replace(LIMITS, window=None)).passed is None
+    assert window_layer(replace(REFERENCE, window=norms()), REFERENCE, replace(LIMITS, window=None)).passed is None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.activations import layer_bytes
 from levelfield.predict.footprint import Footprint, expected_memory, stage_footprints
 from levelfield.predict.setup import training_setup
@@ -35,7 +35,7 @@ def in_precision(case: str, precision: str) -> Work:
 
 def count(case: str) -> int:
     case_document = load(Case, CASES / f"{case}.yaml")
-    return parameters(case_document.model, case_document.training.sequence_length).total
+    return count_parameters(case_document.model, case_document.training.sequence_length).total
 
 
 def test_states_of_one_device_are_eighteen_bytes_a_parameter() -> None:

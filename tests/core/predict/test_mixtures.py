@@ -9,7 +9,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import LayoutError
 from levelfield.measure.flops import flops_per_token
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.activations import layer_bytes
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.footprint import expected_memory, layer_parameters, stage_footprints, stage_parameters
@@ -77,7 +77,7 @@ def changed(work: Work, **model: Any) -> Work:
 def test_the_stages_hold_every_parameter_once(work: Work, stages: int) -> None:
     s = setup(f"PP{stages}", work)
     total = sum(stage_parameters(s, stage).total for stage in range(stages))
-    assert total == parameters(work.model, 4096).total
+    assert total == count_parameters(work.model, 4096).total
 
 
 def test_experts_are_divided_over_expert_and_tensor_ranks() -> None:
@@ -104,7 +104,7 @@ def test_the_layers_of_two_kinds_are_where_they_are() -> None:
 
 
 def test_states_of_experts_are_sharded_over_the_ranks_that_hold_them() -> None:
-    routed, plain = 32 * 8 * EXPERT, parameters(MIXTRAL.model, 4096).total - 32 * 8 * EXPERT
+    routed, plain = 32 * 8 * EXPERT, count_parameters(MIXTRAL.model, 4096).total - 32 * 8 * EXPERT
     assert estimate("DP8SH1").memory.optimizer_states == 8 * plain // 8 + 8 * routed // 8
     for ranks in (2, 4, 8):
         sharded = estimate(f"DP8EP{ranks}SH1").memory.optimizer_states
@@ -174,7 +174,7 @@ def test_zero_3_does_not_gather_experts_that_no_other_rank_has() -> None:
     """They lie there as masters and as a copy for the products; with replicas they are sharded and gathered."""
     alone, shared = (stage_footprints(setup(layout))[0] for layout in ("DP8EP8SH3", "DP16EP8SH3"))
     experts = 32 * EXPERT
-    rest = parameters(MIXTRAL.model, 4096).total - 8 * experts
+    rest = count_parameters(MIXTRAL.model, 4096).total - 8 * experts
     assert alone.weights == pytest.approx((4 + 2) * experts + 4 * rest / 8, rel=1e-6)
     assert shared.weights == pytest.approx(4 * experts / 2 + 4 * rest / 16, rel=1e-6)
     assert shared.buffers - alone.buffers == 2 * 2 * EXPERT
@@ -305,7 +305,7 @@ def test_the_network_has_to_be_known() -> None:
 
 def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_them() -> None:
     """With all ranks dividing the experts only the other gradients are exchanged."""
-    routed, plain = 32 * 8 * EXPERT, parameters(MIXTRAL.model, 4096).total - 32 * 8 * EXPERT
+    routed, plain = 32 * 8 * EXPERT, count_parameters(MIXTRAL.model, 4096).total - 32 * 8 * EXPERT
     whole, divided = (estimate(layout).time.data for layout in ("DP8", "DP8EP8"))
     assert whole == pytest.approx(2 * 7 / 8 * 4 * (routed + plain) / 100e9, rel=1e-3)
     assert divided == pytest.approx(2 * 7 / 8 * 4 * plain / 100e9, rel=1e-3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.footprint import expected_memory
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SupportedParallelism, predict
 from levelfield.predict.machines import (
@@ -269,7 +269,7 @@ def test_the_exchange_of_sharded_states_copies_where_the_program_does(layout: st
         estimate(layout, micro_batch=micro_batch, exchange_copies=copies, overlap=1).time.data
         for copies in (False, True)
     )
-    assert copies - plain == pytest.approx(passes * parameters(work.model, 8192).total / 1e12, rel=1e-6)
+    assert copies - plain == pytest.approx(passes * count_parameters(work.model, 8192).total / 1e12, rel=1e-6)
 
 
 def test_whole_gradients_on_every_rank_cost_another_pass_of_the_ring_up_to_stage_2() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.measure.utilisation import core_limit
+from levelfield.measure.utilisation import core_tflops_limit
 from levelfield.plan.peak import MeasuredPeaks, peak_used, remeasure_reason, with_peak
 from levelfield.run import measurement
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher, SlurmRuntime
@@ -204,15 +204,25 @@ def test_a_rate_that_two_cores_cannot_have_is_refused_by_name_and_not_kept(
 
 
 def test_what_a_core_cannot_exceed_follows_its_instruction_sets() -> None:
-    assert core_limit("bf16", {"avx512f", "avx512_bf16", "amx_bf16"}) > 10 > 1 > core_limit("bf16", {"avx512_bf16"})
     assert (
-        core_limit("bf16", {"avx512f"})
-        == core_limit("fp32", {"avx512f", "amx_bf16"})
-        == core_limit("fp16", {"avx512f"})
+        core_tflops_limit("bf16", {"avx512f", "avx512_bf16", "amx_bf16"})
+        > 10
+        > 1
+        > core_tflops_limit("bf16", {"avx512_bf16"})
+    )
+    assert (
+        core_tflops_limit("bf16", {"avx512f"})
+        == core_tflops_limit("fp32", {"avx512f", "amx_bf16"})
+        == core_tflops_limit("fp16", {"avx512f"})
     )
     for precision in ("fp32", "bf16", "fp16", "fp8"):
         every = {"avx", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16"}
-        assert 0 < core_limit(precision, set()) < core_limit(precision, every) <= core_limit(precision, None)
+        assert (
+            0
+            < core_tflops_limit(precision, set())
+            < core_tflops_limit(precision, every)
+            <= core_tflops_limit(precision, None)
+        )
 
 
 @pytest.mark.parametrize(

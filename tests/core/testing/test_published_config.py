@@ -13,7 +13,7 @@ from huggingface_classes import hf_config
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.measure.parameter_counts import parameters
+from levelfield.measure.parameter_counts import count_parameters
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
 from levelfield.testing.case_checks import DEFAULT_HARDWARE, CaseSubject, check_case
@@ -144,7 +144,7 @@ def refuse(folder: Path, content: dict[str, Any], *ignored: str) -> Refusal:
 def test_a_published_model_has_its_parameters(tmp_path: Path, name: str) -> None:
     content, total = PUBLISHED[name]
     config = read_config(written(tmp_path, content))
-    assert parameters(config.model, config.length).total == total
+    assert count_parameters(config.model, config.length).total == total
     assert "use_cache" not in content or "use_cache" in config.left_out
 
 
