@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from compared_records import figure, result_content
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import (
     Conditions,
@@ -51,15 +51,15 @@ class SeededNights:
     faults: bool = True
     traced: int = 2
 
-    def results(self) -> GivenRuns:
+    def results(self) -> InMemoryStore:
         """The runs as a store gives them, with expected entries, findings and statements of the last night."""
         records = list(self.records())
-        values = GivenRuns(records)
+        values = InMemoryStore(records)
         if not self.faults:
             return values
         digests = {entry.series.label: entry.digest for entry in values.series()}
         last = records[-1].night or ""
-        return GivenRuns(
+        return InMemoryStore(
             records, _events(digests, records), {last: _findings(digests, records)}, {last: _expected(digests)}
         )
 

@@ -291,7 +291,7 @@ def _results(
     from levelfield.catalog.registry import Registry
     from levelfield.evidence.verification import recomputed_record
     from levelfield.explain.explanation import step_parts_or_none
-    from levelfield.pages.series_history import GivenRuns
+    from levelfield.pages.series_history import InMemoryStore
     from levelfield.studies.compared_runs import RunSources
 
     records, registry = [], Registry()
@@ -303,14 +303,14 @@ def _results(
     if selected.names and not beside:
         with RunSources(selected.runs, None, registry) as places:
             duels = places.duel_events()
-        yield GivenRuns(records, duels), [], {}
+        yield InMemoryStore(records, duels), [], {}
         return
     with open_store(address, read_only=True) as store:
         if selected.names:
             nights = store.nights()
             stored = {night: store.findings(night) for night in nights}
             expected = {night: store.expected(night) for night in nights}
-            yield GivenRuns([*store.records(store.run_ids()), *records], store.events(), stored, expected), [], {}
+            yield InMemoryStore([*store.records(store.run_ids()), *records], store.events(), stored, expected), [], {}
             return
         results = results_for_pages(store, address, selected.runs)
         ours = {"", *results.points()}
@@ -321,16 +321,16 @@ def _results(
 def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
     from levelfield.store.address import address_of
 
-    yield f"pages    {folder}: {built.runs:,} run(s) in {built.series:,} series, {built.files:,} files"
-    if built.rebuilt < built.series:
-        yield f"series   {built.rebuilt:,} written again; the others did not change"
-    if built.unreadable:
-        first = ", ".join(built.unreadable[:_NAMED])
-        yield wrapped(f"left out {len(built.unreadable):,} run(s) whose time cannot be read: {first}", 9)
+    yield f"pages    {folder}: {built.run_count:,} run(s) in {built.series_count:,} series, {built.file_count:,} files"
+    if built.rebuilt_count < built.series_count:
+        yield f"series   {built.rebuilt_count:,} written again; the others did not change"
+    if built.unreadable_ids:
+        first = ", ".join(built.unreadable_ids[:_NAMED])
+        yield wrapped(f"left out {len(built.unreadable_ids):,} run(s) whose time cannot be read: {first}", 9)
     yield wrapped(f"look     open {folder / 'index.html'}", 9)
-    if built.left_out:
+    if built.left_out_count:
         all_runs = f"report pages {folder} --store {address_of(None).text}"
-        yield wrapped(f"left out {built.left_out:,} run(s) of other checkouts; all runs: {all_runs}", 9)
+        yield wrapped(f"left out {built.left_out_count:,} run(s) of other checkouts; all runs: {all_runs}", 9)
 
 
 def _pages_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The page of a case: its series with their latest figures, scaling, losses, memory, and what gates and people stated.
+"""The page of a case: its series with latest figures, scaling, losses and memory, findings of gates and stated events.
 
 Its charts are numbers for an SVG that needs no script.
 """
@@ -14,22 +14,24 @@ from typing import Any
 
 from levelfield.compare.ranking import Contender
 from levelfield.pages.content import NightFinding, PagesContent
-from levelfield.pages.first_view import RankedTraining
-from levelfield.pages.series_history import SeriesRuns, SeriesSummary, seconds_of
+from levelfield.pages.first_view import TrainingContenders
+from levelfield.pages.series_history import SeriesRuns, SeriesSummary, epoch_seconds
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import StoreEvent
 from levelfield.specs.run_figures import STORED
 
 SCALING_WIDTH, SCALING_HEIGHT = 360.0, 240.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
+MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
 LOSS_WIDTH, LOSS_HEIGHT = 360.0, 200.0
-MOST_POINTS = 120  # of a line of losses
+MAX_CURVE_POINTS = 120  # of a loss curve
 MEMORY_PARTS = ("allocated", "reserved", "device")  # each contains the one before it
-MANY = 12  # series, in a table as long as a screen
-FIGURES = {figure.page: column for column, figure in STORED.items()}  # columns of the table, by their names in scripts
-Latest = tuple[SeriesRuns, SeriesSummary]
-_ALIKE = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")  # of the points of one chart
-_BRIEF = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))  # ends of a number on an axis, such as 12.5k
+LONG_TABLE_ROWS = 12  # a table of more series is longer than a screen
+# Columns of the stored table, by the names of their figures in scripts.
+COLUMN_BY_FIGURE = {figure.page: column for column, figure in STORED.items()}
+SummarisedSeries = tuple[SeriesRuns, SeriesSummary]
+# The points of one chart have these in common.
+_CHART_KEY_FIELDS = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")
+_UNIT_SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))  # ends of a number on an axis, such as 12.5k
 
 
 # -- strong scaling
@@ -43,7 +45,7 @@ class ScalingPoint:
     nodes: int
     devices: int
     layout: str
-    tokens: float  # per second and device
+    tokens_per_second_per_device: float
     speed_up: float
     efficiency: float
     x: float  # its place in the chart
@@ -64,13 +66,13 @@ class ScalingChart:
     token_ticks: tuple[tuple[str, float], ...]  # the same lines in tokens/s of all devices
 
 
-def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
+def scaling_charts(summarised: Sequence[SummarisedSeries]) -> tuple[ScalingChart, ...]:
     """Return a chart for each training, framework and chip with at least two numbers of devices."""
     groups: dict[tuple[str, ...], dict[int, tuple[float, SeriesRuns]]] = defaultdict(dict)
-    for runs, summary in latest:
-        series, tokens = runs.series, summary.tokens
+    for runs, summary in summarised:
+        series, tokens = runs.series, summary.tokens_per_second_per_device
         if tokens is not None and 0 < tokens < math.inf and series.devices >= 1 and series.nodes >= 1:
-            fastest = groups[tuple(getattr(series, name) for name in _ALIKE)]
+            fastest = groups[tuple(getattr(series, name) for name in _CHART_KEY_FIELDS)]
             if series.devices not in fastest or fastest[series.devices][0] < tokens:
                 fastest[series.devices] = (tokens, runs)
     return tuple(_scaling_chart([group[n] for n in sorted(group)]) for group in groups.values() if len(group) > 1)
@@ -78,44 +80,45 @@ def scaling_charts(latest: Sequence[Latest]) -> tuple[ScalingChart, ...]:
 
 def _scaling_chart(members: Sequence[tuple[float, SeriesRuns]]) -> ScalingChart:
     """Return the chart of series with their speeds, the smallest number of devices first: it is the base."""
-    (base, first), (_, largest) = members[0], members[-1]
-    fewest, most = first.series.devices, largest.series.devices
-    speed_ups = [tokens / base * runs.series.devices / fewest for tokens, runs in members]
-    top = max(most / fewest, *speed_ups)
+    (base_tokens, smallest), (_, largest) = members[0], members[-1]
+    fewest, most = smallest.series.devices, largest.series.devices
+    speed_ups = [tokens / base_tokens * runs.series.devices / fewest for tokens, runs in members]
+    largest_speed_up = max(most / fewest, *speed_ups)
 
-    def height(speed_up: float) -> float:
-        """Return a place on a logarithmic axis; a speed-up below 1 stands below the axis' first number."""
-        part = math.log(speed_up) / math.log(top) if speed_up > 0 else 0.0
-        return SCALING_HEIGHT - BOTTOM - max(-0.1, part) * (SCALING_HEIGHT - TOP - BOTTOM)
+    def y_of(speed_up: float) -> float:
+        """Return the place on the logarithmic axis; a speed-up below 1 is below the axis' first number."""
+        fraction = math.log(speed_up) / math.log(largest_speed_up) if speed_up > 0 else 0.0
+        return SCALING_HEIGHT - MARGIN_BOTTOM - max(-0.1, fraction) * (SCALING_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM)
 
-    width, whole = SCALING_WIDTH - LEFT - RIGHT, math.log(most / fewest)  # the devices' axis is logarithmic, too
+    plot_width = SCALING_WIDTH - MARGIN_LEFT - MARGIN_RIGHT
+    log_range = math.log(most / fewest)  # the devices' axis is logarithmic, too
     points = tuple(
         ScalingPoint(
             slug=runs.slug,
             nodes=runs.series.nodes,
             devices=runs.series.devices,
             layout=str(runs.series.layout),
-            tokens=tokens,
+            tokens_per_second_per_device=tokens,
             speed_up=speed_up,
-            efficiency=tokens / base,
-            x=LEFT + math.log(runs.series.devices / fewest) / whole * width,
-            y=height(speed_up),
+            efficiency=tokens / base_tokens,
+            x=MARGIN_LEFT + math.log(runs.series.devices / fewest) / log_range * plot_width,
+            y=y_of(speed_up),
             is_disturbed=runs.is_disturbed,
         )
         for (tokens, runs), speed_up in zip(members, speed_ups, strict=True)
     )
     ticks, token_ticks = [], []
-    for power in range(int(math.log2(top) + 1e-9) + 1):
-        tokens = 2**power * base * fewest
-        unit, end = next((unit or 1.0, end) for unit, end in _BRIEF if tokens >= unit)
-        ticks.append((f"{2.0**power:g}", height(2**power)))
-        token_ticks.append((f"{tokens / unit:.3g}{end}", height(2**power)))
+    for power in range(int(math.log2(largest_speed_up) + 1e-9) + 1):
+        tokens = 2**power * base_tokens * fewest
+        unit, end = next((unit or 1.0, end) for unit, end in _UNIT_SUFFIXES if tokens >= unit)
+        ticks.append((f"{2.0**power:g}", y_of(2**power)))
+        token_ticks.append((f"{tokens / unit:.3g}{end}", y_of(2**power)))
     return ScalingChart(
-        framework=first.series.framework_label,
-        chip=first.series.chip,
-        setting=f"{first.series.scale} {first.series.precision}",
+        framework=smallest.series.framework_label,
+        chip=smallest.series.chip,
+        setting=f"{smallest.series.scale} {smallest.series.precision}",
         points=points,
-        ideal_y=height(most / fewest),
+        ideal_y=y_of(most / fewest),
         ticks=tuple(ticks),
         token_ticks=tuple(token_ticks),
     )
@@ -130,8 +133,8 @@ class LossLine:
 
     contender: Contender | None
     losses: tuple[float, ...]
-    points: str  # of an SVG polyline
-    difference: float | None  # the largest relative one from the reference; None without one
+    polyline: str  # points of an SVG polyline
+    largest_difference: float | None  # relative, from the reference; None without a reference
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ class MemoryBar:
     """Memory of the fullest device of the last run of a side."""
 
     contender: Contender
-    whole: float | None  # the headline peak, in bytes; None with its reason
-    capacity: float | None
+    peak_bytes: float | None  # the headline peak; None with its reason
+    capacity_bytes: float | None
     parts: tuple[tuple[str, float, float], ...]  # name, bytes and percent of the device that each adds to those before
     reason: str
 
@@ -149,42 +152,42 @@ class MemoryBar:
 class TrainingFigures:
     """The losses and the memory of one training."""
 
-    training: RankedTraining
-    reference: str | None  # the name of the stored one
-    lines: tuple[LossLine, ...]
-    ticks: tuple[tuple[str, float], ...]  # of the vertical axis of the losses
-    steps: tuple[tuple[str, float], ...]  # of their horizontal axis
-    memory: tuple[MemoryBar, ...]
+    training: TrainingContenders
+    reference_name: str | None  # of the stored reference
+    loss_lines: tuple[LossLine, ...]
+    loss_ticks: tuple[tuple[str, float], ...]  # of the vertical axis of the losses
+    step_ticks: tuple[tuple[str, float], ...]  # of their horizontal axis
+    memory_bars: tuple[MemoryBar, ...]
 
 
 def training_figures(
-    training: RankedTraining, references: Mapping[tuple[str, str], tuple[str, list[float]]]
+    training: TrainingContenders, references: Mapping[tuple[str, str], tuple[str, list[float]]]
 ) -> TrainingFigures:
     """Return the charts of one training, of the last run of each contender, as the table of the case has."""
-    series = training.first.series
+    series = training.example.series
     name, reference = references.get((series.work, series.corpus), (None, []))
     curves: list[tuple[Contender | None, tuple[float, ...]]] = [(None, tuple(reference))] if reference else []
     for contender in training.contenders:  # a loss after the first that is no number would stand at a wrong step
         numbers = takewhile(lambda loss: loss is not None and math.isfinite(loss), contender.side.last.losses)
         curves.append((contender, tuple(loss for loss in numbers if loss is not None)))
-    values = [loss for _, losses in curves for loss in losses]
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    most = max((len(losses) for _, losses in curves), default=1)
+    all_losses = [loss for _, losses in curves for loss in losses]
+    low, high = min(all_losses, default=0.0), max(all_losses, default=1.0)
+    longest = max((len(losses) for _, losses in curves), default=1)
 
-    def height(loss: float) -> float:
+    def y_of(loss: float) -> float:
         return 10 + (LOSS_HEIGHT - 20) * (1 - (loss - low) / ((high - low) or 1))
 
-    lines, across = [], (LOSS_WIDTH - LEFT) / max(1, most - 1)
+    lines, step_width = [], (LOSS_WIDTH - MARGIN_LEFT) / max(1, longest - 1)
     for contender_or_none, losses in curves:
-        every = max(1, math.ceil(len(losses) / MOST_POINTS))  # of a long curve every n-th step and the last one
-        steps = sorted({*range(0, len(losses), every), len(losses) - 1} - {-1})
-        polyline = " ".join(f"{LEFT + step * across:.1f},{height(losses[step]):.1f}" for step in steps)
+        stride = max(1, math.ceil(len(losses) / MAX_CURVE_POINTS))  # of a long curve every n-th step and the last one
+        steps = sorted({*range(0, len(losses), stride), len(losses) - 1} - {-1})
+        polyline = " ".join(f"{MARGIN_LEFT + step * step_width:.1f},{y_of(losses[step]):.1f}" for step in steps)
         pairs = zip(losses, reference, strict=False) if contender_or_none else ()
         difference = max((abs(loss / expected - 1) for loss, expected in pairs if expected), default=None)
         lines.append(LossLine(contender_or_none, losses, polyline, difference))
-    ticks = tuple((f"{value:g}", height(value)) for value in round_ticks(low, high))
-    marked = [int(step) for step in round_ticks(1, most) if step == int(step)]
-    steps_axis = tuple((f"{step}", LEFT + (step - 1) * across) for step in marked)
+    ticks = tuple((f"{value:g}", y_of(value)) for value in round_ticks(low, high))
+    marked_steps = [int(step) for step in round_ticks(1, longest) if step == int(step)]
+    steps_axis = tuple((f"{step}", MARGIN_LEFT + (step - 1) * step_width) for step in marked_steps)
     bars = tuple(map(_memory_bar, training.contenders))
     return TrainingFigures(training, name, tuple(lines), ticks, steps_axis, bars)
 
@@ -201,16 +204,16 @@ def round_ticks(low: float, high: float) -> list[float]:
 def _memory_bar(contender: Contender) -> MemoryBar:
     """Return the bar of a side. A part that is unknown, or not within the next, is drawn as one with it."""
     record = contender.side.last
-    memory, whole = record.result.memory, record.memory_bytes
-    if whole is None:
+    memory, peak = record.result.memory, record.memory_bytes
+    if peak is None:
         return MemoryBar(contender, None, memory.capacity_bytes, (), memory.device_used_peak.reason or "")
-    parts, below, capacity = [], 0.0, memory.capacity_bytes
+    parts, drawn_bytes, capacity = [], 0.0, memory.capacity_bytes
     for name in MEMORY_PARTS if capacity else ():
-        value = whole if name == MEMORY_PARTS[-1] else getattr(memory, f"{name}_peak").value
-        if capacity and value is not None and below <= value <= whole:
-            parts.append((name, value - below, round(min(100.0, (value - below) / capacity * 100), 1)))
-            below = value
-    return MemoryBar(contender, whole, capacity, tuple(part for part in parts if part[1] > 0), "")
+        value = peak if name == MEMORY_PARTS[-1] else getattr(memory, f"{name}_peak").value
+        if capacity and value is not None and drawn_bytes <= value <= peak:
+            parts.append((name, value - drawn_bytes, round(min(100.0, (value - drawn_bytes) / capacity * 100), 1)))
+            drawn_bytes = value
+    return MemoryBar(contender, peak, capacity, tuple(part for part in parts if part[1] > 0), "")
 
 
 # -- the page
@@ -224,13 +227,13 @@ class SeriesView:
     summary: SeriesSummary
     findings: tuple[NightFinding, ...]
     events: tuple[StoreEvent, ...]
-    word: str | None  # the most urgent of the last night; None without a gate
-    detectable: Mapping[str, float]  # the smallest change that the gate could see, by figure
+    night_word: str | None  # the most urgent finding of the last night; None without a gate
+    detectable_changes: Mapping[str, float]  # the smallest change that the gate could see, by figure
 
-    def latest(self, name: str) -> float | None:
+    def latest_figure(self, name: str) -> float | None:
         """Return a figure of the last valid run; None without one."""
         latest = self.summary.latest
-        return getattr(latest, FIGURES[name]) if latest else None
+        return getattr(latest, COLUMN_BY_FIGURE[name]) if latest else None
 
 
 @dataclass(frozen=True)
@@ -239,25 +242,26 @@ class CaseView:
 
     name: str
     slug: str
-    series: tuple[SeriesView, ...]
-    scaling: tuple[ScalingChart, ...]
-    runs: int
-    figures: tuple[str, ...]  # that the last valid run of any series has; all where no series has such a run
-    has_many: bool  # whether the groups of series come first, because the table of all is longer than a screen
-    has_words: bool  # whether a gate said something about any series
+    series_views: tuple[SeriesView, ...]
+    scaling_charts: tuple[ScalingChart, ...]
+    run_count: int
+    figure_names: tuple[str, ...]  # that the last valid run of any series has; all where no series has such a run
+    has_long_table: bool  # whether the groups of series come first, because the table of all is longer than a screen
+    has_night_words: bool  # whether a gate said something about any series
 
-    def statements(self) -> dict[str, Any]:
-        """Return by series the findings and events for the scripts."""
+    def script_data(self) -> dict[str, Any]:
+        """Return the findings and events of each series for the scripts, by slug."""
         names = ("until", "who", "why", "level")
         return {
             view.runs.slug: {
                 "findings": [asdict(finding) for finding in view.findings],
                 "events": [
-                    {"kind": event.kind, "time": seconds_of(event.at)} | {name: getattr(event, name) for name in names}
+                    {"kind": event.kind, "time": epoch_seconds(event.at)}
+                    | {name: getattr(event, name) for name in names}
                     for event in view.events
                 ],
             }
-            for view in self.series
+            for view in self.series_views
         }
 
 
@@ -270,18 +274,18 @@ def case_view(
         findings = tuple(finding for finding in content.findings if finding.series == runs.digest)
         events = sorted((e for e in content.events if e.series == runs.digest), key=lambda event: event.at)
         night = max((finding.night for finding in findings), default=None)
-        last = [finding for finding in findings if finding.night == night]
-        word = min((finding.word for finding in last), key=WORDS.index, default=None)
-        detectable = {f.figure: f.detectable for f in last if f.figure and f.detectable is not None}
+        last_findings = [finding for finding in findings if finding.night == night]
+        word = min((finding.word for finding in last_findings), key=WORDS.index, default=None)
+        detectable = {f.figure: f.detectable for f in last_findings if f.figure and f.detectable is not None}
         views.append(SeriesView(runs, summaries[runs.digest], findings, tuple(events), word, detectable))
-    figures = tuple(name for name in FIGURES if any(view.latest(name) is not None for view in views))
+    figures = tuple(name for name in COLUMN_BY_FIGURE if any(view.latest_figure(name) is not None for view in views))
     return CaseView(
         name=case,
         slug=series[0].case_slug,
-        series=tuple(views),
-        scaling=scaling_charts([(view.runs, view.summary) for view in views]),
-        runs=sum(view.summary.runs for view in views),
-        figures=figures or tuple(FIGURES),
-        has_many=len(views) > MANY,
-        has_words=any(view.word for view in views),
+        series_views=tuple(views),
+        scaling_charts=scaling_charts([(view.runs, view.summary) for view in views]),
+        run_count=sum(view.summary.run_count for view in views),
+        figure_names=figures or tuple(COLUMN_BY_FIGURE),
+        has_long_table=len(views) > LONG_TABLE_ROWS,
+        has_night_words=any(view.night_word for view in views),
     )

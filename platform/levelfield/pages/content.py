@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from levelfield.compare.sides import disturbance
-from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped, seconds_of
+from levelfield.pages.series_history import SeriesRuns, StoredResults, epoch_seconds, group_by
 from levelfield.series.findings import WORDS, FindingWord
 from levelfield.specs.record import StoreEvent, nights_in_order
 from levelfield.specs.short_names import slug
 
-NIGHTS_SHOWN = 30  # the newest nights, whose findings the case pages repeat
+MAX_NIGHTS = 30  # the newest nights, whose findings the case pages show
 
 _NO_CHANGES = ("missing", "new series", "no change")  # the page shows these apart from the changes
 CHANGE_WORDS = tuple(word for word in WORDS if word not in _NO_CHANGES)
-CALM_WORDS = ("no change", "new series")
+CALM_WORDS = ("no change", "new series")  # findings that need no action
 FALLBACK_WORD: FindingWord = "inconclusive"  # in place of a word that only a later version has
-LONGEST_TEXT = 400  # characters of a text
-MOST_DISTURBED = 30  # newest runs of a series among which a quiet one is looked for
+MAX_TEXT_LENGTH = 400  # characters of a finding's text
+MAX_DISTURBED_RUNS = 30  # newest runs of a series among which a quiet one is looked for
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ def parse_finding(night: str, content: Mapping[str, Any]) -> NightFinding:
 
     def text(name: str) -> str | None:
         value = content.get(name)
-        return value[:LONGEST_TEXT] if isinstance(value, str) else None
+        return value[:MAX_TEXT_LENGTH] if isinstance(value, str) else None
 
     def texts(name: str) -> tuple[str, ...]:
         values = content.get(name)
-        return tuple(str(value)[:LONGEST_TEXT] for value in values) if isinstance(values, (list, tuple)) else ()
+        return tuple(str(value)[:MAX_TEXT_LENGTH] for value in values) if isinstance(values, (list, tuple)) else ()
 
     numbers = {name: finite_number(content.get(name)) for name in ("change", "low", "high", "level", "detectable")}
     nights, pairs = finite_number(content.get("nights")), finite_number(content.get("pairs"))
@@ -84,36 +84,36 @@ def finite_number(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class PagesContent:
-    """What a store has for the pages."""
+    """The contents of a store that the pages show."""
 
     series: Mapping[str, SeriesRuns]  # by digest
     events: Sequence[StoreEvent]
-    night: str | None  # the last one
+    last_night: str | None
     # the last night's entries, each with the digest of its series; None where the entry never ran
-    expected: Mapping[str, str | None]
+    expected_entries: Mapping[str, str | None]
     findings: Sequence[NightFinding]  # of the last nights
-    unreadable: Sequence[str] = ()  # runs that are left out
+    unreadable_ids: Sequence[str] = ()  # runs that are left out
 
     @property
-    def tonight(self) -> list[NightFinding]:
+    def last_night_findings(self) -> list[NightFinding]:
         """The findings of the last night."""
-        return [finding for finding in self.findings if finding.night == self.night]
+        return [finding for finding in self.findings if finding.night == self.last_night]
 
     @property
-    def runs(self) -> int:
+    def run_count(self) -> int:
         return sum(len(runs.points) for runs in self.series.values())
 
-    def cases(self) -> dict[str, list[SeriesRuns]]:
+    def series_by_case(self) -> dict[str, list[SeriesRuns]]:
         """Return the series of each case, in order of their labels."""
         ordered = sorted(self.series.values(), key=lambda runs: runs.series.label)
-        return dict(sorted(grouped(ordered, lambda runs: runs.series.case).items()))
+        return dict(sorted(group_by(ordered, lambda runs: runs.series.case).items()))
 
 
-def read_content(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
-    """Read a store. A run whose time cannot be read is left out and named in `unreadable`.
+def read_content(results: StoredResults, unpaired_findings: Sequence[Mapping[str, Any]] = ()) -> PagesContent:
+    """Read a store. A run whose time cannot be read is left out and named in `unreadable_ids`.
 
-    unpaired: findings of the last night, made again without pairs. The gate stores no finding of a quiet series, so
-    that these give its level. Where the night has stored findings, only the quiet ones of `unpaired` are taken.
+    unpaired_findings: findings of the last night, made again without pairs. The gate stores no finding of a quiet
+    series, so that these give its level. Where the night has stored findings, only the calm ones of these are taken.
     """
     points, nights = results.points(), nights_in_order(results.nights())
     unreadable: list[str] = []
@@ -121,26 +121,26 @@ def read_content(results: StoredResults, unpaired: Sequence[Mapping[str, Any]] =
     for entry in results.series():
         timed = []
         for point in points.get(entry.digest, ()):
-            if _is_time(point.began):
+            if _is_readable_time(point.began):
                 timed.append(point)
             else:
                 unreadable.append(point.run_id)
-        timed.sort(key=lambda point: seconds_of(point.began))
+        timed.sort(key=lambda point: epoch_seconds(point.began))
         slugs = slug(f"{entry.series.label} {entry.digest}"), slug(entry.series.case)
         series.append(SeriesRuns(entry.digest, *slugs, entry.series, timed))
-    stored = [parse_finding(night, finding) for night in nights[-NIGHTS_SHOWN:] for finding in results.findings(night)]
-    tonight = [parse_finding(nights[-1], finding) for finding in unpaired] if nights else []
+    stored = [parse_finding(night, finding) for night in nights[-MAX_NIGHTS:] for finding in results.findings(night)]
+    tonight = [parse_finding(nights[-1], finding) for finding in unpaired_findings] if nights else []
     if any(finding.night == nights[-1] for finding in stored):
         tonight = [finding for finding in tonight if finding.word in CALM_WORDS]
     # Findings are only added: the last one of a series and figure replaces those before.
     latest = {(f.night, f.series, f.figure, f.label): f for f in (*tonight, *stored)}
     return PagesContent(
         series={runs.digest: runs for runs in _mark_disturbed(series, results) if runs.points},
-        events=tuple(event for event in results.events() if _is_time(event.at)),
-        night=nights[-1] if nights else None,
-        expected=results.expected(nights[-1]) if nights else {},
+        events=tuple(event for event in results.events() if _is_readable_time(event.at)),
+        last_night=nights[-1] if nights else None,
+        expected_entries=results.expected(nights[-1]) if nights else {},
         findings=tuple(latest.values()),
-        unreadable=tuple(unreadable),
+        unreadable_ids=tuple(unreadable),
     )
 
 
@@ -149,7 +149,9 @@ def _mark_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> lis
 
     Only these runs are read in full, one of each series at a time.
     """
-    counted = {runs.digest: [point.run_id for point in reversed(runs.counted)][:MOST_DISTURBED] for runs in series}
+    counted = {
+        runs.digest: [point.run_id for point in reversed(runs.counted_points)][:MAX_DISTURBED_RUNS] for runs in series
+    }
     disturbed: dict[str, list[str]] = {digest: [] for digest in counted}
     unsettled = [digest for digest, ids in counted.items() if ids]
     while unsettled:
@@ -162,16 +164,16 @@ def _mark_disturbed(series: Sequence[SeriesRuns], results: StoredResults) -> lis
     return [
         replace(
             runs,
-            disturbed=tuple(reversed(disturbed[runs.digest])),
+            disturbed_ids=tuple(reversed(disturbed[runs.digest])),
             is_disturbed=0 < len(counted[runs.digest]) == len(disturbed[runs.digest]),
         )
         for runs in series
     ]
 
 
-def _is_time(text: str) -> bool:
+def _is_readable_time(text: str) -> bool:
     try:
-        seconds_of(text)
+        epoch_seconds(text)
     except (ValueError, OverflowError):
         return False
     return True

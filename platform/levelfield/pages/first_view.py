@@ -31,43 +31,55 @@ from levelfield.compare.series_runs import recent_runs
 from levelfield.compare.sides import headline_utilisation, steady_runs, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
-from levelfield.pages.series_history import SeriesRuns, StoredResults, grouped
+from levelfield.pages.series_history import SeriesRuns, StoredResults, group_by
 from levelfield.predict.pass_timing import memory_traffic_bytes
 from levelfield.predict.setup import training_setup
 from levelfield.specs.record import RunRecord
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE
 
-MOST_BARS = 100  # of the first page, so that it stays small; each case page has all of its series
-OF_TRUST = ("alignment", "other programs")  # cautions that a part of the trust names already
-OF_MFU = "peak of MFU"  # a caution that concerns no other figure
-OF_ONE_SIDE = ("left out", "source")  # cautions about a side alone; the others are about it and the best
-MOST_LISTED = 120  # contenders that are listed below the bars of their training
-_READ = 4  # runs of a series that are read at once: most have too few repeats for more
-MOST_BEYOND = 1.5  # an axis ends there, of its longest bar; an interval that goes on is clipped, with a mark
-BAR_COLUMNS = ("chip", "framework", "tuning", "value", "low", "high", "ratio", "ratio low", "ratio high", "standing")
-MEAN_COLUMNS = ("name", "ratio", "low", "high", "standing", "trainings")
+MAX_BARS = 100  # of the first page, so that it stays small; each case page has all of its series
+TRUST_CAUTIONS = ("alignment", "other programs")  # cautions that a part of the trust names already
+MFU_CAUTION = "peak of MFU"  # a caution that concerns no other figure
+ONE_SIDE_CAUTIONS = ("left out", "source")  # cautions about a side alone; the others are about it and the best
+MAX_LISTED_BARS = 120  # contenders that are listed below the bars of their training
+_READ_BATCH_SIZE = 4  # runs of a series that are read at once: most have too few repeats for more
+# An axis is at most this many times as long as its longest bar. An interval beyond it is clipped, with a mark.
+MAX_AXIS_OVER_LONGEST = 1.5
+BAR_CSV_COLUMNS = (
+    "chip",
+    "framework",
+    "tuning",
+    "value",
+    "low",
+    "high",
+    "ratio",
+    "ratio low",
+    "ratio high",
+    "standing",
+)
+MEAN_CSV_COLUMNS = ("name", "ratio", "low", "high", "standing", "trainings")
 
 
 @dataclass(frozen=True)
-class AbsentRuns:
+class AbsentContender:
     """A chip and framework without a run that counts."""
 
     chip: str
     framework: str
-    word: str  # how its last run ended
+    state: str  # of its cell in a comparison: how its last run ended
     runs: SeriesRuns
 
 
 @dataclass(frozen=True)
-class RankedTraining:
+class TrainingContenders:
     """One work at one scale and precision on one number of devices, with who ran it."""
 
-    first: SeriesRuns  # any series of it
+    example: SeriesRuns  # any series of it
     digest: str  # tells trainings of one name apart, else empty
     contenders: tuple[Contender, ...]
-    absent: tuple[AbsentRuns, ...]
-    slugs: Mapping[str, str]  # of series, by their runs
+    absent: tuple[AbsentContender, ...]
+    slug_by_run: Mapping[str, str]  # of each contender's series, by the id of its first run
     is_host_share: bool
 
 
@@ -75,26 +87,26 @@ class RankedTraining:
 class DrawnBar:
     """A bar with its place on the axis, in percent of it."""
 
-    bar: RankedBar
+    ranked: RankedBar
     run_id: str  # its first run
     name: str  # what tells it from the others
-    beside: str  # the rest of its name
+    subtitle: str  # the rest of its name
     slug: str
-    length: float
-    low: float | None
-    high: float | None
+    length_percent: float
+    low_percent: float | None
+    high_percent: float | None
     is_clipped: bool  # whether its interval goes on beyond the axis
-    trusted: int  # parts of the trust that hold
-    row: tuple[str | float | None, ...]  # of a CSV, under BAR_COLUMNS
+    trust_count: int  # parts of the trust that hold
+    csv_row: tuple[str | float | None, ...]  # under BAR_CSV_COLUMNS
     cautions: tuple[tuple[str, str], ...] = ()  # with their values
-    differs: tuple[str, ...] = ()  # other fields
-    steady: tuple[int, int] = (0, 0)  # of its runs, as `steady_runs` counts them
-    is_apart: bool = False  # whether it is of another framework than the bars that are compared
+    differing_fields: tuple[str, ...] = ()  # other fields
+    steady_counts: tuple[int, int] = (0, 0)  # its steady runs, and those checked, as `steady_runs` counts them
+    is_other_framework: bool = False  # whether it is of another framework than the bars that are compared
 
     @property
-    def achieved(self) -> tuple[float, float] | None:
+    def achieved_and_peak(self) -> tuple[float, float] | None:
         """Achieved and peak TFLOP/s of the last run by the headline formula; None where one is not known."""
-        row = headline_utilisation(self.bar.contender.side.last)
+        row = headline_utilisation(self.ranked.contender.side.last)
         if row is None or row.achieved_tflops is None or row.peak_tflops is None:
             return None
         return row.achieved_tflops, row.peak_tflops
@@ -104,12 +116,12 @@ class DrawnBar:
 class DrawnTraining:
     """A training with its bars."""
 
-    training: RankedTraining
+    training: TrainingContenders
     ranking: Ranking
-    best: tuple[DrawnBar, ...]  # the bar of each chip, or of each framework where all ran on one chip
-    bars: tuple[DrawnBar, ...]  # all bars, where they are listed
-    is_told: bool  # whether the first is better than the second by more than noise
-    others: tuple[str, ...] = ()  # chips that ran it by other frameworks than that of the bars, which are named
+    best_bars: tuple[DrawnBar, ...]  # the bar of each chip, or of each framework where all ran on one chip
+    all_bars: tuple[DrawnBar, ...]  # all bars, where they are listed
+    is_decided: bool  # whether the first is better than the second by more than noise
+    uncompared: tuple[str, ...] = ()  # chips that ran it by other frameworks than that of the bars, which are named
 
 
 @dataclass(frozen=True)
@@ -117,11 +129,11 @@ class DrawnMean:
     """A column over all trainings, as a bar with its place on the axis, in percent of it."""
 
     mean: ColumnRatio
-    length: float
-    low: float | None
-    high: float | None
+    length_percent: float
+    low_percent: float | None
+    high_percent: float | None
     is_clipped: bool
-    row: tuple[str | float | None, ...]  # of a CSV, under MEAN_COLUMNS
+    csv_row: tuple[str | float | None, ...]  # under MEAN_CSV_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -131,70 +143,74 @@ class FirstView:
     metric: Metric
     overall: OverallRanking
     lead: Ratio | None  # the best over the second; None with fewer than two
-    is_told: bool  # whether the lead is more than noise, and in favour of the best
+    is_decided: bool  # whether the lead is more than noise, and in favour of the best
     means: tuple[DrawnMean, ...]
     has_means: bool  # whether the bars over all trainings tell more than those of the only training would
     scale: str  # of the trainings that the answer is over
-    sides: int  # in the answer
-    trust: Mapping[str, int]  # by part, how many of the sides hold it
-    clear: Mapping[str, tuple[int, int]]  # by caution that any side calls for, how many do not, and of how many
-    steady: tuple[int, int]  # runs of all sides whose step times hold, and runs in which that was checked
+    side_count: int  # sides that the answer compares
+    trust_counts: Mapping[str, int]  # by part, how many of the sides hold it
+    clear_counts: Mapping[str, tuple[int, int]]  # by caution that any side calls for, how many do not, and of how many
+    steady_counts: tuple[int, int]  # runs of all sides whose step times hold, and runs in which that was checked
     tunings: Sequence[str]  # of all bars
     trainings: tuple[DrawnTraining, ...]
-    left_out: int  # trainings beyond those that are drawn
-    chip: str | None  # the only one, where frameworks are compared
+    left_out_count: int  # trainings beyond those that are drawn
+    only_chip: str | None  # where frameworks are compared on one chip
     is_host_share: bool  # whether any training is on shares of a host
-    others: tuple[str, ...] = ()  # where nothing stands beside the best, who else has a bar
-    by_devices: bool = False  # whether these did the same training on another number of devices
-    by_frameworks: bool = False  # whether these did the same training by another framework
-    bar_columns: ClassVar = BAR_COLUMNS
-    mean_columns: ClassVar = MEAN_COLUMNS
-    of_one_side: ClassVar = OF_ONE_SIDE
+    other_names: tuple[str, ...] = ()  # where nothing stands beside the best, who else has a bar
+    others_differ_by_devices: bool = False  # whether these did the same training on another number of devices
+    others_differ_by_framework: bool = False  # whether these did the same training by another framework
+    bar_csv_columns: ClassVar = BAR_CSV_COLUMNS
+    mean_csv_columns: ClassVar = MEAN_CSV_COLUMNS
+    one_side_cautions: ClassVar = ONE_SIDE_CAUTIONS
 
 
 # -- who ran what
 
 
-def ranked_trainings(content: PagesContent, results: StoredResults) -> list[RankedTraining]:
+def read_trainings(content: PagesContent, results: StoredResults) -> list[TrainingContenders]:
     """Return the trainings: full scale first, then by name.
 
     Of each chip and framework the fastest series is taken: one with the defaults alone (base), and one with chosen
     fields (peak).
     """
-    rows = sorted(grouped(content.series.values(), lambda runs: training_of(runs.series)).items())
+    rows = sorted(group_by(content.series.values(), lambda runs: training_of(runs.series)).items())
     names = Counter(place[:5] for place, _ in rows)
-    trainings = [_ranked(row, names[place[:5]] > 1, results) for place, row in rows]
-    return sorted(trainings, key=lambda training: training.first.series.scale != "full")
+    trainings = [_read_contenders(row, names[place[:5]] > 1, results) for place, row in rows]
+    return sorted(trainings, key=lambda training: training.example.series.scale != "full")
 
 
-def _ranked(series: Sequence[SeriesRuns], is_ambiguous: bool, results: StoredResults) -> RankedTraining:
+def _read_contenders(series: Sequence[SeriesRuns], is_ambiguous: bool, results: StoredResults) -> TrainingContenders:
     by_digest = {runs.digest: runs for runs in series}
-    places: dict[tuple[str, str, str | None], list[RunRecord]] = {}
+    groups: dict[tuple[str, str, str | None], list[RunRecord]] = {}
     for runs in series:
         ids = [point.run_id for point in reversed(runs.points) if point.is_of_trend] or [runs.points[-1].run_id]
-        read = (record for at in range(0, len(ids), _READ) for record in results.records(ids[at : at + _READ]))
-        for record in recent_runs(read):
-            place = chip_of(runs.series), runs.series.framework_label, tuning_of(record)
-            places.setdefault(place, []).append(record)
+        records = (
+            record
+            for at in range(0, len(ids), _READ_BATCH_SIZE)
+            for record in results.records(ids[at : at + _READ_BATCH_SIZE])
+        )
+        for record in recent_runs(records):
+            group = chip_of(runs.series), runs.series.framework_label, tuning_of(record)
+            groups.setdefault(group, []).append(record)
     contenders, absent, slugs = [], [], {}
     histories = {runs.digest: runs.points for runs in series}
-    for (chip, framework, _), members in places.items():
+    for (chip, framework, _), members in groups.items():
         cell = column_cell(members, histories)
         if cell.state == "measured" and cell.side:
             contenders.append(contender(cell))
             slugs[cell.side.first.run_id] = by_digest[cell.side.first.series.fingerprint()].slug
         else:
             newest = max(members, key=attrgetter("began"))
-            absent.append(AbsentRuns(chip, framework, cell.state, by_digest[newest.series.fingerprint()]))
+            absent.append(AbsentContender(chip, framework, cell.state, by_digest[newest.series.fingerprint()]))
     first, ran = series[0], {(side.chip, side.framework) for side in contenders}
     contenders.sort(key=lambda side: -(side.side.first.tokens_per_second_per_device or 0.0))
     missing = {(runs.chip, runs.framework): runs for runs in absent if (runs.chip, runs.framework) not in ran}
-    return RankedTraining(
-        first=first,
+    return TrainingContenders(
+        example=first,
         digest=training_of(first.series).digests if is_ambiguous else "",
         contenders=tuple(contenders),
         absent=tuple(missing.values()),
-        slugs=slugs,
+        slug_by_run=slugs,
         is_host_share=first.series.device_is == HOST_SHARE,
     )
 
@@ -206,11 +222,11 @@ def _ranked(series: Sequence[SeriesRuns], is_ambiguous: bool, results: StoredRes
 class PlannedIntensity:
     """FLOP per byte of memory: the model's FLOPs by the headline formula over the planner's count of bytes."""
 
-    value: float
+    flops_per_byte: float
     ridge: float | None  # the chip's peak over its memory bandwidth, below which that is the roof; None: not known
 
 
-_TUNED = ("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers")
+_SETUP_FIELDS = ("layout", "micro_batch", "virtual_pipeline", "recompute", "recompute_layers")
 
 
 def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity | None:
@@ -230,7 +246,9 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
     if work.fingerprint() != series.work:
         return None
     on_host = series.device_is == HOST_SHARE
-    setup = training_setup(work, Tuning(**{name: getattr(series, name) for name in _TUNED}), on_host, constants.keeping)
+    setup = training_setup(
+        work, Tuning(**{name: getattr(series, name) for name in _SETUP_FIELDS}), on_host, constants.keeping
+    )
     flops = achieved * 1e12 / rate * setup.tokens / setup.layout.tensor
     value = flops / memory_traffic_bytes(setup, constants.pace_on(on_host))
     ridge = None
@@ -245,52 +263,54 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
 
 
 def first_view(
-    trainings: Sequence[RankedTraining], metric: Metric, histories: Histories, duels: Duels = ()
+    trainings: Sequence[TrainingContenders], metric: Metric, histories: Histories, duels: Duels = ()
 ) -> FirstView:
     """Return the page by one metric. The answer is over trainings of one scale."""
     rankings = [(training, ranking(training.contenders, metric, histories, duels)) for training in trainings]
     bars = [bar for _, ranked in rankings for bar in ranked.bars]
     answer = overall_ranking([ranked for _, ranked in rankings], metric)
     chips = {bar.contender.chip for bar in bars}
-    drawn, left_out = _first_page([_drawn(*pair, metric, len(chips) > 1) for pair in rankings])
-    answers = [training for training in drawn if training.training.first.series.scale == answer.scale]
-    sides = [bar for training in answers for bar in training.best]
-    holding = Counter(part.name for bar in sides for part in bar.bar.contender.trust if part.holds)
-    warned = Counter(name for bar in sides for name, _ in bar.cautions)
-    beside_best = len(sides) - sum(bool(training.best) for training in answers)
-    checked = {name: len(sides) if name in OF_ONE_SIDE else beside_best for name in warned}
-    others = _others(rankings, answer, len(chips) > 1) if len(answer.rows) == 1 else {}
-    lead, means = answer.rows[1].ratio.inverse if len(answer.rows) > 1 else None, _drawn_means(answer.rows)
+    drawn, left_out = _fit_first_page([_draw_training(*pair, metric, len(chips) > 1) for pair in rankings])
+    answer_trainings = [training for training in drawn if training.training.example.series.scale == answer.scale]
+    sides = [bar for training in answer_trainings for bar in training.best_bars]
+    trust_holds = Counter(part.name for bar in sides for part in bar.ranked.contender.trust if part.holds)
+    caution_counts = Counter(name for bar in sides for name, _ in bar.cautions)
+    compared_sides = len(sides) - sum(bool(training.best_bars) for training in answer_trainings)
+    checked_counts = {name: len(sides) if name in ONE_SIDE_CAUTIONS else compared_sides for name in caution_counts}
+    others = _other_names(rankings, answer, len(chips) > 1) if len(answer.rows) == 1 else {}
+    lead, means = answer.rows[1].ratio.inverse if len(answer.rows) > 1 else None, _draw_means(answer.rows)
     return FirstView(
         metric=metric,
         overall=answer,
         lead=lead,
-        is_told=lead is not None and lead.standing == ("lower" if metric.is_lower_better else "higher"),
+        is_decided=lead is not None and lead.standing == ("lower" if metric.is_lower_better else "higher"),
         means=means,
         has_means=len(means) > 1 and answer.trainings > 1,
         scale=answer.scale,
-        sides=len(sides),
-        trust={name: holding[name] for name in TRUST_PARTS},
-        clear={name: (checked[name] - count, checked[name]) for name, count in warned.items()},
-        steady=(sum(bar.steady[0] for bar in sides), sum(bar.steady[1] for bar in sides)),
+        side_count=len(sides),
+        trust_counts={name: trust_holds[name] for name in TRUST_PARTS},
+        clear_counts={
+            name: (checked_counts[name] - count, checked_counts[name]) for name, count in caution_counts.items()
+        },
+        steady_counts=(sum(bar.steady_counts[0] for bar in sides), sum(bar.steady_counts[1] for bar in sides)),
         tunings=sorted({bar.contender.tuning for bar in bars} - {""}),
         trainings=tuple(drawn),
-        left_out=left_out,
-        chip=next(iter(chips)) if len(chips) == 1 else None,
+        left_out_count=left_out,
+        only_chip=next(iter(chips)) if len(chips) == 1 else None,
         is_host_share=any(training.training.is_host_share for training in drawn),
-        others=tuple(others),
-        by_devices=any(others.values()),
-        by_frameworks=any(training.others for training in drawn),
+        other_names=tuple(others),
+        others_differ_by_devices=any(others.values()),
+        others_differ_by_framework=any(training.uncompared for training in drawn),
     )
 
 
-def _others(
-    rankings: Sequence[tuple[RankedTraining, Ranking]], answer: OverallRanking, has_chips: bool
+def _other_names(
+    rankings: Sequence[tuple[TrainingContenders, Ranking]], answer: OverallRanking, has_chips: bool
 ) -> dict[str, bool]:
     """Return who else has a bar, and whether that is of a training of the best on another number of devices."""
     bars = []  # column, name, and the training but for its number of devices
     for training, ranked in rankings:
-        place = training_of(training.first.series)
+        place = training_of(training.example.series)
         for bar in ranked.bars:
             column = bar.contender.chip if answer.is_by_chip else bar.contender.framework
             name = f"{bar.contender.chip} {column}" if has_chips and not answer.is_by_chip else column
@@ -304,61 +324,63 @@ def _others(
     return others
 
 
-def _drawn(training: RankedTraining, ranked: Ranking, metric: Metric, is_by_chip: bool) -> DrawnTraining:
+def _draw_training(training: TrainingContenders, ranked: Ranking, metric: Metric, is_by_chip: bool) -> DrawnTraining:
     """Return the bars with their places. By MFU the axis ends at the peak of the chip."""
     axis = 1.0 if metric.name == "mfu" else _axis_end([(bar.value, bar.high) for bar in ranked.bars])
-    elsewhere = OF_TRUST if metric.name == "mfu" else (*OF_TRUST, OF_MFU)
-    words = [(bar.contender.chip, bar.contender.framework, _tuning_name(bar.contender)) for bar in ranked.bars]
-    varied = [len(set(column)) > 1 for column in zip(*words, strict=True)]
-    best: dict[str, DrawnBar] = {}
-    every = []
+    named_elsewhere = TRUST_CAUTIONS if metric.name == "mfu" else (*TRUST_CAUTIONS, MFU_CAUTION)
+    names = [(bar.contender.chip, bar.contender.framework, _tuning_name(bar.contender)) for bar in ranked.bars]
+    is_varied = [len(set(column)) > 1 for column in zip(*names, strict=True)]
+    best_bars: dict[str, DrawnBar] = {}
+    all_bars = []
     base = ranked.bars[0] if ranked.bars else None
     if is_by_chip:  # by the framework that most chips have, of equal ones by the fastest
-        chips_of = Counter(framework for _, framework in dict.fromkeys((chip, name) for chip, name, _ in words))
+        chips_of = Counter(framework for _, framework in dict.fromkeys((chip, name) for chip, name, _ in names))
         shared = max(chips_of, key=chips_of.__getitem__, default="")
         base = next((bar for bar in ranked.bars if bar.contender.framework == shared), None)
-    for bar, (chip, framework, tuning) in zip(ranked.bars, words, strict=True):
-        parts = list(zip((chip, framework, tuning), varied, strict=True))
+    for bar, (chip, framework, tuning) in zip(ranked.bars, names, strict=True):
+        name_parts = list(zip((chip, framework, tuning), is_varied, strict=True))
         first = bar.contender.side.first
         is_alike = base is not None and (not is_by_chip or framework == base.contender.framework)
         ratio = None
         if base and is_alike and bar is not base:
             ratio = side_ratio(metric.quantity, bar.values, base.values)
         bar = replace(bar, ratio=ratio)
-        alone = (1.0 if is_alike else None, None, None, "")
-        ratios = (ratio.value, ratio.low, ratio.high, ratio.standing) if ratio else alone
-        length, low, high = (_percent(value, axis) for value in (bar.value, bar.low, bar.high))
+        without_ratio = (1.0 if is_alike else None, None, None, "")
+        ratios = (ratio.value, ratio.low, ratio.high, ratio.standing) if ratio else without_ratio
+        length, low, high = (_axis_percent(value, axis) for value in (bar.value, bar.low, bar.high))
         drawn = DrawnBar(
-            bar=bar,
+            ranked=bar,
             run_id=first.run_id,
-            name=" ".join(word for word, varies in parts if word and varies),
-            beside=" ".join(word for word, varies in parts if word and not varies),
-            slug=training.slugs[first.run_id],
-            length=length or 0.0,
-            low=low,
-            high=high,
+            name=" ".join(word for word, varies in name_parts if word and varies),
+            subtitle=" ".join(word for word, varies in name_parts if word and not varies),
+            slug=training.slug_by_run[first.run_id],
+            length_percent=length or 0.0,
+            low_percent=low,
+            high_percent=high,
             is_clipped=(bar.high or 0.0) > axis,
-            trusted=sum(part.holds for part in bar.contender.trust),
-            row=(chip, framework, bar.contender.tuning, bar.value, bar.low, bar.high, *ratios),
-            is_apart=not is_alike,
+            trust_count=sum(part.holds for part in bar.contender.trust),
+            csv_row=(chip, framework, bar.contender.tuning, bar.value, bar.low, bar.high, *ratios),
+            is_other_framework=not is_alike,
         )
-        every.append(drawn)
+        all_bars.append(drawn)
         column, rest = (chip, framework) if is_by_chip else (framework, chip)
-        if column not in best and base and is_alike:
+        if column not in best_bars and base and is_alike:
             cautions, differs = caution_fields(base.contender, bar.contender, metric)
-            best[column] = replace(
+            best_bars[column] = replace(
                 drawn,
                 name=column,
-                beside=" ".join(filter(None, (rest, tuning))),
-                cautions=tuple(caution for caution in cautions if caution[0] not in elsewhere),
-                differs=tuple(differs),
-                steady=steady_runs(bar.contender.side.counted),
+                subtitle=" ".join(filter(None, (rest, tuning))),
+                cautions=tuple(caution for caution in cautions if caution[0] not in named_elsewhere),
+                differing_fields=tuple(differs),
+                steady_counts=steady_runs(bar.contender.side.counted),
             )
-    bars = tuple(every) if len(best) < len(every) else ()
-    ratios_of_second = [drawn.bar.ratio for drawn in [*best.values()][1:2] if drawn.bar.ratio]
-    is_told = any(ratio.standing in ("higher", "lower") for ratio in ratios_of_second)
-    others = dict.fromkeys(f"{chip} ({framework})" for chip, framework, _ in words if is_by_chip and chip not in best)
-    return DrawnTraining(training, ranked, tuple(best.values()), bars, is_told, tuple(others))
+    bars = tuple(all_bars) if len(best_bars) < len(all_bars) else ()
+    ratios_of_second = [drawn.ranked.ratio for drawn in [*best_bars.values()][1:2] if drawn.ranked.ratio]
+    is_decided = any(ratio.standing in ("higher", "lower") for ratio in ratios_of_second)
+    others = dict.fromkeys(
+        f"{chip} ({framework})" for chip, framework, _ in names if is_by_chip and chip not in best_bars
+    )
+    return DrawnTraining(training, ranked, tuple(best_bars.values()), bars, is_decided, tuple(others))
 
 
 def _tuning_name(side: Contender) -> str:
@@ -369,31 +391,31 @@ def _tuning_name(side: Contender) -> str:
 def _axis_end(ends: Sequence[tuple[float, float | None]]) -> float:
     """Return where an axis ends: with the intervals, but not so far that a wide one makes the bars short."""
     longest = max((value for value, _ in ends), default=1.0)
-    return min(max((high or value for value, high in ends), default=1.0), MOST_BEYOND * longest) or 1.0
+    return min(max((high or value for value, high in ends), default=1.0), MAX_AXIS_OVER_LONGEST * longest) or 1.0
 
 
-def _percent(value: float | None, axis: float) -> float | None:
+def _axis_percent(value: float | None, axis: float) -> float | None:
     return None if value is None else round(min(100.0, max(0.0, value / axis * 100)), 1)
 
 
-def _first_page(trainings: Sequence[DrawnTraining]) -> tuple[list[DrawnTraining], int]:
+def _fit_first_page(trainings: Sequence[DrawnTraining]) -> tuple[list[DrawnTraining], int]:
     """Return as many trainings as the page has room for, and the number of the others."""
     drawn: list[DrawnTraining] = []
     bars = listed_bars = 0
     for training in trainings:
-        if not bars or bars + len(training.best) <= MOST_BARS:
-            bars, listed_bars = bars + len(training.best), listed_bars + len(training.bars)
-            drawn.append(training if listed_bars <= MOST_LISTED else replace(training, bars=()))
+        if not bars or bars + len(training.best_bars) <= MAX_BARS:
+            bars, listed_bars = bars + len(training.best_bars), listed_bars + len(training.all_bars)
+            drawn.append(training if listed_bars <= MAX_LISTED_BARS else replace(training, all_bars=()))
     return drawn, len(trainings) - len(drawn)
 
 
-def _drawn_means(rows: Sequence[ColumnRatio]) -> tuple[DrawnMean, ...]:
+def _draw_means(rows: Sequence[ColumnRatio]) -> tuple[DrawnMean, ...]:
     """Return the columns as bars. The best has no interval: it is what the others are measured by."""
     intervals = [(row.ratio.low, row.ratio.high) if number else (None, None) for number, row in enumerate(rows)]
     axis = _axis_end([(row.ratio.value or 0.0, high) for row, (_, high) in zip(rows, intervals, strict=True)])
     means = []
     for row, interval in zip(rows, intervals, strict=True):
-        length, low, high = (_percent(value, axis) for value in (row.ratio.value, *interval))
+        length, low, high = (_axis_percent(value, axis) for value in (row.ratio.value, *interval))
         ends = (None, None, "") if row.column == row.base else (row.ratio.low, row.ratio.high, row.ratio.standing)
         values = (row.column, row.ratio.value, *ends, row.trainings)
         means.append(DrawnMean(row, length or 0.0, low, high, (interval[1] or 0.0) > axis, values))

@@ -31,9 +31,9 @@ _SOURCES = "script-src 'self'; style-src 'self'; img-src 'self' blob:"
 POLICY = f"default-src 'none'; {_SOURCES}; base-uri 'none'; form-action 'none'"
 LANGUAGES = {"en": "English", "zh": "中文"}
 HTML_LANGUAGES = {"en": "en", "zh": "zh-Hans"}
-_SCRIPTED = "js."  # keys of texts that scripts show begin with it
-_FOLDER = Path(__file__).parent / "texts"
-_STYLE = Path(__file__).parent / "assets" / "style.css"
+_SCRIPT_PREFIX = "js."  # keys of texts that scripts show begin with it
+_TEXTS_FOLDER = Path(__file__).parent / "texts"
+_STYLE_FILE = Path(__file__).parent / "assets" / "style.css"
 
 
 def render_page(language: str, template: str, page: str, **values: Any) -> str:
@@ -53,12 +53,12 @@ def render_page(language: str, template: str, page: str, **values: Any) -> str:
     )
 
 
-def comparison_page(title: str, sheets: Iterable[Sheet], made: datetime) -> str:
-    """Return the HTML of tables of `compare`: a file of its own, without a script, that makes no request. made: in UTC.
+def comparison_page(title: str, sheets: Iterable[Sheet], made_at: datetime) -> str:
+    """Return the HTML of tables of `compare`: a file of its own, without a script, that makes no request.
 
-    Its policy allows nothing but its own style, by the digest of it.
+    made_at: in UTC. Its policy allows nothing but its own style, by the digest of it.
     """
-    style = _STYLE.read_text(encoding="utf-8")
+    style = _STYLE_FILE.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return render_page(
         "en",
@@ -68,23 +68,23 @@ def comparison_page(title: str, sheets: Iterable[Sheet], made: datetime) -> str:
         sheets=list(sheets),
         style=Markup(style),  # the platform's own file, which the policy names by its digest
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
-        made=made.strftime("%Y-%m-%d %H:%M UTC"),
+        made=made_at.strftime("%Y-%m-%d %H:%M UTC"),
         version=levelfield.__version__,
     )
 
 
 @cache  # templates are compiled once for a process, which takes longer than rendering some pages
 def _environment(language: str) -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("levelfield", "pages/templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_visible,
+        finalize=_show_invisible,
     )
-    made.globals.update(
-        t=partial(text, language),
+    environment.globals.update(
+        t=partial(translate, language),
         figure_name=partial(figure_name, language),
         verdict=partial(verdict, language),
         basis=partial(basis, language),
@@ -92,8 +92,8 @@ def _environment(language: str) -> Environment:
         policy=POLICY,
         words=WORDS,
     )
-    made.filters.update(FILTERS)
-    return made
+    environment.filters.update(FILTERS)
+    return environment
 
 
 def folder_of(language: str) -> str:
@@ -106,7 +106,7 @@ def figure_name(language: str, gated: str | None) -> str:
     return "–" if gated is None else GATED[gated].names[language].title if gated in GATED else gated
 
 
-def _visible(value: Any) -> Any:
+def _show_invisible(value: Any) -> Any:
     """Return a text with its invisible characters shown. A text that a template has escaped already is left alone."""
     return printable(value) if type(value) is str else value
 
@@ -124,14 +124,14 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
-FIGURES = {figure.page: figure for figure in STORED.values()}
+FIGURE_BY_PAGE_NAME = {figure.page: figure for figure in STORED.values()}
 
 
 def figure(value: float, name: str) -> str:
     """Return a figure in its unit, as the scripts show it; a cost, which may be any, by its first digits."""
     if name == "cost":
         return significant(value)
-    return words.number(value, FIGURES[name].digits, FIGURES[name].divisor)
+    return words.number(value, FIGURE_BY_PAGE_NAME[name].digits, FIGURE_BY_PAGE_NAME[name].divisor)
 
 
 def ratio(value: float) -> str:
@@ -153,7 +153,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 @cache
-def texts(language: str) -> dict[str, str]:
+def text_table(language: str) -> dict[str, str]:
     """Return the table of a language: key to text, in which {name} is filled in."""
     table: dict[str, str] = {}
     for figure in STORED.values():
@@ -161,7 +161,7 @@ def texts(language: str) -> dict[str, str]:
         table |= {f"figure.{figure.page}": names.title, f"unit.{figure.page}": names.unit}
         if figure.worse:
             table[f"js.gated.{figure.column}"] = names.title
-    table.update(yaml.safe_load((_FOLDER / f"{language}.yaml").read_text(encoding="utf-8")))
+    table.update(yaml.safe_load((_TEXTS_FOLDER / f"{language}.yaml").read_text(encoding="utf-8")))
     return table
 
 
@@ -177,16 +177,18 @@ def script_figures() -> dict[str, dict[str, Any]]:
     }
 
 
-def text(language: str, key: str, **values: object) -> str:
+def translate(language: str, key: str, **values: object) -> str:
     """Return one text with its values filled in. Raises KeyError for a key or value that is not there."""
-    template = texts(language)[key]
+    template = text_table(language)[key]
     return template.format_map(values) if values else template
 
 
 def script_texts(language: str) -> dict[str, str]:
     """Return the texts that scripts show, and the words that both show, by key."""
-    shared = ("word.", "figure.", "unit.", _SCRIPTED)
-    return {key.removeprefix(_SCRIPTED): text for key, text in texts(language).items() if key.startswith(shared)}
+    shared = ("word.", "figure.", "unit.", _SCRIPT_PREFIX)
+    return {
+        key.removeprefix(_SCRIPT_PREFIX): text for key, text in text_table(language).items() if key.startswith(shared)
+    }
 
 
 # -- the verdict on two sides, as the headline of the first page
@@ -196,14 +198,16 @@ def verdict(language: str, metric: str, lead: Ratio, best: str, other: str) -> s
     """Return which side is better by a metric, or that this is not known. lead: the better side over the other."""
     key = {"within noise": "noise", "higher": metric, "lower": metric}.get(lead.standing, "inconclusive")
     values = {"ratio": ratio(lead.value)} if key == metric and lead.value else {}
-    return text(language, f"answer.{key}", best=best, other=other, figure=text(language, f"by.{metric}"), **values)
+    return translate(
+        language, f"answer.{key}", best=best, other=other, figure=translate(language, f"by.{metric}"), **values
+    )
 
 
 def basis(language: str, lead: Ratio, side: str, base: str) -> str:
     """Return a ratio, side over base as in the tables, with its interval; or why there is none."""
     if lead.value is None or lead.low is None or lead.high is None:
-        return text(language, "answer.few")
+        return translate(language, "answer.few")
     numbers = {"ratio": ratio(lead.value), "low": ratio(lead.low), "high": ratio(lead.high)}
     if lead.pairs:
-        return text(language, "answer.by-pairs", side=side, base=base, pairs=lead.pairs, **numbers)
-    return text(language, "answer.interval", side=side, base=base, **numbers)
+        return translate(language, "answer.by-pairs", side=side, base=base, pairs=lead.pairs, **numbers)
+    return translate(language, "answer.interval", side=side, base=base, **numbers)

@@ -15,7 +15,7 @@ from levelfield.specs.variables import report_variables
 from levelfield.specs.vendor import HOST_SHARE
 
 # Of result.json, by the name that the page uses. Most runs of a series share these: each group of values is kept once.
-_SHARED: dict[str, tuple[str, ...]] = {
+_SHARED_FIELDS: dict[str, tuple[str, ...]] = {
     "reasons": ("status", "reasons"),
     "evidence_line": ("status", "evidence"),
     "parameters": ("parameters",),
@@ -36,7 +36,7 @@ _SHARED: dict[str, tuple[str, ...]] = {
     "fp8_library": ("fp8_library", "name"),
 }
 # These differ from run to run.
-_OWN: dict[str, tuple[str, ...]] = {
+_RUN_FIELDS: dict[str, tuple[str, ...]] = {
     "median": ("throughput", "step_seconds", "median"),
     "p90": ("throughput", "step_seconds", "p90"),
     "device_used": ("memory", "device_used_peak"),
@@ -59,27 +59,27 @@ _OWN: dict[str, tuple[str, ...]] = {
 _MILLION = 1e6  # step times and losses are whole millionths: half the bytes, and quicker to write and to read
 
 
-def month_file(
+def month_data(
     series: Series, records: Sequence[RunRecord], reference: tuple[str, list[float]] | None
 ) -> dict[str, Any]:
     """Return the runs with their curves, and what they share. reference: name and losses of the case's own one."""
     shared = DistinctValues()
-    runs = [_run(record, shared) for record in records]
+    runs = [_run_data(record, shared) for record in records]
     return {
         "label": series.label,
         "series": {**series.model_dump(mode="json"), "layout": str(series.layout), "in_words": series.layout.in_words},
         "is_host_share": series.device_is == HOST_SHARE,
-        "command": command(series),
+        "command": rerun_command(series),
         "reference": {"name": reference[0], "losses": reference[1]} if reference else None,
         "shared": shared.values,
         "runs": runs,
     }
 
 
-def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
+def _run_data(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     """Return what the history of the series does not have already."""
     content = record.stored_result.content
-    facts = _facts(content, _SHARED)
+    facts = _result_values(content, _SHARED_FIELDS)
     if isinstance(facts.get("flags"), list):
         facts["flags"] = [result_words.flag(str(flag)) for flag in facts["flags"]]
     inherited = value_at(content, "inherited")
@@ -99,19 +99,19 @@ def _run(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "losses": [None if loss is None else round(loss * _MILLION) for loss in record.losses],
         "telemetry": record.telemetry,
         # bytes tell 1 from True; version 2 has no references
-        "shared": shared.index(facts, marshal.dumps(facts, 2)),
+        "shared": shared.add(facts, marshal.dumps(facts, 2)),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
-        **_facts(content, _OWN),
+        **_result_values(content, _RUN_FIELDS),
     }
 
 
-def _facts(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def _result_values(result: Any, paths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return what the result has of these, by name."""
     values = {name: value_at(result, *path) for name, path in paths.items()}
     return {name: value for name, value in values.items() if value is not None and value != []}
 
 
-def command(series: Series) -> str:
+def rerun_command(series: Series) -> str:
     """Return the command that starts the same training again, as a shell reads it."""
     target = (series.case, series.framework_label, series.chip, str(series.nodes), str(series.devices // series.nodes))
     words = ["python", "run_benchmarks.py", "--case", ":".join(target), "--scale", series.scale]

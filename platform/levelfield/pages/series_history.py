@@ -17,7 +17,7 @@ from levelfield.store.database import Store, StoredSeries
 from levelfield.store.rows import Digests
 
 
-class GivenRuns:
+class InMemoryStore:
     """Records in memory, read as a store is. Without findings and expected entries there was no gate."""
 
     def __init__(
@@ -119,18 +119,18 @@ class CheckoutRuns:
 
     def findings(self, night: str) -> Sequence[dict[str, Any]]:
         """Return the findings about its series and entries, and those about no series, such as a slow node."""
-        ours = {"", *self._points, *self.expected(night).values()}
-        return [finding for finding in self._store.findings(night) if finding.get("series", "") in ours]
+        digests = {"", *self._points, *self.expected(night).values()}
+        return [finding for finding in self._store.findings(night) if finding.get("series", "") in digests]
 
 
-StoredResults = Store | GivenRuns | CheckoutRuns
+StoredResults = Store | InMemoryStore | CheckoutRuns
 
 
 T = TypeVar("T")
 K = TypeVar("K")
 
 
-def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def group_by(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Return the values by a key, in their order."""
     groups: dict[K, list[T]] = {}
     for value in values:
@@ -147,24 +147,25 @@ class SeriesRuns:
     case_slug: str  # of its case's files
     series: Series
     points: Sequence[Point]
-    disturbed: tuple[str, ...] = ()  # ids of its newest runs that other programs disturbed
+    disturbed_ids: tuple[str, ...] = ()  # ids of its newest runs that other programs disturbed
     is_disturbed: bool = False  # whether there is no quiet run before them, so that they are shown, with a mark
 
     @property
-    def counted(self) -> list[Point]:
+    def counted_points(self) -> list[Point]:
         """The runs of the trend that may stand in a comparison, without disturbed ones after a quiet one."""
-        left_out = () if self.is_disturbed else self.disturbed
+        left_out = () if self.is_disturbed else self.disturbed_ids
         return [p for p in self.points if p.is_of_trend and p.is_comparable and p.run_id not in left_out]
 
 
 class DistinctValues:
-    """Values that repeat, each stored once. `index` returns the place of a value, by its key where it has one."""
+    """Values that repeat, each stored once. A value with a key is known by its key."""
 
     def __init__(self) -> None:
         self._places: dict[Any, int] = {}
         self.values: list[Any] = []
 
-    def index(self, value: Any, key: Any = None) -> int:
+    def add(self, value: Any, key: Any = None) -> int:
+        """Return the index of the value, which is added if it is new."""
         key = value if key is None else key
         if key not in self._places:
             self._places[key] = len(self.values)
@@ -172,7 +173,7 @@ class DistinctValues:
         return self._places[key]
 
 
-class SurroundingDocuments:
+class CachedDocuments:
     """Conditions and subjects by their digests, each read once for all series."""
 
     def __init__(self, results: StoredResults) -> None:
@@ -181,7 +182,7 @@ class SurroundingDocuments:
 
 
 @lru_cache(maxsize=2**18)  # each time of a large store is needed four times
-def seconds_of(began: str) -> int:
+def epoch_seconds(began: str) -> int:
     """Return seconds since 1970 of a time in UTC; a time without a zone is one in UTC."""
     at = datetime.fromisoformat(began.replace("Z", "+00:00"))
     return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp())
@@ -189,26 +190,28 @@ def seconds_of(began: str) -> int:
 
 def month_of(began: str) -> str:
     """Return `2026-11`: the runs of a series are kept in one file for each month."""
-    return datetime.fromtimestamp(seconds_of(began), timezone.utc).strftime("%Y-%m")
+    return datetime.fromtimestamp(epoch_seconds(began), timezone.utc).strftime("%Y-%m")
 
 
-def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, Any]:
-    """Return the columns, one value of each a run; what they refer to; the segments; and the pairs of builds."""
-    distinct = {name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")}
+def history_data(runs: SeriesRuns, documents: CachedDocuments) -> dict[str, Any]:
+    """Return the data of a series: columns with a value for each run, what they refer to, segments, pairs of builds."""
+    distinct_values = {
+        name: DistinctValues() for name in ("words", "nodes", "verdicts", "purposes", "conditions", "subjects")
+    }
     rows = []
     for point in runs.points:  # a value for each column; what repeats is a place among the distinct values
-        conditions, subject = surroundings.conditions(point.conditions), surroundings.subject(point.subject)
+        conditions, subject = documents.conditions(point.conditions), documents.subject(point.subject)
         row = {
             "run": point.run_id,
-            "time": seconds_of(point.began),
-            "word": distinct["words"].index(point.displayed_status),
-            "node": distinct["nodes"].index(point.node),
-            "verdict": distinct["verdicts"].index(point.verdict),
-            "purpose": distinct["purposes"].index(point.purpose),
+            "time": epoch_seconds(point.began),
+            "word": distinct_values["words"].add(point.displayed_status),
+            "node": distinct_values["nodes"].add(point.node),
+            "verdict": distinct_values["verdicts"].add(point.verdict),
+            "purpose": distinct_values["purposes"].add(point.purpose),
             "counts": int(point.is_comparable),
             "trend": int(point.is_of_trend),
-            "conditions": distinct["conditions"].index(conditions, point.conditions),
-            "subject": distinct["subjects"].index(subject, point.subject),
+            "conditions": distinct_values["conditions"].add(conditions, point.conditions),
+            "subject": distinct_values["subjects"].add(subject, point.subject),
         }
         for column, figure in STORED.items():  # as exact as a chart and its table can show
             value = getattr(point, column)
@@ -219,13 +222,13 @@ def history(runs: SeriesRuns, surroundings: SurroundingDocuments) -> dict[str, A
         "case_file": runs.case_slug,
         "digest": runs.digest,
         "columns": {name: [row[name] for row in rows] for name in rows[0]} if rows else {},
-        "kept": {name: values.values for name, values in distinct.items()},
-        "segments": segments(runs.points, surroundings),
-        "pairs": pairs(runs.points),
+        "kept": {name: values.values for name, values in distinct_values.items()},
+        "segments": condition_changes(runs.points, documents),
+        "pairs": pair_indexes(runs.points),
     }
 
 
-def pairs(points: Sequence[Point]) -> list[dict[str, Any]]:
+def pair_indexes(points: Sequence[Point]) -> list[dict[str, Any]]:
     """Return the pairs of builds by night: the places of the accepted build's run (a) and of the new one's (b)."""
     arms: dict[str | None, dict[str, list[int]]] = defaultdict(lambda: {"confirm-a": [], "confirm-b": []})
     for place, point in enumerate(points):
@@ -238,15 +241,15 @@ def pairs(points: Sequence[Point]) -> list[dict[str, Any]]:
     ]
 
 
-def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> list[dict[str, Any]]:
+def condition_changes(points: Sequence[Point], documents: CachedDocuments) -> list[dict[str, Any]]:
     """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
     parts = segments_of([point for point in points if point.is_of_trend])
     places = {id(point): index for index, point in enumerate(points)}
     return [
         {
             "at": places[id(part.points[0])],
-            "fields": differences(
-                surroundings.conditions(parts[part.before].conditions), surroundings.conditions(part.conditions)
+            "fields": field_differences(
+                documents.conditions(parts[part.before].conditions), documents.conditions(part.conditions)
             ),
         }
         for part in parts
@@ -254,21 +257,21 @@ def segments(points: Sequence[Point], surroundings: SurroundingDocuments) -> lis
     ]
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[str]]:
+def field_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[str]]:
     """Return [field, value before, value after] of each field that differs; an absent value is an empty text."""
-    old, new = flat(before), flat(after)
+    old, new = flatten(before), flatten(after)
     names = dict.fromkeys([*old, *new])
     return [[n, old.get(n, ""), new.get(n, "")] for n in names if old.get(n, "") != new.get(n, "")]
 
 
-def flat(value: Mapping[str, Any], above: str = "") -> dict[str, str]:
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return the values that are not null of nested fields by their dotted names."""
     fields: dict[str, str] = {}
-    for name, inner in value.items():
-        if isinstance(inner, Mapping):
-            fields |= flat(inner, f"{above}{name}.")
-        elif inner is not None:
-            fields[f"{above}{name}"] = str(inner)
+    for name, nested in value.items():
+        if isinstance(nested, Mapping):
+            fields |= flatten(nested, f"{prefix}{name}.")
+        elif nested is not None:
+            fields[f"{prefix}{name}"] = str(nested)
     return fields
 
 
@@ -276,32 +279,32 @@ def flat(value: Mapping[str, Any], above: str = "") -> dict[str, str]:
 class SeriesSummary:
     """The latest state of a series."""
 
-    runs: int
-    valid: int  # runs that may stand in a comparison
-    nodes: int
-    last: str  # when the last run of the trend began
+    run_count: int
+    valid_count: int  # runs that may stand in a comparison
+    node_count: int
+    last_began: str  # when the last run of the trend began
     last_word: str
-    why_not: str | None  # why the last run may not stand in a comparison; None where it may
+    exclusion_reason: str | None  # why the last run may not stand in a comparison; None where it may
     latest: Point | None  # the last run of the trend that may stand in a comparison
-    tokens: float | None  # tokens/s/device of the latest figures
-    disturbed: int = 0  # newer runs that are left out, as other programs disturbed them
+    tokens_per_second_per_device: float | None  # of the latest figures
+    disturbed_left_out: int = 0  # newer runs that are left out, as other programs disturbed them
 
 
 def summary_of(runs: SeriesRuns) -> SeriesSummary:
     """Return the summary of a series, which has at least one run."""
     trend = [point for point in runs.points if point.is_of_trend]
-    counted, last = runs.counted, (trend or runs.points)[-1]
+    comparable, last = runs.counted_points, (trend or runs.points)[-1]
     reason = next(
-        (text for text, good in ((last.word, "valid"), (last.evidence, "sealed")) if text != good), last.verdict
+        (text for text, required in ((last.word, "valid"), (last.evidence, "sealed")) if text != required), last.verdict
     )
     return SeriesSummary(
-        runs=len(runs.points),
-        valid=sum(point.is_comparable for point in runs.points),
-        nodes=len({point.node for point in runs.points}),
-        last=last.began,
+        run_count=len(runs.points),
+        valid_count=sum(point.is_comparable for point in runs.points),
+        node_count=len({point.node for point in runs.points}),
+        last_began=last.began,
         last_word=last.word,
-        why_not=None if last.is_comparable else reason,
-        latest=counted[-1] if counted else None,
-        tokens=counted[-1].tokens_per_second_per_device if counted else None,
-        disturbed=0 if runs.is_disturbed else len(runs.disturbed),
+        exclusion_reason=None if last.is_comparable else reason,
+        latest=comparable[-1] if comparable else None,
+        tokens_per_second_per_device=comparable[-1].tokens_per_second_per_device if comparable else None,
+        disturbed_left_out=0 if runs.is_disturbed else len(runs.disturbed_ids),
     )

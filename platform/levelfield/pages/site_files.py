@@ -21,7 +21,7 @@ from levelfield.specs.bounded_reading import MOST_BYTES, parse_mapping
 MANIFEST_NAME = "site.json"
 # A page, or a file of assets/ or data/. No other file is ever written or removed.
 SITE_FILES = re.compile(r"(zh/)?[a-z0-9-]+\.html|(assets|assets/uplot|data)/[A-Za-z0-9][A-Za-z0-9._-]*")
-FOLDERS = ("zh", "assets", "assets/uplot", "data")  # a folder comes before those below it
+SITE_FOLDERS = ("zh", "assets", "assets/uplot", "data")  # a folder comes before those below it
 
 # New files wait in a folder of this name until all are written. A folder without a lock is left from a killed command.
 _STAGING_FOLDER = re.compile(r"\.levelfield-new-[0-9a-f]{8}")
@@ -41,15 +41,15 @@ class PagesManifest(Document):
     contents: dict[str, tuple[str, ...]]
 
 
-def _manifest(root: FolderDescriptor) -> PagesManifest:
+def _read_manifest(root: FolderDescriptor) -> PagesManifest:
     path, folder = root.path / MANIFEST_NAME, root.path
-    no_pages = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
+    not_a_site = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
         manifest = parse(PagesManifest, parse_mapping(path, root.read(MANIFEST_NAME, MOST_BYTES).decode()), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
-        raise UsageError(f"{no_pages}. {error}") from None
+        raise UsageError(f"{not_a_site}. {error}") from None
     except OSError as error:
-        raise UsageError(f"{no_pages}. {path}: cannot be read: {error.strerror}") from None
+        raise UsageError(f"{not_a_site}. {path}: cannot be read: {error.strerror}") from None
     if foreign := [name for name in (*manifest.files, *manifest.contents) if not SITE_FILES.fullmatch(name)]:
         raise UsageError(f"{path}: key 'files': found '{foreign[0]}', expected pages, assets/ and data/")
     return manifest
@@ -90,7 +90,7 @@ class PagesWriter(ExitStack):
                 raise UsageError(f"--html {error.filename or folder}: cannot be made: {reason}") from None
             self.callback(cleanup.pop_all().close)
 
-    def reuses(self, name: str, stamp: str) -> bool:
+    def reuse(self, name: str, stamp: str) -> bool:
         """Return whether the file exists and was made with this stamp. It then stays part of the site."""
         folder, file_name = self._folder_and_name(name)
         is_known = self._before.files.get(name) == stamp and name in self._before.contents
@@ -113,7 +113,7 @@ class PagesWriter(ExitStack):
 
         Raises UsageError for a file that Levelfield did not write, before anything is changed.
         """
-        before = _manifest(self._folders[""])  # again: another command may have changed it
+        before = _read_manifest(self._folders[""])  # again: another command may have changed it
         removed = (before.files.keys() | before.contents.keys()) - self.stamps.keys()
         self._refuse_foreign((*self._staged, *sorted(removed)), before)
         new_digests = {name: digest for name, (_, digest) in self._staged.items()}
@@ -167,7 +167,7 @@ def _open_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
         return empty
     if root.kind(MANIFEST_NAME) is None:
         raise UsageError(f"--html {root.path}: has other files; name a new folder or one with pages")
-    manifest = _manifest(root)
+    manifest = _read_manifest(root)
     if manifest.private != private:
         kinds = ("private", "public") if manifest.private else ("public", "private")
         raise UsageError(f"{root.path}: has {kinds[0]} pages, expected a folder for {kinds[1]} ones; name another")
@@ -178,7 +178,7 @@ def _open_folders(root: FolderDescriptor, cleanup: ExitStack) -> dict[str, Folde
     """Return the folders of a site by name. Raises UsageError, before any is made, for a name that is no folder."""
     folders: dict[str, FolderDescriptor] = {"": root}
     for makes_missing in (False, True):
-        for name in FOLDERS:
+        for name in SITE_FOLDERS:
             parent, _, file_name = name.rpartition("/")
             if name in folders or parent not in folders:
                 continue
@@ -213,14 +213,14 @@ def data_script(name: str, value: Any) -> str:
     except ValueError:  # of half a pair of characters
         content = ""
     if not content or not content.isascii():
-        content = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+        content = json.dumps(_replace_non_finite(value), separators=(",", ":"), allow_nan=False)
     quoted = content.replace("\\", "\\\\").replace("'", "\\'").replace("<", "\\u003c")
     return f"levelfield.data('{name}','{quoted}');\n"
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: _replace_non_finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(inner) for inner in value]
+        return [_replace_non_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

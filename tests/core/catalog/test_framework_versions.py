@@ -15,7 +15,7 @@ from levelfield.catalog.support import SupportRow, support_rows
 from levelfield.cli.show_frameworks_command import support_lines
 from levelfield.errors import DocumentError, NotHere, UsageError
 from levelfield.node.code_digest import folder_digest
-from levelfield.pages.run_details import command
+from levelfield.pages.run_details import rerun_command
 from levelfield.plan.certificate_need import certifying_entry
 from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.request import UserRequest
@@ -334,7 +334,7 @@ def test_what_a_plan_starts_beside_itself_is_of_its_own_version() -> None:
     certifying = certifying_entry(registry, further, registry.reference("gpt3_6.7B_smoke_fp32"), UserRequest())
     texts = {certifying.text, *(entry.text for entry in variation_entries(registry, further))}
     assert {text.split(":")[1] for text in texts} == {"jax_0.10.1"}
-    assert command(series_of(further)).split("--case ")[1].startswith("gpt3_6.7B:jax_0.10.1:")
+    assert rerun_command(series_of(further)).split("--case ")[1].startswith("gpt3_6.7B:jax_0.10.1:")
 
 
 def test_an_earlier_plan_reads_back_as_the_default(folder: Path) -> None:

@@ -82,10 +82,10 @@ def test_a_store_gives_the_pages_that_its_runs_give(tmp_path: Path) -> None:
     """Nothing is lost or changed between a record and a page by the store."""
     from levelfield.catalog.registry import Registry
     from levelfield.pages.page_building import build_pages
-    from levelfield.pages.series_history import GivenRuns
+    from levelfield.pages.series_history import InMemoryStore
 
     records = list(SeededNights(series=4, nights=5).records())
-    build_pages(GivenRuns(records), tmp_path / "given", Registry())
+    build_pages(InMemoryStore(records), tmp_path / "given", Registry())
     with Store.open(str(tmp_path / "r.sqlite")) as store:
         store.add(records)
         build_pages(store, tmp_path / "stored", Registry())

@@ -20,10 +20,10 @@ from levelfield.compare.scaling import sheets as scaling_sheets
 from levelfield.compare.series_runs import MOST_RUNS, recent_runs
 from levelfield.compare.sides import disturbance, side_of
 from levelfield.pages.content import read_content
-from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
+from levelfield.pages.first_view import FirstView, first_view, read_trainings
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.page_rendering import LANGUAGES, text
-from levelfield.pages.series_history import GivenRuns, SurroundingDocuments, history, summary_of
+from levelfield.pages.page_rendering import LANGUAGES, translate
+from levelfield.pages.series_history import CachedDocuments, InMemoryStore, history_data, summary_of
 from levelfield.report.result_words import status
 from levelfield.report.sheets import as_text
 from levelfield.run.turns import PairProgress
@@ -155,10 +155,10 @@ def test_scaling_leaves_them_out_and_says_so() -> None:
 
 
 def view(records: list[RunRecord]) -> FirstView:
-    results = GivenRuns(records)
+    results = InMemoryStore(records)
     content = read_content(results)
     histories = {digest: runs.points for digest, runs in content.series.items()}
-    return first_view(ranked_trainings(content, results), TOKENS, histories)
+    return first_view(read_trainings(content, results), TOKENS, histories)
 
 
 def test_the_first_page_takes_the_newest_quiet_run_however_many_disturbed_ones_are_newer() -> None:
@@ -166,16 +166,16 @@ def test_the_first_page_takes_the_newest_quiet_run_however_many_disturbed_ones_a
     other = quiet(3, 500, chip="Z9")
     seen = view([quiet(1, 1000), *noisy, other])
     (drawn,) = seen.trainings
-    x1 = next(bar for bar in drawn.best if bar.name == "acme X1")
-    assert x1.bar.value == pytest.approx(1000) and not x1.bar.contender.side.is_disturbed
+    x1 = next(bar for bar in drawn.best_bars if bar.name == "acme X1")
+    assert x1.ranked.value == pytest.approx(1000) and not x1.ranked.contender.side.is_disturbed
     assert seen.overall.rows[0].column == "acme X1" and seen.lead and seen.lead.value == pytest.approx(2.0)
-    assert len(x1.bar.contender.side.excluded) == len(noisy)
+    assert len(x1.ranked.contender.side.excluded) == len(noisy)
 
 
 def test_the_fastest_series_is_so_by_its_quiet_runs() -> None:
     """The faster layout was disturbed last: the slower one is not the better one for it."""
     seen = view([quiet(1, 1000, micro_batch=4), loud(5, 10, micro_batch=4), quiet(2, 500)])
-    assert [bar.bar.value for bar in seen.trainings[0].best] == [pytest.approx(1000)]
+    assert [bar.ranked.value for bar in seen.trainings[0].best_bars] == [pytest.approx(1000)]
 
 
 def test_the_overall_ratio_of_the_pages_is_that_of_the_quiet_trainings() -> None:
@@ -191,39 +191,48 @@ def test_the_overall_ratio_of_the_pages_is_that_of_the_quiet_trainings() -> None
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_pages_mark_what_is_disturbed_and_say_what_is_left_out(language: str, tmp_path: Path) -> None:
     records = [quiet(1, 1000), *(loud(n, 10) for n in (4, 5)), loud(2, 100, chip="Z9")]
-    build_pages(GivenRuns(records), tmp_path / "site", Registry())
+    build_pages(InMemoryStore(records), tmp_path / "site", Registry())
     folder = tmp_path / "site" / ("" if language == "en" else language)
-    flag = f'<span class="flag busy">{text(language, "flag.disturbed")}</span>'
+    flag = f'<span class="flag busy">{translate(language, "flag.disturbed")}</span>'
     first = (folder / "index.html").read_text()
     case = next(folder.glob("case-*.html")).read_text()
     (bar,) = [line for line in first.splitlines() if "acme Z9</a>" in line]
     assert flag in bar and first.count(flag) == 1
     rows = [line for line in case.splitlines() if line.startswith('<tr><th scope="row"><a href="#')]
     assert [flag in row for row in rows] == ["Z9" in row for row in rows] and len(rows) == 2
-    assert text(language, "disturbed-left-out", count=2) in case and text(language, "disturbed-shown") in case
+    assert translate(language, "disturbed-left-out", count=2) in case and translate(language, "disturbed-shown") in case
 
 
 def test_the_summary_of_a_series_is_of_its_newest_quiet_run() -> None:
-    content = read_content(GivenRuns([quiet(1, 1000), loud(2, 100), loud(3, 90)]))
+    content = read_content(InMemoryStore([quiet(1, 1000), loud(2, 100), loud(3, 90)]))
     (runs,) = content.series.values()
     outcome = summary_of(runs)
-    assert (outcome.tokens, outcome.disturbed, outcome.valid, runs.is_disturbed) == (1000, 2, 3, False)
-    (alone,) = read_content(GivenRuns([loud(2, 100), loud(3, 90)])).series.values()
-    assert (summary_of(alone).tokens, summary_of(alone).disturbed, alone.is_disturbed) == (90, 0, True)
+    assert (
+        outcome.tokens_per_second_per_device,
+        outcome.disturbed_left_out,
+        outcome.valid_count,
+        runs.is_disturbed,
+    ) == (1000, 2, 3, False)
+    (alone,) = read_content(InMemoryStore([loud(2, 100), loud(3, 90)])).series.values()
+    assert (
+        summary_of(alone).tokens_per_second_per_device,
+        summary_of(alone).disturbed_left_out,
+        alone.is_disturbed,
+    ) == (90, 0, True)
 
 
 def test_the_history_of_a_series_has_the_word_for_each_run() -> None:
-    results = GivenRuns([loud(1, 100), quiet(2, 1000), loud(3, 90, word="invalid"), loud(4, 90)])
+    results = InMemoryStore([loud(1, 100), quiet(2, 1000), loud(3, 90, word="invalid"), loud(4, 90)])
     (runs,) = read_content(results).series.values()
-    made = history(runs, SurroundingDocuments(results))
+    made = history_data(runs, CachedDocuments(results))
     assert [made["kept"]["words"][place] for place in made["columns"]["word"]] == [
         DISTURBED,
         "valid",
         "invalid",
         DISTURBED,
     ]
-    words = {text(language, f"word.{DISTURBED}") for language in LANGUAGES}
-    assert len(words) == len(LANGUAGES) and not words & {text(language, "word.valid") for language in LANGUAGES}
+    words = {translate(language, f"word.{DISTURBED}") for language in LANGUAGES}
+    assert len(words) == len(LANGUAGES) and not words & {translate(language, "word.valid") for language in LANGUAGES}
 
 
 def test_a_run_whose_window_is_unknown_is_disturbed_by_the_load_before_it() -> None:

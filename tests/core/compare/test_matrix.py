@@ -11,7 +11,7 @@ from compared_records import other_use, record, repeats, with_result
 from levelfield.compare.comparison import compare
 from levelfield.compare.matrix import MatrixCell, ResultMatrix, as_values, matrix, sheets
 from levelfield.compare.sides import side_of
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.report.sheets import as_markdown, as_text
 from levelfield.specs.record import RunRecord
 
@@ -234,8 +234,8 @@ def test_the_history_of_a_series_gives_a_cell_of_one_run_its_noise() -> None:
     nights = [record(n, 1000.0 + n, began=f"2026-11-{n:02}T10:00:00Z") for n in range(1, 11)]
     other = [record(20 + n, 500.0 + n, began=f"2026-11-{n:02}T11:00:00Z", framework="paddle") for n in range(1, 11)]
     latest = [nights[-1], other[-1]]
-    points = GivenRuns([*nights, *other]).points()
-    stored = {entry.series.fingerprint(): points[entry.digest] for entry in GivenRuns([*nights, *other]).series()}
+    points = InMemoryStore([*nights, *other]).points()
+    stored = {entry.series.fingerprint(): points[entry.digest] for entry in InMemoryStore([*nights, *other]).series()}
     assert matrix(latest, "framework").ratios[0].ratio.standing == "inconclusive"
     assert matrix(latest, "framework", histories=stored).ratios[0].ratio.standing == "higher"
 

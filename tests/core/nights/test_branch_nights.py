@@ -119,7 +119,7 @@ def doors(nights: Nights, capsys: pytest.CaptureFixture[str]) -> Iterator[object
     with Store.open(nights.address) as store:
         yield store.find("latest"), store.nights(), store.newest_run_night(), store.run_ids(is_trend_only=True)
         content = read_content(store)
-        yield content.night, content.expected, [(f.night, f.series, f.word) for f in content.findings]
+        yield content.last_night, content.expected_entries, [(f.night, f.series, f.word) for f in content.findings]
         inputs = gate_input(store, day(NIGHTS - 1), None)
         yield inputs.points, inputs.past, inputs.nights
 

@@ -21,7 +21,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.nights.nightly import NightState, PairRun, state_path, write_state
 from levelfield.pages.content import read_content
-from levelfield.pages.first_view import ranked_trainings
+from levelfield.pages.first_view import read_trainings
 from levelfield.pages.series_history import summary_of
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import PAIRS_FOLDER
@@ -135,7 +135,7 @@ class Places:
             content = read_content(store)
             (runs,) = content.series.values()
             summary = summary_of(runs)
-            (training,) = ranked_trainings(content, store)
+            (training,) = read_trainings(content, store)
             ((last,),) = store.read(lambda c: c.exec_driver_sql("SELECT last_began FROM v_series").all())
             return {
                 "overview page": training.contenders[0].side.first.run_id if training.contenders else None,

@@ -10,7 +10,7 @@ import pytest
 from hostile_texts import hostile_record
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from page_visits import CHROMIUM
 from seeded_nights import SeededNights
 
@@ -42,12 +42,12 @@ def hostile_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = hostile_record()
     calm = record.model_copy(update={"run_id": "calm", "began": "2026-11-01T01:00:00Z", "warnings": ()})
     finding = {
-        "series": GivenRuns([record]).series()[0].digest,
+        "series": InMemoryStore([record]).series()[0].digest,
         "label": ATTACK,
         "word": "regression",
         "detail": ATTACK,
     }
-    results = GivenRuns([calm, record], findings={"2026-11-02": [finding]}, expected={"2026-11-02": {ATTACK: None}})
+    results = InMemoryStore([calm, record], findings={"2026-11-02": [finding]}, expected={"2026-11-02": {ATTACK: None}})
     build_pages(results, folder, Registry())
     return folder
 

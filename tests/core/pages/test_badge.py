@@ -15,7 +15,7 @@ from levelfield.series.findings import WORDS
 
 def badge(counts: Mapping[str, int], night: str | None = "2026-11-22.b") -> tuple[dict[str, Any], str]:
     words = {word: counts.get(word.replace(" ", "_"), 0) for word in WORDS}
-    overview: Any = SimpleNamespace(night=night, counts=words)
+    overview: Any = SimpleNamespace(night=night, word_counts=words)
     files = badge_files(overview)
     return json.loads(files["data/badge.json"]), files["data/badge.svg"]
 

@@ -11,7 +11,7 @@ from compared_records import repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.case_view import round_ticks
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from page_visits import DESKTOP, PHONE, until, watched
 
 RUNS = [*repeats(1000, 1010, 990), *repeats(940, 945, 935, first=10, framework="jax")]
@@ -28,7 +28,7 @@ CONTRAST = """element => {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages") / "site"
-    build_pages(GivenRuns(RUNS), folder, Registry())
+    build_pages(InMemoryStore(RUNS), folder, Registry())
     return folder
 
 
@@ -63,7 +63,7 @@ def test_the_menu_names_no_empty_page(site: Path) -> None:
 
 
 def test_a_series_of_one_run_has_no_chart(browser: Any, tmp_path: Path) -> None:
-    build_pages(GivenRuns(RUNS[:1]), tmp_path / "site", Registry())
+    build_pages(InMemoryStore(RUNS[:1]), tmp_path / "site", Registry())
     with watched(browser) as page:
         page.goto(f"file://{next((tmp_path / 'site').glob('case-*.html'))}")
         page.locator("section[data-series]").first.scroll_into_view_if_needed()

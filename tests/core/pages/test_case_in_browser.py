@@ -11,7 +11,7 @@ import pytest
 from compared_records import other_use, record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from page_visits import case_page, first_series, histories, open_case, open_run, rows, unfold, watched
 from seeded_nights import SeededNights
 from test_saved_charts import SVG, saved, table_of
@@ -50,7 +50,7 @@ def test_series_are_folded_into_groups_that_the_address_opens(browser: Any, seed
 
 
 def test_few_series_need_no_groups(browser: Any, tmp_path: Path) -> None:
-    build_pages(GivenRuns(SeededNights(series=2, nights=2, faults=False).records()), tmp_path / "site", Registry())
+    build_pages(InMemoryStore(SeededNights(series=2, nights=2, faults=False).records()), tmp_path / "site", Registry())
     with watched(browser) as page:
         page.goto(f"file://{next((tmp_path / 'site').glob('case-*.html'))}")
         page.locator("section[data-series]").first.scroll_into_view_if_needed()
@@ -63,7 +63,7 @@ def test_a_disturbed_run_has_the_word_in_the_table_of_runs_and_on_its_page(
     browser: Any, tmp_path: Path, language: str, word: str
 ) -> None:
     runs = [with_result(record(n, 1000), other_use=other_use(cores, 2)) for n, cores in ((1, 0.0), (2, 1.72))]
-    build_pages(GivenRuns(runs), tmp_path / "site", Registry())
+    build_pages(InMemoryStore(runs), tmp_path / "site", Registry())
     (case,) = (tmp_path / "site" / language).glob("case-*.html")
     with watched(browser) as page:
         page.goto(f"file://{case}")
@@ -166,11 +166,11 @@ def pairs_site(folder: Path) -> tuple[list[Any], Path]:
         for arm, speed in (("a", 4200.0 + number), ("b", 0.94 * (4200.0 + number)))
     ]
     finding = {
-        "series": GivenRuns(calm).series()[0].digest, "label": "a", "word": "regression", "pairs": 4,
+        "series": InMemoryStore(calm).series()[0].digest, "label": "a", "word": "regression", "pairs": 4,
         "figure": "tokens_per_second_per_device", "change": -0.06, "low": -0.07, "high": -0.05,
         "run_id": calm[-1].run_id,
     }  # fmt: skip
-    build_pages(GivenRuns([*calm, *pairs], findings={"2026-10-03": [finding]}), folder / "site", Registry())
+    build_pages(InMemoryStore([*calm, *pairs], findings={"2026-10-03": [finding]}), folder / "site", Registry())
     return pairs, folder / "site"
 
 
@@ -271,7 +271,7 @@ def test_every_page_fits_on_paper(browser: Any, seeded_pages: Path) -> None:
 def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"scale": "smoke", "precision": "fp32", "threads": 2, "joules": None}
     runs = [*repeats(1000, 1010, **changes), *repeats(400, first=10, framework="jax", **changes)]
-    build_pages(GivenRuns(runs), tmp_path, Registry())
+    build_pages(InMemoryStore(runs), tmp_path, Registry())
     with watched(browser, viewport={"width": 1120, "height": 900}) as page:
         page.goto(f"file://{next(tmp_path.glob('case-*.html'))}")
         heads = page.locator("table").first.locator("thead th").all_inner_texts()
@@ -288,7 +288,7 @@ def test_the_memory_of_a_whole_machine_is_not_called_a_runs(
     browser: Any, tmp_path: Path, device_is: str, label: str
 ) -> None:
     run = record(1, device_is=device_is)
-    build_pages(GivenRuns([run]), tmp_path, Registry())
+    build_pages(InMemoryStore([run]), tmp_path, Registry())
     with watched(browser) as page:
         page.goto(f"file://{tmp_path}/index.html")
         (slug,) = histories(tmp_path)

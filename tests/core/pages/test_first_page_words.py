@@ -11,7 +11,7 @@ import pytest
 from compared_records import mfu_row, repeats, step_times, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.specs.record import RunRecord
 
 TREND = "trend: step time drifts by -22.5% over the window (p = 4e-07)"
@@ -41,7 +41,7 @@ def jax(*rates: float, first: int = 10, **more: Any) -> list[RunRecord]:
 
 def pages(folder: Path, *records: RunRecord) -> dict[str, str]:
     """The pages by their names, without marks and with one space between words."""
-    build_pages(GivenRuns(records), folder, Registry())
+    build_pages(InMemoryStore(records), folder, Registry())
     texts = {}
     for name in ("index.html", "by-mfu.html", "zh/index.html"):
         body = (folder / name).read_text().partition("<main")[2]

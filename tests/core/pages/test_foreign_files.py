@@ -14,7 +14,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.pages import page_building
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.pages.site_files import PagesWriter
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from seeded_nights import SeededNights
@@ -24,7 +24,7 @@ THESIS = "years of work"
 
 
 def build(folder: Path, private: bool = False) -> None:
-    build_pages(GivenRuns(RECORDS), folder, Registry(), private=private)
+    build_pages(InMemoryStore(RECORDS), folder, Registry(), private=private)
 
 
 def tree(folder: Path) -> dict[str, object]:
@@ -168,7 +168,7 @@ def test_files_beside_the_site_stay(site: Path) -> None:
     for name in ("about.html", "data/mine.js", "robots.txt"):
         (site / name).write_text("mine")
     before = {name: content for name, content in tree(site).items() if "mine" in str(content)}
-    build_pages(GivenRuns(RECORDS[:1]), site, Registry())
+    build_pages(InMemoryStore(RECORDS[:1]), site, Registry())
     assert {name: tree(site)[name] for name in before} == before and len(before) == 3
 
 
@@ -188,12 +188,14 @@ def test_what_is_interrupted_while_files_get_their_places_is_mended(
     for moved in (0, 1, 2, 30):
         monkeypatch.setattr(FolderDescriptor, "move", interrupted)
         left = moved
-        monkeypatch.setattr(page_building, "_version", lambda moved=moved: str(moved))  # every data file is made again
+        monkeypatch.setattr(
+            page_building, "_code_digest", lambda moved=moved: str(moved)
+        )  # every data file is made again
         with pytest.raises(KeyboardInterrupt):
             build(site)
         monkeypatch.setattr(FolderDescriptor, "move", move)
         assert not list(site.glob(".levelfield-new-*"))
-        build_pages(GivenRuns(RECORDS[:1]), site, Registry())
+        build_pages(InMemoryStore(RECORDS[:1]), site, Registry())
         names = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
         assert names == {*json.loads((site / "site.json").read_text())["files"], "site.json"}
         build(site)

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from levelfield.cli.command_line import parse_command_line
 from levelfield.pages.content import read_content
-from levelfield.pages.run_details import command, month_file
+from levelfield.pages.run_details import month_data, rerun_command
 from levelfield.pages.series_history import (
-    GivenRuns,
+    CachedDocuments,
+    InMemoryStore,
     SeriesRuns,
-    SurroundingDocuments,
-    differences,
-    history,
+    epoch_seconds,
+    field_differences,
+    history_data,
     month_of,
-    pairs,
-    seconds_of,
+    pair_indexes,
     summary_of,
 )
 from levelfield.specs.base import dump, parse
@@ -29,11 +29,11 @@ RECORDS = list(SeededNights(series=2, nights=24).records())
 
 
 def runs_of(records: list[RunRecord], which: int = 0) -> SeriesRuns:
-    return list(read_content(GivenRuns(records)).series.values())[which]
+    return list(read_content(InMemoryStore(records)).series.values())[which]
 
 
 def made_history(records: list[RunRecord], which: int = 0) -> dict[str, Any]:
-    return history(runs_of(records, which), SurroundingDocuments(GivenRuns(records)))
+    return history_data(runs_of(records, which), CachedDocuments(InMemoryStore(records)))
 
 
 BY_ID = {record.run_id: record for record in RECORDS}
@@ -81,29 +81,29 @@ def test_a_segment_begins_where_the_driver_changes_and_names_it() -> None:
     ],
 )
 def test_differences(before: Any, after: Any, changes: list[list[str]]) -> None:
-    assert differences(before, after) == changes
+    assert field_differences(before, after) == changes
 
 
 def test_a_time_without_a_zone_is_utc_and_another_zone_is_converted() -> None:
     assert (
-        seconds_of("2026-11-01T00:30:00")
-        == seconds_of("2026-11-01T00:30:00Z")
-        == seconds_of("2026-11-01T02:30:00+02:00")
+        epoch_seconds("2026-11-01T00:30:00")
+        == epoch_seconds("2026-11-01T00:30:00Z")
+        == epoch_seconds("2026-11-01T02:30:00+02:00")
     )
     assert month_of("2026-11-01T00:30:00+02:00") == "2026-10"
-    assert seconds_of("1970-01-02T00:00:01Z") == 86401
+    assert epoch_seconds("1970-01-02T00:00:01Z") == 86401
 
 
 def test_a_run_without_a_readable_time_is_left_out_and_named() -> None:
     lost = RECORDS[0].model_copy(update={"run_id": "lost", "began": "yesterday"})
-    content = read_content(GivenRuns([*RECORDS, lost]))
-    assert content.unreadable == ("lost",) and content.runs == len(RECORDS)
+    content = read_content(InMemoryStore([*RECORDS, lost]))
+    assert content.unreadable_ids == ("lost",) and content.run_count == len(RECORDS)
 
 
 def test_a_month_keeps_curves_facts_and_the_reference() -> None:
     runs = runs_of(RECORDS)
     mine = [BY_ID[point.run_id] for point in runs.points]
-    made = month_file(runs.series, mine, ("a reference", [3.0, 2.0]))
+    made = month_data(runs.series, mine, ("a reference", [3.0, 2.0]))
     assert made["reference"] == {"name": "a reference", "losses": [3.0, 2.0]}
     for run, record in zip(made["runs"], mine, strict=True):
         shared = made["shared"][run["shared"]]
@@ -123,19 +123,19 @@ def with_content(content: dict[str, Any]) -> RunRecord:
 
 def test_true_and_one_are_two_values() -> None:
     records = [with_content({"parameters": value}) for value in (1, True, 1.0, 1)]
-    made = month_file(RECORDS[0].series, records, None)
+    made = month_data(RECORDS[0].series, records, None)
     assert [type(made["shared"][run["shared"]]["parameters"]) for run in made["runs"]] == [int, bool, float, int]
 
 
 def test_a_result_of_another_form_gives_what_it_has() -> None:
     odd = with_content({"memory": 3, "status": [], "throughput": {"step_seconds": "x"}})
-    assert month_file(odd.series, [odd], None)["shared"] == [{}]
+    assert month_data(odd.series, [odd], None)["shared"] == [{}]
 
 
 def test_a_page_says_between_which_times_a_drift_is() -> None:
     flags = ["trend: step time drifts by -114.4% over the window (p = 4e-07)", 3]
     odd = with_content({"throughput": {"step_seconds": {"flags": flags}}})
-    [shared] = month_file(odd.series, [odd], None)["shared"]
+    [shared] = month_data(odd.series, [odd], None)["shared"]
     trend, other = shared["flags"]
     assert other == "3"
     for part in ("-114.4%", "1.57 to 0.428", "(p = 4e-07)"):
@@ -150,23 +150,23 @@ def test_a_page_shows_the_inherited_variables_that_may_matter() -> None:
         ({}, {}),
     ):
         record = with_content({"inherited": inherited})
-        assert month_file(record.series, [record], None)["shared"] == [shared]
+        assert month_data(record.series, [record], None)["shared"] == [shared]
 
 
 def test_the_command_is_read_by_the_command_line() -> None:
     series = RECORDS[0].series.model_copy(update={"virtual_pipeline": 2, "threads": 4, "compile": True, "graph": True})
-    words = shlex.split(command(series))
+    words = shlex.split(rerun_command(series))
     assert words[:2] == ["python", "run_benchmarks.py"]
     read = parse_command_line(words[2:])
     assert read.case == ["gpt3_6.7B:torch:H100-SXM5-80GB:1:8"] and (read.layout, read.micro_batch) == ("DP8TP1PP1", 1)
     assert (read.virtual_pipeline, read.threads, read.compile, read.runtime) == (2, 4, True, "docker")
     assert read.graph is True
-    assert "graph" not in command(RECORDS[0].series)  # a command that older builds read as well
+    assert "graph" not in rerun_command(RECORDS[0].series)  # a command that older builds read as well
 
 
 def test_a_shell_reads_a_hostile_name_as_one_word() -> None:
     series = RECORDS[0].series.model_copy(update={"case": "a; rm -rf ~ $(id) `id`"})
-    words = shlex.split(command(series))
+    words = shlex.split(rerun_command(series))
     assert words[3].startswith(f"{series.case}:torch")
 
 
@@ -184,7 +184,7 @@ def test_the_latest_figures_are_those_of_the_last_run_that_counts(change: dict[s
     records = [*calm[:2], calm[2].model_copy(update=change)]
     summary = summary_of(runs_of(records))
     assert summary.latest is not None and summary.latest.run_id == records[1].run_id
-    assert (summary.runs, summary.valid, summary.why_not) == (3, 2, reason)
+    assert (summary.run_count, summary.valid_count, summary.exclusion_reason) == (3, 2, reason)
 
 
 def test_a_series_without_a_valid_run_has_no_figures() -> None:
@@ -206,20 +206,20 @@ def test_a_run_of_a_pair_is_neither_the_latest_of_its_series_nor_a_point_of_its_
     calm = list(SeededNights(series=1, nights=3, faults=False).records())
     summary, made = summary_of(runs_of(with_pairs(calm))), made_history(with_pairs(calm))
     assert summary.latest is not None and summary.latest.run_id == calm[-1].run_id
-    assert (summary.last, summary.runs, summary.valid) == (calm[-1].began, 7, 7)
+    assert (summary.last_began, summary.run_count, summary.valid_count) == (calm[-1].began, 7, 7)
     assert made["columns"]["trend"] == [1, 1, 1, 0, 0, 0, 0] and made["segments"] == []
     failed = calm[-1].model_copy(update={"word": "failed"})
-    assert summary_of(runs_of(with_pairs([*calm[:-1], failed]))).why_not == "failed"
+    assert summary_of(runs_of(with_pairs([*calm[:-1], failed]))).exclusion_reason == "failed"
 
 
 def test_pairs_are_the_runs_of_both_builds_by_night() -> None:
     """A run without its counterpart is no pair, and no pair has runs of two nights."""
-    (calm,) = GivenRuns(SeededNights(series=1, nights=1, faults=False).records()).points().values()
+    (calm,) = InMemoryStore(SeededNights(series=1, nights=1, faults=False).records()).points().values()
     ran = [("1", "b"), ("1", "a"), ("1", "a"), ("1", "b"), ("1", "a"), ("2", "b"), ("2", "a"), ("2", "b")]
     points = [*calm, *(calm[0].model_copy(update={"night": night, "purpose": f"confirm-{arm}"}) for night, arm in ran)]
-    assert pairs(points) == [
+    assert pair_indexes(points) == [
         {"night": "1", "a": 2, "b": 1},
         {"night": "1", "a": 3, "b": 4},
         {"night": "2", "a": 7, "b": 6},
     ]
-    assert pairs(calm) == []
+    assert pair_indexes(calm) == []

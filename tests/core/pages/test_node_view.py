@@ -9,23 +9,28 @@ from compared_records import record
 from levelfield.pages import node_view
 from levelfield.pages.content import PagesContent, read_content
 from levelfield.pages.node_view import NodesView, nodes_view
-from levelfield.pages.series_history import GivenRuns, SurroundingDocuments
+from levelfield.pages.series_history import CachedDocuments, InMemoryStore
 from seeded_nights import SeededNights
 
 
 def seen(content: PagesContent, results: object) -> NodesView:
-    return nodes_view(content, SurroundingDocuments(results))  # type: ignore[arg-type]
+    return nodes_view(content, CachedDocuments(results))  # type: ignore[arg-type]
 
 
 def test_a_change_of_conditions_is_a_row_of_its_node_with_what_changed() -> None:
     results = SeededNights(8, 12).results()
     nodes = seen(read_content(results), results)
-    changed = [stay for stay in nodes.stays if stay.changed]
-    assert changed and {stay.changed for stay in changed} == {(("software.driver", "550.90.07", "560.35.03"),)}
-    assert all(stay.is_now for stay in changed) and min(stay.since for stay in changed).startswith("2026-10-07")
-    old = {stay.node for stay in nodes.stays if not stay.is_now}
-    assert old == {stay.node for stay in changed} and len(old) < len(nodes.nodes)
-    assert [stay.since for stay in nodes.stays] == sorted((stay.since for stay in nodes.stays), reverse=True)
+    changed = [period for period in nodes.periods if period.changed_fields]
+    assert changed and {period.changed_fields for period in changed} == {
+        (("software.driver", "550.90.07", "560.35.03"),)
+    }
+    assert all(period.is_current for period in changed)
+    assert min(period.first_began for period in changed).startswith("2026-10-07")
+    old = {period.node for period in nodes.periods if not period.is_current}
+    assert old == {period.node for period in changed} and len(old) < len(nodes.nodes)
+    assert [period.first_began for period in nodes.periods] == sorted(
+        (period.first_began for period in nodes.periods), reverse=True
+    )
 
 
 def of_variables(*values: str | None) -> NodesView:
@@ -35,40 +40,44 @@ def of_variables(*values: str | None) -> NodesView:
         record(n, framework=names[n - 1], variables={"GOMP_SPINCOUNT": value} if value else {})
         for n, value in enumerate(values, start=1)
     ]
-    results = GivenRuns(runs)
+    results = InMemoryStore(runs)
     return seen(read_content(results), results)
 
 
 def test_first_conditions_have_what_tells_them_from_the_other_first_ones() -> None:
-    fields = {stay.frameworks: stay.first_fields for stay in of_variables("1000", None, "1000").stays}
+    fields = {period.frameworks: period.first_fields for period in of_variables("1000", None, "1000").periods}
     name = "variables.GOMP_SPINCOUNT"
     assert fields == {("torch", "paddle"): ((name, "1000"),), ("jax",): ((name, ""),)}
 
 
 def test_first_conditions_that_stand_alone_have_the_main_fields() -> None:
-    (alone,) = of_variables("1000").stays
+    (alone,) = of_variables("1000").periods
     assert (
         alone.first_fields
         and {name for name, _ in alone.first_fields} <= set(node_view.MAIN_FIELDS)
-        and not alone.changed
+        and not alone.changed_fields
     )
     results = SeededNights(8, 12).results()
-    changed = [stay for stay in seen(read_content(results), results).stays if stay.changed]
-    assert changed and not [stay for stay in changed if stay.first_fields], "what changed stands there already"
+    changed = [period for period in seen(read_content(results), results).periods if period.changed_fields]
+    assert changed and not [period for period in changed if period.first_fields], "what changed stands there already"
 
 
 def test_every_run_is_counted_once() -> None:
     results = SeededNights(8, 12).results()
     content = read_content(results)
     nodes = seen(content, results)
-    assert sum(row.runs for row in nodes.nodes) == sum(stay.runs for stay in nodes.stays) == content.runs
+    assert (
+        sum(row.run_count for row in nodes.nodes)
+        == sum(period.run_count for period in nodes.periods)
+        == content.run_count
+    )
 
 
 def test_the_newest_rows_are_shown_and_the_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_view, "MOST_STAYS", 3)
+    monkeypatch.setattr(node_view, "MAX_PERIODS", 3)
     results = SeededNights(8, 12).results()
     nodes = seen(read_content(results), results)
-    assert len(nodes.stays) == 3 and nodes.left > 0
+    assert len(nodes.periods) == 3 and nodes.left_out_count > 0
 
 
 def test_a_store_without_runs_has_no_nodes() -> None:

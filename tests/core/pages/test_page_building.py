@@ -15,7 +15,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.pages import page_building
 from levelfield.pages.page_building import BuiltPages, build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.specs.record import RunRecord
 from seeded_nights import SeededNights
 
@@ -24,7 +24,7 @@ RECORDS = list(SeededNights(series=3, nights=6, faults=False).records())
 
 
 def built(folder: Path, records: list[object]) -> BuiltPages:
-    return build_pages(GivenRuns(records), folder, Registry())  # type: ignore[arg-type]
+    return build_pages(InMemoryStore(records), folder, Registry())  # type: ignore[arg-type]
 
 
 def state(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -114,9 +114,9 @@ def test_the_policy_allows_nothing_inline_and_no_page_has_any(seeded_pages: Path
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
     folder = tmp_path / "site"
-    assert built(folder, [*RECORDS]).rebuilt == 3
+    assert built(folder, [*RECORDS]).rebuilt_count == 3
     before = state(folder)
-    assert built(folder, [*RECORDS]).rebuilt == 0
+    assert built(folder, [*RECORDS]).rebuilt_count == 0
     after = state(folder)
     data = [name for name in before if name.startswith(("data/history", "data/runs"))]
     assert len(data) == 6 and all(after[name] == before[name] for name in data)
@@ -130,7 +130,9 @@ def test_a_new_run_writes_its_series_alone(tmp_path: Path) -> None:
     after = state(folder)
     changed = {n for n in before if n.startswith(("data/history", "data/runs")) and after[n] != before[n]}
     assert (
-        done.rebuilt == 1 and len(changed) == 2 and len({re.sub(r"^data/\w+-|-2026-\d+", "", n) for n in changed}) == 1
+        done.rebuilt_count == 1
+        and len(changed) == 2
+        and len({re.sub(r"^data/\w+-|-2026-\d+", "", n) for n in changed}) == 1
     )
 
 
@@ -160,12 +162,12 @@ def test_a_reference_that_changed_writes_the_months_again(tmp_path: Path, monkey
     built(folder, [*RECORDS])
     references = {(series.work, series.corpus): ("a reference", [3.0, 2.5])}
     monkeypatch.setattr(page_building, "stored_references", lambda registry: references)
-    assert built(folder, [*RECORDS]).rebuilt == 3
+    assert built(folder, [*RECORDS]).rebuilt_count == 3
     assert '"reference":{"name":"a reference","losses":[3.0,2.5]}' in next(folder.glob("data/runs-*")).read_text()
 
 
 def test_a_run_that_is_gone_since_its_point_was_read_is_left_out(tmp_path: Path) -> None:
-    class Pruned(GivenRuns):
+    class Pruned(InMemoryStore):
         def records(self, run_ids: Sequence[str]) -> Iterator[RunRecord]:
             return super().records([run_id for run_id in run_ids if run_id != RECORDS[4].run_id])
 
@@ -187,7 +189,7 @@ def test_a_lost_data_file_is_written_again(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     built(folder, [*RECORDS])
     next((folder / "data").glob("history-*")).unlink()
-    assert built(folder, [*RECORDS]).rebuilt == 1
+    assert built(folder, [*RECORDS]).rebuilt_count == 1
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -216,10 +218,10 @@ def test_an_empty_store_explains_itself(tmp_path: Path) -> None:
 
 def test_a_first_night_says_why_nothing_was_compared(tmp_path: Path) -> None:
     (record,) = SeededNights(series=1, nights=1, faults=False).records()
-    (entry,) = GivenRuns([record]).series()
+    (entry,) = InMemoryStore([record]).series()
     new = {"series": entry.digest, "label": "a", "word": "new series"}
     assert record.night is not None
-    build_pages(GivenRuns([record], findings={record.night: [new]}), tmp_path / "site", Registry())
+    build_pages(InMemoryStore([record], findings={record.night: [new]}), tmp_path / "site", Registry())
     page = Page(tmp_path / "site" / "nights.html").text
     assert "7 nights" in page and "Nothing changed" not in page
 

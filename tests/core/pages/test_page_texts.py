@@ -11,8 +11,8 @@ from levelfield.compare.comparability import CAUTION_REASONS
 from levelfield.compare.ranking import TRUST_PARTS, metrics
 from levelfield.compare.ratios import Standing
 from levelfield.pages import case_view
-from levelfield.pages.first_view import OF_TRUST
-from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text, texts
+from levelfield.pages.first_view import TRUST_CAUTIONS
+from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text_table, translate
 from levelfield.series.findings import WORDS
 from levelfield.specs.record import EventKind, Evidence, Purpose
 from levelfield.specs.result import DISTURBED, Word
@@ -35,12 +35,12 @@ FAMILIES = {
     "trust.": TRUST_PARTS,
     "part.": case_view.MEMORY_PARTS,
     "lacks.": TRUST_PARTS,
-    "caution.": sorted(set(CAUTION_REASONS) - set(OF_TRUST)),
+    "caution.": sorted(set(CAUTION_REASONS) - set(TRUST_CAUTIONS)),
     "answer.": (*RANKED, "noise", "inconclusive"),
     "by.": RANKED,
     "is.": [f"{name}.{word}" for name in RANKED for word in ("higher", "lower")],
     "standing.": get_args(Standing),
-    "clear.": sorted(set(CAUTION_REASONS) - set(OF_TRUST)),
+    "clear.": sorted(set(CAUTION_REASONS) - set(TRUST_CAUTIONS)),
     "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "js.evidence.": get_args(Evidence),
@@ -65,7 +65,7 @@ def scripted(key: str) -> str:
 def used() -> set[str]:
     """Every key that a template or a script names."""
     keys = set(re.findall(r"\bt\('([\w.-]+)'", TEMPLATES))
-    keys |= set(re.findall(r'\b(?:say\(|text\(language, )"([\w.-]+)"', MODULES))
+    keys |= set(re.findall(r'\b(?:say\(|translate\(language, )"([\w.-]+)"', MODULES))
     keys |= {scripted(key) for key in re.findall(r"\bt\(\"([\w.-]+)\"", SCRIPTS)}
     keys |= {
         f"js.{a}"
@@ -80,7 +80,7 @@ def used() -> set[str]:
 
 
 def test_the_languages_have_the_same_texts() -> None:
-    english, chinese = texts("en"), texts("zh")
+    english, chinese = text_table("en"), text_table("zh")
     assert set(english) == set(chinese) and len(english) > 200
     for key, value in english.items():
         assert placeholders(value) == placeholders(chinese[key]), key
@@ -88,15 +88,15 @@ def test_the_languages_have_the_same_texts() -> None:
 
 
 def test_a_text_that_is_named_is_there() -> None:
-    assert sorted(used() - set(texts("en"))) == []
+    assert sorted(used() - set(text_table("en"))) == []
 
 
 def test_a_text_that_is_there_is_named() -> None:
-    assert sorted(set(texts("en")) - used()) == []
+    assert sorted(set(text_table("en")) - used()) == []
 
 
 def test_chinese_texts_are_chinese() -> None:
-    same = {key for key, value in texts("zh").items() if not re.search(r"[\u4e00-\u9fff]", value)}
+    same = {key for key, value in text_table("zh").items() if not re.search(r"[\u4e00-\u9fff]", value)}
     assert same == {"unit.mfu", "unit.memory", "difference"}
 
 
@@ -109,7 +109,7 @@ def test_scripts_get_their_texts_and_no_others(language: str) -> None:
 
 def test_a_value_is_filled_in_once() -> None:
     """A value that looks like a place for another one is a value."""
-    assert text("en", "missing-caption", night="{night}{}").count("{night}{}") == 1
+    assert translate("en", "missing-caption", night="{night}{}").count("{night}{}") == 1
 
 
 def test_no_template_switches_the_escaping_off() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from page_visits import (
     DESKTOP,
     GIVEN_UP,
@@ -126,7 +126,7 @@ def test_absent_values_come_last_in_both_directions_and_no_cell_is_a_formula(bro
 def test_runs_of_pairs_are_in_the_table_and_in_no_chart(browser: Any, tmp_path: Path) -> None:
     calm = list(SeededNights(series=1, nights=3, faults=False).records())
     pair = {"run_id": "pair", "began": "2026-12-31T00:00:00Z", "purpose": "confirm-a"}
-    build_pages(GivenRuns([*calm, calm[-1].model_copy(update=pair)]), tmp_path / "site", Registry())
+    build_pages(InMemoryStore([*calm, calm[-1].model_copy(update=pair)]), tmp_path / "site", Registry())
     with watched(browser) as page:
         open_case(page, tmp_path / "site")
         section = page.locator(f"#{first_series(tmp_path / 'site')}")

@@ -10,7 +10,7 @@ import pytest
 from compared_records import repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.specs.record import RunRecord
 from page_visits import DESKTOP, PHONE, watched
 
@@ -46,7 +46,7 @@ NOTE, HIDDEN = "#not-printed", ".training[hidden], .training tr[hidden]"
 
 @pytest.mark.parametrize("name", SITES)
 def test_it_prints_to_one_sheet_and_comes_back_whole(browser: Any, tmp_path: Path, name: str) -> None:
-    build_pages(GivenRuns(SITES[name]), tmp_path / "site", Registry())
+    build_pages(InMemoryStore(SITES[name]), tmp_path / "site", Registry())
     for page_name, options in (
         ("index", DESKTOP),
         ("index", {**PHONE, "color_scheme": "dark"}),

@@ -15,7 +15,7 @@ from compared_records import repeats
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import POLICY
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from page_visits import first_series, open_case, open_run, watched
 from seeded_nights import SeededNights
 
@@ -83,7 +83,7 @@ def test_a_static_figure_is_saved_with_the_look_of_the_style_sheet(browser: Any,
     one = next(SeededNights(series=1, nights=1, faults=False).records())
     more = one.series.model_copy(update={"devices": 16, "nodes": 2})
     both = [one, one.model_copy(update={"run_id": "two", "series": more, "tokens_per_second_per_device": 4000.0})]
-    build_pages(GivenRuns(both), tmp_path / "site", Registry())
+    build_pages(InMemoryStore(both), tmp_path / "site", Registry())
     with watched(browser) as page:
         page.goto(f"file://{next((tmp_path / 'site').glob('case-*.html'))}")
         figure, tokens = page.locator("figure.of-speed-up"), page.locator("figure.of-tokens")
@@ -111,7 +111,7 @@ def test_the_bars_of_the_first_page_are_saved(browser: Any, tmp_path: Path) -> N
         *repeats(1000, 1010, 990, first=20, case="h"),
         *repeats(400, 404, 396, first=30, framework="@<jax>", case="h"),
     ]
-    build_pages(GivenRuns([*sides, *other]), tmp_path / "site", Registry())
+    build_pages(InMemoryStore([*sides, *other]), tmp_path / "site", Registry())
     with watched(browser, color_scheme="dark") as page:
         page.goto(f"file://{tmp_path}/site/index.html")
         assert page.locator(".save").count() == page.locator("table.bars").count() == 3

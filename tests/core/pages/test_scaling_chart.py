@@ -13,7 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.pages.case_view import ScalingChart, scaling_charts
 from levelfield.pages.content import read_content
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns, summary_of
+from levelfield.pages.series_history import InMemoryStore, summary_of
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
 
@@ -26,7 +26,7 @@ def on(devices: int, rate: float, number: int = 0, **changes: Any) -> RunRecord:
 
 
 def charts(*records: RunRecord) -> tuple[ScalingChart, ...]:
-    content = read_content(GivenRuns(list(records)))
+    content = read_content(InMemoryStore(list(records)))
     return scaling_charts([(runs, summary_of(runs)) for runs in content.series.values()])
 
 
@@ -52,7 +52,7 @@ def test_tokens_are_of_all_devices_where_the_smallest_has_several() -> None:
 def test_the_fastest_layout_of_a_number_counts() -> None:
     slow = on(2, 500.0, number=7, layout=Layout(tensor=2))
     (chart,) = charts(on(1, 1000.0), slow, on(2, 900.0))
-    assert [p.tokens for p in chart.points] == [1000.0, 900.0]
+    assert [p.tokens_per_second_per_device for p in chart.points] == [1000.0, 900.0]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_slow_down_and_a_speed_up_beyond_the_ideal_stay_in_the_picture() -> No
 
 
 def test_the_page_has_the_chart_and_the_table(tmp_path: Path) -> None:
-    build_pages(GivenRuns([on(n, rate) for n, rate in RATES.items()]), tmp_path / "site", Registry())
+    build_pages(InMemoryStore([on(n, rate) for n, rate in RATES.items()]), tmp_path / "site", Registry())
     for page, title in (("case-*.html", "Strong scaling"), ("zh/case-*.html", "强扩展")):
         (path,) = (tmp_path / "site").glob(page)
         text = path.read_text(encoding="utf-8")
@@ -84,6 +84,6 @@ def test_the_page_has_the_chart_and_the_table(tmp_path: Path) -> None:
 
 
 def test_a_case_on_one_number_of_devices_has_no_chart(tmp_path: Path) -> None:
-    build_pages(GivenRuns([on(2, 900.0)]), tmp_path / "site", Registry())
+    build_pages(InMemoryStore([on(2, 900.0)]), tmp_path / "site", Registry())
     (path,) = (tmp_path / "site").glob("case-*.html")
     assert 'class="scaling"' not in path.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.specs.record import RunRecord
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_traces import step_trace
@@ -92,7 +92,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, pair: tuple[StepParts, StepPa
     calm = list(SeededNights(series=1, nights=4, faults=False).records())
     steps = (*pair, parts("c", where=ATTACK))
     recorded = [with_step(record, step) for record, step in zip(calm, steps, strict=False)]
-    build_pages(GivenRuns([*recorded, calm[3], wide(calm[0])]), folder, Registry())
+    build_pages(InMemoryStore([*recorded, calm[3], wide(calm[0])]), folder, Registry())
     return folder, [*(record.run_id for record in calm), "wide"]
 
 

@@ -25,7 +25,7 @@ from levelfield.compare.published_rows import RATE, format_figure_rows, reported
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.pages.page_building import build_pages
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.publish.foreign_curves import read_curve
 from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, find_log
 from levelfield.publish.log_files import read_log_file
@@ -418,7 +418,7 @@ def with_mlperf_log(tmp_path: Path) -> Registry:
 
 
 def test_the_page_has_reported_runs_in_a_table_of_their_own(tmp_path: Path) -> None:
-    build_pages(GivenRuns([]), tmp_path / "site", with_mlperf_log(tmp_path))
+    build_pages(InMemoryStore([]), tmp_path / "site", with_mlperf_log(tmp_path))
     for language in ("", "zh/"):
         page = (tmp_path / "site" / f"{language}published.html").read_text(encoding="utf-8")
         published, theirs = (part for part in page.split("<table")[1:])

@@ -18,8 +18,8 @@ from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
 from levelfield.measure.flops import flops_per_token
 from levelfield.pages.content import read_content
-from levelfield.pages.first_view import first_view, ranked_trainings
-from levelfield.pages.series_history import GivenRuns, summary_of
+from levelfield.pages.first_view import first_view, read_trainings
+from levelfield.pages.series_history import InMemoryStore, summary_of
 from levelfield.report import one_run, result_words
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.result_words import COLUMNS
@@ -64,12 +64,12 @@ def doors(result: Result, stored: RunRecord) -> Iterator[tuple[str, float | None
     comparison = compare([side_of("A", [stored]), side_of("B", [again])])
     (figure,) = [figure for figure in comparison.figures if figure.quantity.column.name == MFU_NAME]
     yield "compare", figure.sides[0].values[0]
-    source = GivenRuns([stored])
+    source = InMemoryStore([stored])
     content = read_content(source)
-    view = first_view(ranked_trainings(content, source), BY_MFU, {})
-    ((bar,),) = [training.best for training in view.trainings]
-    yield "page by MFU", bar.bar.value
-    yield "roof of that page", bar.achieved and bar.achieved[0] / bar.achieved[1]
+    view = first_view(read_trainings(content, source), BY_MFU, {})
+    ((bar,),) = [training.best_bars for training in view.trainings]
+    yield "page by MFU", bar.ranked.value
+    yield "roof of that page", bar.achieved_and_peak and bar.achieved_and_peak[0] / bar.achieved_and_peak[1]
     (runs,) = content.series.values()
     latest = summary_of(runs).latest
     yield "page of the case", latest.mfu_megatron if latest else None

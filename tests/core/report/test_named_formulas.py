@@ -15,7 +15,7 @@ from levelfield.compare.published_rows import format_figure_rows
 from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
 from levelfield.measure.flops import VERSIONS
-from levelfield.pages.page_rendering import LANGUAGES, text
+from levelfield.pages.page_rendering import LANGUAGES, translate
 from levelfield.publish.foreign_columns import format_report
 from levelfield.publish.foreign_tables import reported_runs
 from levelfield.report import repeats
@@ -60,8 +60,8 @@ def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_pages_name_it_in_headings_links_and_sentences(language: str) -> None:
     for key in ("figure.mfu", "by.mfu", "how-roof", "published-lead", "guide.figures-text"):
-        assert "MFU" in text(language, key) and HEADLINE_FORMULA in text(language, key), key
-    assert HEADLINE_FORMULA in text(language, "answer.mfu", best="X", other="Y", ratio="1.2")
+        assert "MFU" in translate(language, key) and HEADLINE_FORMULA in translate(language, key), key
+    assert HEADLINE_FORMULA in translate(language, "answer.mfu", best="X", other="Y", ratio="1.2")
 
 
 def test_the_plan_names_it_in_its_heading(capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,9 +236,9 @@ def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
 def test_a_night_of_a_clock_that_was_wrong_is_the_newest_only_where_it_is_alone(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "s.sqlite")) as store:
         store.expect("2999-01-02", "s", {"e": None})
-        assert chosen_night(store, None) == "2999-01-02" and read_content(store).night == "2999-01-02"
+        assert chosen_night(store, None) == "2999-01-02" and read_content(store).last_night == "2999-01-02"
         for night in ("2026-01-03", "2026-01-02", "2026-01-03.b"):
             store.expect(night, "s", {"e": None})
         assert store.nights() == ["2999-01-02", "2026-01-02", "2026-01-03", "2026-01-03.b"]
-        assert chosen_night(store, None) == read_content(store).night == "2026-01-03.b"
+        assert chosen_night(store, None) == read_content(store).last_night == "2026-01-03.b"
         assert chosen_night(store, "2999-01-02") == "2999-01-02"

@@ -24,8 +24,8 @@ from levelfield.compare.sides import ComparedSide, exclusion, side_of, tuning_of
 from levelfield.errors import UsageError
 from levelfield.pages import first_view as first_view_module
 from levelfield.pages.content import read_content
-from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.first_view import FirstView, first_view, read_trainings
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.specs.record import RunRecord, Series
 from levelfield.studies import compared_runs
 from levelfield.studies.compared_runs import BundleRuns, runs_of_side
@@ -157,12 +157,12 @@ def same(first: Ratio | None, second: Ratio | None) -> bool:
 
 def disagreements(store: RandomStore) -> Iterator[str]:
     """Yield in what the doors differ from each other and from the rule."""
-    source, results = StoredRuns(store.runs), GivenRuns(store.runs)
+    source, results = StoredRuns(store.runs), InMemoryStore(store.runs)
     content = read_content(results)
     histories = {digest: runs.points for digest, runs in content.series.items()}
     latest = [run for series in source.series() for run in recent_runs(source.newest(series))]
     table = matrix(latest, "framework", histories=histories)
-    view = first_view(ranked_trainings(content, results), TOKENS, histories)
+    view = first_view(read_trainings(content, results), TOKENS, histories)
     of_page, cells = bars_of(view), cells_of(table)
     if len({row.label for row in table.rows}) < len(table.rows):
         yield f"rows of one name: {[row.label for row in table.rows]}"

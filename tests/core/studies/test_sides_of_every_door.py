@@ -15,8 +15,8 @@ from levelfield.compare.matrix import sheets as matrix_sheets
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.sides import side_of, tuning_of
 from levelfield.pages.content import read_content
-from levelfield.pages.first_view import FirstView, first_view, ranked_trainings
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.first_view import FirstView, first_view, read_trainings
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.report.sheets import as_text
 from levelfield.specs.record import RunRecord
 from levelfield.studies.compared_runs import BundleRuns, runs_of_side
@@ -44,10 +44,10 @@ def at(runs: Sequence[RunRecord], day: int, hour: int = 10) -> list[RunRecord]:
 
 
 def page(records: Sequence[RunRecord]) -> FirstView:
-    results = GivenRuns(records)
+    results = InMemoryStore(records)
     content = read_content(results)
     histories = {digest: runs.points for digest, runs in content.series.items()}
-    return first_view(ranked_trainings(content, results), TOKENS, histories)
+    return first_view(read_trainings(content, results), TOKENS, histories)
 
 
 def sides_of_matrix(records: Sequence[RunRecord]) -> list[list[str]]:
@@ -169,7 +169,7 @@ def test_a_trial_is_in_no_headline_and_no_mean_and_is_listed_apart(kind: str) ->
         [*TORCH, *tuned(JAX, "base"), *tuned(TRIALS[kind], "base")],
     )
     before, after = page(duel), page(whole)
-    assert before.lead and after.lead and before.is_told and after.is_told
+    assert before.lead and after.lead and before.is_decided and after.is_decided
     assert (after.lead.value, after.lead.low, after.scale) == (before.lead.value, before.lead.low, "smoke")
     (ratio,) = matrix(whole, "framework").ratios
     assert ratio.ratio.standing in ("higher", "lower") and ratio.trainings == 1
@@ -200,14 +200,14 @@ def test_chips_are_compared_by_the_same_framework() -> None:
     value = ratio.ratio.value
     assert any(value == pytest.approx(lead.value) for lead in (outcome.lead, outcome.lead.inverse))
     (training,) = outcome.trainings
-    assert [bar.bar.contender.framework for bar in training.best] == ["torch", "torch"]
-    frameworks = {bar.bar.contender.framework for bar in training.bars if bar.bar.ratio}
+    assert [bar.ranked.contender.framework for bar in training.best_bars] == ["torch", "torch"]
+    frameworks = {bar.ranked.contender.framework for bar in training.all_bars if bar.ranked.ratio}
     assert frameworks == {"torch"}
 
 
 def test_chips_that_ran_by_other_frameworks_alone_have_no_ratio() -> None:
     outcome = page(OTHERS)
     (training,) = outcome.trainings
-    assert outcome.lead is None and outcome.by_frameworks
-    assert len(training.best) == 1 and training.others == ("nvidia H100 (deepspeed)",)
+    assert outcome.lead is None and outcome.others_differ_by_framework
+    assert len(training.best_bars) == 1 and training.uncompared == ("nvidia H100 (deepspeed)",)
     assert [ratio.ratio.value for ratio in matrix(OTHERS, "vendor").ratios] == [None]

@@ -20,8 +20,8 @@ from levelfield.errors import LevelfieldError
 from levelfield.measure.other_use import HostUse
 from levelfield.pages import page_rendering
 from levelfield.pages.content import read_content
-from levelfield.pages.first_view import first_view, ranked_trainings
-from levelfield.pages.series_history import GivenRuns
+from levelfield.pages.first_view import first_view, read_trainings
+from levelfield.pages.series_history import InMemoryStore
 from levelfield.run.quiet import QuietWait
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord, StoreEvent
@@ -80,9 +80,9 @@ def by_matrix(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) 
 
 
 def by_page(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
-    results = GivenRuns([*a, *b], events)
+    results = InMemoryStore([*a, *b], events)
     content = read_content(results)
-    page = first_view(ranked_trainings(content, results), TOKENS, {}, duel_conclusions(content.events))
+    page = first_view(read_trainings(content, results), TOKENS, {}, duel_conclusions(content.events))
     return page.lead.inverse if page.lead and page.overall.rows[0].column == "torch" else page.lead
 
 
@@ -225,7 +225,7 @@ def test_a_store_carries_it_to_commands_pages_and_another_store(
     for words in (sides, matrix_words):
         assert '"pairs": 3' in json.dumps(json.loads(printed(*words, "--json")))
     printed("report", "pages", str(tmp_path / "site"), "--store", file)
-    assert page_rendering.text("en", "by-pairs", pairs=3) in (tmp_path / "site/index.html").read_text()
+    assert page_rendering.translate("en", "by-pairs", pairs=3) in (tmp_path / "site/index.html").read_text()
     printed("store", "check", "--store", file)
     printed("store", "export", "--store", file, "--output", str(tmp_path / "x.jsonl"))
     printed("store", "import", str(tmp_path / "x.jsonl"), "--store", moved)
