@@ -12,7 +12,7 @@ import tomllib
 from acme_folder import replace, write_acme
 from levelfield.catalog.registry import ENTRY_POINT_GROUP
 from levelfield.cli.main import main
-from levelfield.cli.vendor_command import _show
+from levelfield.cli.vendor_command import _print_finding
 from levelfield.specs.base import load
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.check_suite import CHECKS
@@ -163,11 +163,13 @@ def test_one_check_that_is_not_well_and_what_the_chips_match(tmp_path: Path, cap
 def test_what_is_quoted_keeps_its_blanks(capsys: Captured) -> None:
     """Also where a line of the report ends, and in a text that is longer than a line."""
     for width in range(1, 50):
-        _show(CheckFinding("values", "fails", f"{'x' * width} 'temp   54 C    load  7'\nand more", "write a    b"), [])
+        _print_finding(
+            CheckFinding("values", "fails", f"{'x' * width} 'temp   54 C    load  7'\nand more", "write a    b"), []
+        )
         text = capsys.readouterr().out
         assert all(part in text for part in ("temp   54", "C    load", "load  7'", "a    b")) and "\0" not in text
         assert all(len(line) <= 80 for line in text.splitlines())
-    _show(CheckFinding("values", "fails", "a  b " + "c  " * 60, ""), [])
+    _print_finding(CheckFinding("values", "fails", "a  b " + "c  " * 60, ""), [])
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from levelfield.specs.reference import Reference
     from levelfield.specs.result import Alignment
 
-ALIGN = """\
+_ALIGN_HELP = """\
 Compare a run's training with a reference, layer by layer. Exit code 4 unless
 the verdict is `aligned` or `consistent`.
 
@@ -34,7 +34,7 @@ examples:
   run_benchmarks.py align latest
   run_benchmarks.py align RUN --reference OTHER_RUN
 """
-CURVES = """\
+_CURVES_HELP = """\
 Compare the loss curves of two groups of runs that share no weights: other
 seeds, other tools, curves from elsewhere. The mean loss over the tail is
 compared, with a 90 % interval over the runs. At least two runs a side are
@@ -56,12 +56,12 @@ examples:
   run_benchmarks.py align curves A*.json --against B*.json --margin 0.2%
 """
 
-WIDTH = 14  # of the first column: the longest name is `final weights`
-_CURVE_WIDTH = 11
+LABEL_WIDTH = 14  # of the first column: the longest name is `final weights`
+_CURVE_LABEL_WIDTH = 11
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 
 
-def _align_options(parser: argparse.ArgumentParser) -> None:
+def _add_align_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", metavar="RUN", help=RUN_HELP)
     option("--reference", metavar="RUN|NAME", help="another run, or a reference (default: the one of the case)")
@@ -70,15 +70,15 @@ def _align_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _align(options: argparse.Namespace) -> int:
-    """Return 0 when the run is aligned or consistent, else 4. No run that is not valid is."""
+    """Return 0 when the run is aligned or consistent, else 4. A run that is not valid is neither."""
     registry, runs, name = registry_of(options), runs_folder(options), options.reference
-    paths, reference, other = find_finished_run(runs, options.run), None, None
+    paths, reference, other_run = find_finished_run(runs, options.run), None, None
     if name in registry.references:
         reference = registry.reference(name)
     elif name is not None:
-        other = find_finished_run(runs, name)
-    verdict = _verdict(registry, paths, reference, other)
-    print(verdict.to_json() if options.json else "\n".join(lines(verdict)))
+        other_run = find_finished_run(runs, name)
+    verdict = _verdict(registry, paths, reference, other_run)
+    print(verdict.to_json() if options.json else "\n".join(verdict_lines(verdict)))
     return 0 if verdict.verdict in ("aligned", "consistent") else GateFailed.exit_code
 
 
@@ -106,14 +106,16 @@ def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, o
     else:
         # the noise of the case's reference also limits the difference of two runs
         noise = default.noise if default and default.identity.work == identity.work else ()
-        other = reference_from(other_run, "compared with, not promoted").model_copy(update={"noise": noise})
-        verdict = compare_with_reference(run_curve(plan.work, raw, identity), reference_curve(other), other)
+        other_reference = reference_from(other_run, "compared with, not promoted").model_copy(update={"noise": noise})
+        verdict = compare_with_reference(
+            run_curve(plan.work, raw, identity), reference_curve(other_reference), other_reference
+        )
     verdict = with_certificate(unless_tampered(verdict, result.seal), plan, result.certificate)
     return verdict_under_status(verdict, result.status)
 
 
-def lines(verdict: Alignment) -> list[str]:
-    """Return verdict, layers with value and limit, and FlagPerf's figure, in lines of at most 80 columns."""
+def verdict_lines(verdict: Alignment) -> list[str]:
+    """Return the verdict, each layer with value and limit, and FlagPerf's figure, in lines of at most 80 columns."""
     marks = {True: "holds", False: "FAILS", None: "open"}
     rows = [(layer.name, padded((marks[layer.passed], layer.detail), (6,), " ")) for layer in verdict.layers]
     rows += [("against", verdict.reference)] if verdict.reference else []
@@ -121,18 +123,22 @@ def lines(verdict: Alignment) -> list[str]:
     if verdict.flagperf_mean_error is not None:
         figure = f"{verdict.flagperf_mean_error:.2e} (its rule: 2 %)"
         rows.append(("FlagPerf", f"mean relative difference from step 21: {figure}"))
-    first = wrapped(f"{verdict.verdict}: {reason_without_limits(verdict)}", WIDTH)
-    return [first, *(labelled(*row, WIDTH) for row in rows)]
+    first_line = wrapped(f"{verdict.verdict}: {reason_without_limits(verdict)}", LABEL_WIDTH)
+    return [first_line, *(labelled(*row, LABEL_WIDTH) for row in rows)]
 
 
-def _curves_options(parser: argparse.ArgumentParser) -> None:
+def _add_curves_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("ours", nargs="+", type=Path, metavar="FILE", help="a loss curve for each run of one side")
     option(
         "--against", nargs="+", type=Path, required=True, metavar="FILE", help="a curve for each run of the other side"
     )
     option(
-        "--margin", type=_margin, default=0.01, metavar="P%", help="the largest difference that counts as none (1%%)"
+        "--margin",
+        type=_parse_margin,
+        default=0.01,
+        metavar="P%",
+        help="the largest difference that counts as none (1%%)",
     )
     option("--from-step", type=int, metavar="N", help="the tail begins here (default: the second half of common steps)")
     option("--to-step", type=int, metavar="N", help="leave out later steps, as of a run that was to be longer")
@@ -140,7 +146,7 @@ def _curves_options(parser: argparse.ArgumentParser) -> None:
     add_json_option(parser)
 
 
-def _curves(options: argparse.Namespace) -> int:
+def _compare_curves(options: argparse.Namespace) -> int:
     """Return 0 when the tails are within the margin, else 4.
 
     Raises DocumentError for a file without a curve, and UsageError for one run on both sides.
@@ -148,63 +154,79 @@ def _curves(options: argparse.Namespace) -> int:
     from levelfield.measure.curves import compare_tails, first_curve_of_each_run
     from levelfield.publish.foreign_curves import read_curve
 
-    files, count = [*options.ours, *options.against], len(options.ours)
+    files, our_count = [*options.ours, *options.against], len(options.ours)
     curves = [read_curve(path, options.tag) for path in files]
-    firsts = first_curve_of_each_run(curves)
-    for number, first in enumerate(firsts):
-        if number >= count > first:  # it would draw the two means together
+    first_files = first_curve_of_each_run(curves)  # by the number of a file: that of the first file with the same run
+    for number, first in enumerate(first_files):
+        if number >= our_count > first:  # a run on both sides would draw the two means together
             raise UsageError(
                 f"{files[number]}: found the curve of {files[first]}, which stands on the other side; give each run on "
                 "one side only. Runs that share weights and tokens are compared by `align`"
             )
     repeats = [
         f"{files[number]} has the curve of {files[first]}: they count as one run"
-        for number, first in enumerate(firsts)
+        for number, first in enumerate(first_files)
         if first != number
     ]
-    longest = {firsts[n]: n for n in sorted(range(len(files)), key=lambda n: len(curves[n]))}
-    sides = [sorted({longest[firsts[n]] for n in side}) for side in (range(count), range(count, len(files)))]
+    longest_files = {first_files[n]: n for n in sorted(range(len(files)), key=lambda n: len(curves[n]))}
+    sides = [
+        sorted({longest_files[first_files[n]] for n in side})
+        for side in (range(our_count), range(our_count, len(files)))
+    ]
     ours, theirs = ([curves[number] for number in side] for side in sides)
     names = [str(files[number]) for side in sides for number in side]
-    tails, last = (ours, theirs), options.to_step
-    if last is not None:
+    compared_curves, to_step = (ours, theirs), options.to_step
+    if to_step is not None:
         for path, curve in zip(files, curves, strict=True):
-            if not min(curve) <= last:
+            if not min(curve) <= to_step:
                 raise UsageError(
-                    f"--to-step {last}: found {path} from step {min(curve)} on, expected a later --to-step"
+                    f"--to-step {to_step}: found {path} from step {min(curve)} on, expected a later --to-step"
                 )
-        tails = [_up_to(curve, last) for curve in ours], [_up_to(curve, last) for curve in theirs]
-    comparison = compare_tails(*tails, options.margin, options.from_step, names)
-    is_restricted = options.from_step is not None or last is not None
-    usual = compare_tails(ours, theirs, options.margin, names=names) if is_restricted else None
+        compared_curves = [_truncate(curve, to_step) for curve in ours], [_truncate(curve, to_step) for curve in theirs]
+    comparison = compare_tails(*compared_curves, options.margin, options.from_step, names)
+    is_restricted = options.from_step is not None or to_step is not None
+    default_comparison = compare_tails(ours, theirs, options.margin, names=names) if is_restricted else None
     if options.json:
-        more = {"runs": len(ours), "against": len(theirs), "repeated": repeats}
-        print(json_text({**asdict(comparison), **more, "default_tail": usual and asdict(usual)}))
+        counts = {"runs": len(ours), "against": len(theirs), "repeated": repeats}
+        print(
+            json_text(
+                {**asdict(comparison), **counts, "default_tail": default_comparison and asdict(default_comparison)}
+            )
+        )
     else:
-        print("\n".join(_curve_lines(comparison, usual, repeats, f"{len(ours)} against {len(theirs)}")))
+        print("\n".join(_curve_lines(comparison, default_comparison, repeats, f"{len(ours)} against {len(theirs)}")))
     return 0 if comparison.word == "within the margin" else GateFailed.exit_code
 
 
-def _up_to(curve: LoggedCurve, last: int) -> dict[int, float | None]:
-    return {step: loss for step, loss in curve.items() if step <= last}
+def _truncate(curve: LoggedCurve, last_step: int) -> dict[int, float | None]:
+    return {step: loss for step, loss in curve.items() if step <= last_step}
 
 
-def _curve_lines(tail: TailComparison, usual: TailComparison | None, repeats: list[str], runs: str) -> list[str]:
-    """Return word, reason and figures, in lines of at most 80 columns. usual: what the default tail gives."""
+def _curve_lines(
+    comparison: TailComparison, default_comparison: TailComparison | None, repeats: list[str], run_counts: str
+) -> list[str]:
+    """Return word, reason and figures in lines of at most 80 columns. default_comparison: that of the default tail."""
     rows = [("", repeat) for repeat in repeats]
-    if usual is not None:
-        steps = f"steps {usual.steps[0]} to {usual.steps[1]}: " if usual.steps else ""
-        rows.append(("default", f"{usual.word}: the default tail, {steps}{usual.reason}"))
-    rows.append(("runs", runs))
-    if tail.steps and tail.difference is not None:
-        steps = f"steps {tail.steps[0]} to {tail.steps[1]}"
-        rows.append(("tail", f"{steps}; means differ by {tail.difference:+.2%}"))
-    if tail.spread is not None:
-        rows.append(("spread", f"{tail.spread:.2%} between the runs of a side (standard deviation)"))
-    return [wrapped(f"{tail.word}: {tail.reason}", _CURVE_WIDTH), *(labelled(*row, _CURVE_WIDTH) for row in rows)]
+    if default_comparison is not None:
+        steps = (
+            f"steps {default_comparison.steps[0]} to {default_comparison.steps[1]}: "
+            if default_comparison.steps
+            else ""
+        )
+        rows.append(("default", f"{default_comparison.word}: the default tail, {steps}{default_comparison.reason}"))
+    rows.append(("runs", run_counts))
+    if comparison.steps and comparison.difference is not None:
+        steps = f"steps {comparison.steps[0]} to {comparison.steps[1]}"
+        rows.append(("tail", f"{steps}; means differ by {comparison.difference:+.2%}"))
+    if comparison.spread is not None:
+        rows.append(("spread", f"{comparison.spread:.2%} between the runs of a side (standard deviation)"))
+    return [
+        wrapped(f"{comparison.word}: {comparison.reason}", _CURVE_LABEL_WIDTH),
+        *(labelled(*row, _CURVE_LABEL_WIDTH) for row in rows),
+    ]
 
 
-def _margin(text: str) -> float:
+def _parse_margin(text: str) -> float:
     """Return 0.01 for `1%` and for `0.01`."""
     if not (match := _PERCENT.fullmatch(text.strip())):
         raise argparse.ArgumentTypeError(f"found '{text}', expected a share such as 1% or 0.01")
@@ -214,4 +236,7 @@ def _margin(text: str) -> float:
     return value
 
 
-COMMANDS = {"align": Command(ALIGN, _align_options, _align), "align curves": Command(CURVES, _curves_options, _curves)}
+COMMANDS = {
+    "align": Command(_ALIGN_HELP, _add_align_options, _align),
+    "align curves": Command(_CURVES_HELP, _add_curves_options, _compare_curves),
+}

@@ -1,4 +1,4 @@
-"""The best row of a plan on each of several chips, side by side, as a table and as JSON."""
+"""The best plan row of each of several chips, side by side, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -19,43 +19,46 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.vendor import Chip, VendorFile
 from levelfield.studies.chip_planner import ChipPlan, ChipPlanner, PlanRequest, RatioBase, chip_plan, ratio_base
 
-_SILENT_SECONDS = 2.0  # after which each further chip is named
+_SILENT_SECONDS = 2.0  # without progress messages; from then on each chip is announced
 
 
-def print_chips(
-    request: PlanRequest, registry: Registry, chips: Sequence[tuple[VendorFile, Chip]], as_json: bool
+def print_chip_plans(
+    request: PlanRequest, registry: Registry, chips: Sequence[tuple[VendorFile, Chip]], is_json: bool
 ) -> None:
     """Print the best row of each chip, fastest first. Raises UsageError or LayoutError where no chip has a plan."""
-    plans, refused = list[ChipPlan](), dict[str, UsageError]()
-    terminal, planner, begin = Terminal(), Terminal(quiet=as_json), time.monotonic()
+    plans, refusals = list[ChipPlan](), dict[str, UsageError]()
+    terminal, planner_terminal, start_seconds = Terminal(), Terminal(quiet=is_json), time.monotonic()
     for number, (vendor, chip) in enumerate(chips, 1):
-        if time.monotonic() - begin > _SILENT_SECONDS:
+        if time.monotonic() - start_seconds > _SILENT_SECONDS:
             terminal.say(f"planning {chip.name}, {number} of {len(chips)} chips")
         try:
-            plan = ChipPlanner(request, registry, vendor, chip, planner.say).plan()
+            plan = ChipPlanner(request, registry, vendor, chip, planner_terminal.say).plan()
         except UsageError as error:
-            refused[chip.name] = error
+            refusals[chip.name] = error
         else:
             plans.append(chip_plan(plan))
     if not plans:
-        raise next(iter(refused.values()))
+        raise next(iter(refusals.values()))
     base = ratio_base(plans)
     plans.sort(key=lambda plan: plan.speed or 0, reverse=True)
-    if as_json:
-        print(json_text(_content(request, plans, refused, base)))
+    if is_json:
+        print(json_text(_plans_json(request, plans, refusals, base)))
     else:
-        print(as_text(_sheets(request, plans, refused, base)), end="")
+        print(as_text(_sheets(request, plans, refusals, base)), end="")
 
 
-def _content(
-    request: PlanRequest, plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase
+def _plans_json(
+    request: PlanRequest, plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: RatioBase
 ) -> dict[str, object]:
     ratios = (dict(zip(("speed_over_base", "no_ratio"), base.ratio(plan), strict=True)) for plan in plans)
     errors = (plan.plan.row_errors for plan in plans)
     rows = (
         plan_content(plan.plan, [plan.row] if plan.row else [])
-        | {"error_of_such_rows": entry.middle if entry else None, "such_rows": entry.rows if entry else 0}
-        for plan, entry in zip(plans, errors, strict=True)
+        | {
+            "error_of_such_rows": row_error.middle if row_error else None,
+            "such_rows": row_error.rows if row_error else 0,
+        }
+        for plan, row_error in zip(plans, errors, strict=True)
     )
     return {
         "schema": "levelfield.planned_chips/1",
@@ -63,24 +66,25 @@ def _content(
         "framework": request.framework,
         "base": base.name,
         "chips": [row | ratio for row, ratio in zip(rows, ratios, strict=True)],
-        "not_planned": [{"chip": name, "why": str(error)} for name, error in refused.items()],
+        "not_planned": [{"chip": name, "why": str(error)} for name, error in refusals.items()],
     }
 
 
 def _sheets(
-    request: PlanRequest, plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase
+    request: PlanRequest, plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: RatioBase
 ) -> Iterator[Sheet]:
     work = plans[0].plan.question.work
     count = count_parameters(work.model, work.training.sequence_length)
-    places = [f"{plan.plan.devices.nodes} x {plan.plan.devices.per_node}" for plan in plans]
-    is_one_place = len(set(places)) == 1
-    about = (
-        f"{request.case} ({request.scale}) by {request.framework}{f' on {places[0]} devices' if is_one_place else ''}, "
+    device_grids = [f"{plan.plan.devices.nodes} x {plan.plan.devices.per_node}" for plan in plans]
+    is_one_grid = len(set(device_grids)) == 1
+    devices = f" on {device_grids[0]} devices" if is_one_grid else ""
+    heading = (
+        f"{request.case} ({request.scale}) by {request.framework}{devices}, "
         f"{parameters_in_words(count.total, count.active)}; predicted, not measured"
     )
     header = (
         "chip",
-        *([] if is_one_place else ["devices"]),
+        *([] if is_one_grid else ["devices"]),
         "layout",
         "micro",
         "recompute",
@@ -90,19 +94,19 @@ def _sheets(
         "ratio",
     )
     rows = tuple(
-        (plan.name, *([] if is_one_place else [place]), *_cells(plan, base))
-        for plan, place in zip(plans, places, strict=True)
+        (plan.name, *([] if is_one_grid else [device_grid]), *_cells(plan, base))
+        for plan, device_grid in zip(plans, device_grids, strict=True)
     )
-    yield Sheet(about, header, rows, tuple(_notes(plans, refused, base)))
+    yield Sheet(heading, header, rows, tuple(_notes(plans, refusals, base)))
     if request.tokens is not None:
-        yield _training(plans, request.tokens)
+        yield _training_sheet(plans, request.tokens)
 
 
 def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
     row, (ratio, _), errors = plan.row, base.ratio(plan), plan.plan.row_errors
     if row is None:
         return ("none fits", *[NONE] * 6)
-    is_within = base.name is not None and plan.not_calibrated is None and base.error_beside(plan) is not None
+    is_within_error = base.name is not None and plan.not_calibrated is None and base.error_beside(plan) is not None
     return (
         str(row.layout),
         str(row.tuning.micro_batch),
@@ -110,66 +114,73 @@ def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
         f"{row.memory.total / GIB:.1f}" + ("*" if is_tight(plan.plan.question, row.memory.total) else ""),
         f"{plan.speed:,.0f}" if plan.speed else NONE,
         f"{errors.middle:.0%}" if errors else NONE,
-        f"{ratio:.2f}" if ratio else "within" if is_within else NONE,
+        f"{ratio:.2f}" if ratio else "within" if is_within_error else NONE,
     )
 
 
-def _notes(plans: Sequence[ChipPlan], refused: Mapping[str, UsageError], base: RatioBase) -> Iterator[str]:
-    """Yield what the figures mean and what is assumed; of several chips at once where it is the same sentence."""
+def _notes(plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: RatioBase) -> Iterator[str]:
+    """Yield what the figures mean and what is assumed, with one sentence for all chips of which it is true."""
     names = [plan.name for plan in plans]
-    rated = [plan for plan in plans if plan.speed and plan.plan.vendor in SPEED_VENDORS]
+    calibrated_plans = [plan for plan in plans if plan.speed and plan.plan.vendor in SPEED_VENDORS]
     yield (
         "the fastest row of each chip with memory to spare (*: none has); `plan` with one chip has all rows. "
         "GiB: of the fullest device; recompute: activation checkpointing; tokens/s: per device; error: "
         "median error of published runs like the row" + (f"; ratio: over {base.name}" if base.name else "")
     )
     errors = ((plan.name, plan.plan.row_errors, plan.plan) for plan in plans if plan.row)
-    yield from _grouped(
+    yield from _merge_notes(
         [
-            (name, f"error: of {entry.rows} run(s) by {plan.request.framework} in {plan.precision} on {plan.vendor}")
-            for name, entry, plan in errors
-            if entry
+            (
+                name,
+                f"error: of {row_error.rows} run(s) by {plan.request.framework} in {plan.precision} on {plan.vendor}",
+            )
+            for name, row_error, plan in errors
+            if row_error
         ],
         names,
     )
-    missing = ((plan.name, base.ratio(plan)[1]) for plan in plans)
-    yield from _grouped([(name, f"no ratio: {reason}") for name, reason in missing if reason], names)
-    if base.name and len(rated) > 1 and plans[0].plan.question.work.model.experts is None:
-        middle, most = CHIP_RATIO_ERRORS
+    missing_ratios = ((plan.name, base.ratio(plan)[1]) for plan in plans)
+    yield from _merge_notes([(name, f"no ratio: {reason}") for name, reason in missing_ratios if reason], names)
+    if base.name and len(calibrated_plans) > 1 and plans[0].plan.question.work.model.experts is None:
+        median_error, max_error = CHIP_RATIO_ERRORS
         vendors = " and ".join(SPEED_VENDORS)
         yield (
-            f"ratios between {vendors} chips, over {CHIP_PAIRS} published pairs: median error {100 * middle:.0f} %, "
-            f"max {100 * most:.0f} %"
+            f"ratios between {vendors} chips, over {CHIP_PAIRS} published pairs: "
+            f"median error {100 * median_error:.0f} %, max {100 * max_error:.0f} %"
         )
     notes = [(plan.name, sentence) for plan in plans if plan.speed for sentence in expected(plan.plan)]
     notes += [(plan.name, f"assumed: {remark}") for plan in plans for remark in plan.plan.remarks]
     notes += [(plan.name, nothing_fits(plan.plan)) for plan in plans if plan.row is None]
-    notes += [(name, f"no plan: {error}") for name, error in refused.items()]
-    yield from _grouped(notes, names)
+    notes += [(name, f"no plan: {error}") for name, error in refusals.items()]
+    yield from _merge_notes(notes, names)
 
 
-def _grouped(notes: Iterable[tuple[str, str]], rows: list[str]) -> Iterator[str]:
-    """Yield each sentence once, behind the names of its chips where it is not of all rows. Sentences that differ only
-    in the name of their chip are one."""
-    same: defaultdict[str, dict[str, str]] = defaultdict(dict)
+def _merge_notes(notes: Iterable[tuple[str, str]], all_names: list[str]) -> Iterator[str]:
+    """Yield each sentence once, after the names of its chips unless it is true of all.
+
+    notes: pairs of a chip's name and a sentence. Sentences that differ only in the name of the chip are merged.
+    """
+    merged: defaultdict[str, dict[str, str]] = defaultdict(dict)  # sentences by chip, by their common wording
     for name, sentence in notes:
-        same[sentence.replace(name, "the chip")][name] = sentence
-    for shared, sentences in same.items():
-        sentence = shared if len(sentences) > 1 else next(iter(sentences.values()))
-        yield sentence if list(sentences) == rows else f"{', '.join(sentences)}: {sentence}"
+        merged[sentence.replace(name, "the chip")][name] = sentence
+    for common, sentences in merged.items():
+        sentence = common if len(sentences) > 1 else next(iter(sentences.values()))
+        yield sentence if list(sentences) == all_names else f"{', '.join(sentences)}: {sentence}"
 
 
-def _training(plans: Sequence[ChipPlan], tokens: float) -> Sheet:
-    """Return what a training on so many tokens takes on each chip that has a speed, with the days at both ends of the
-    interval of its speed."""
+def _training_sheet(plans: Sequence[ChipPlan], tokens: float) -> Sheet:
+    """Return what a training on `tokens` takes on each chip that has a speed.
+
+    The interval of the days is that of the speed.
+    """
     prices, rows, notes = plans[0].plan.request.prices, [], []
     header = ("chip", "days", "90 % interval", "device-hours", "MWh", *([prices.currency] if prices else []))
     for plan in plans:
         if plan.row and plan.speed:
-            bill, ends = plan.plan.bill(plan.row), plan.plan.bills_at_ends(plan.row)
+            bill, end_bills = plan.plan.bill(plan.row), plan.plan.bills_at_ends(plan.row)
             days, *others = bill_cells(bill)
-            between = " to ".join(bill_cells(end)[0] for end in ends) if ends else NONE
-            rows.append((plan.name, days, between, *others)[: len(header)])
+            days_interval = " to ".join(bill_cells(end)[0] for end in end_bills) if end_bills else NONE
+            rows.append((plan.name, days, days_interval, *others)[: len(header)])
             notes += [(plan.name, sentence) for sentence in training_notes(plan.plan, bill)]
     heading = f"a training on {tokens:,.0f} tokens" + ("" if rows else ": no chip here has a speed")
-    return Sheet(heading, header if rows else (), tuple(rows), tuple(_grouped(notes, [row[0] for row in rows])))
+    return Sheet(heading, header if rows else (), tuple(rows), tuple(_merge_notes(notes, [row[0] for row in rows])))

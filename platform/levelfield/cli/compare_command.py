@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from levelfield.specs.record import RunRecord
     from levelfield.studies.compared_runs import RunSources
 
+    # Tables, their JSON object, and whether the exit code is 0.
     Tables = tuple[list[Sheet], dict[str, Any], bool]
 
 _HELP = """\
@@ -62,7 +63,7 @@ examples:
 """
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("side", nargs="*", metavar="SIDE", help="the runs of one side; the first is the base")
     option("--repeats", action="store_true", help="each named run stands for all repeats of its command")
@@ -99,29 +100,33 @@ def execute(options: argparse.Namespace) -> int:
 
     _refuse_conflicts(options)
     registry = registry_of(options)
-    with RunSources(runs_folder(options), options.store, registry) as places:
+    with RunSources(runs_folder(options), options.store, registry) as sources:
         if options.matrix:
             title = f"Matrix by {options.matrix}"
             cases, frameworks = _cases_and_frameworks(registry, options.case, options.suite)
-            sheets, values, is_good = _matrix(options.matrix, cases, frameworks, places)
+            sheets, values, passes = _matrix_tables(options.matrix, cases, frameworks, sources)
         elif options.scaling:
             title = "Scaling"
-            sheets, values, is_good = _scaling([places.runs(side, options.repeats).runs for side in options.side])
+            sheets, values, passes = _scaling_tables(
+                [sources.runs(side, options.repeats).runs for side in options.side]
+            )
         else:
             title, prices = "Comparison", load_prices(options.prices, registry)
             requirements = [parse_requirement(text, prices is not None) for text in options.require]
-            sides = [places.runs(side, options.repeats) for side in options.side]
-            sheets, values, is_good = _compared(sides, requirements, options.across == "precision", prices, places)
+            sides = [sources.runs(side, options.repeats) for side in options.side]
+            sheets, values, passes = _comparison_tables(
+                sides, requirements, options.across == "precision", prices, sources
+            )
     if options.html:
         text = comparison_page(title, sheets, datetime.now(timezone.utc))
         with usage_error_if_unwritable(options.html, "--html "):
             write_atomically(options.html, text, through_link=True)
     print_sheets(options.format, sheets, values)
-    return 0 if is_good else GateFailed.exit_code
+    return 0 if passes else GateFailed.exit_code
 
 
 def _refuse_conflicts(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that belong to different tables, and for too few or needless sides."""
+    """Raise UsageError for options that belong to different tables, for a missing side, and for sides of a matrix."""
     if options.matrix and (options.side or options.scaling):
         raise UsageError("compare --matrix: found sides or --scaling; a matrix takes the latest run of every series")
     if not options.matrix and (options.case or options.suite):
@@ -136,19 +141,19 @@ def _refuse_conflicts(options: argparse.Namespace) -> None:
         raise UsageError("compare: found no side, expected at least 2: compare A B")
 
 
-def _scaling(sides: Sequence[Sequence[RunRecord]]) -> Tables:
+def _scaling_tables(sides: Sequence[Sequence[RunRecord]]) -> Tables:
     from levelfield.compare import scaling
 
-    rows = scaling.scaling(list({run.run_id: run for runs in sides for run in runs}.values()))
-    return list(scaling.sheets(rows)), scaling.as_values(rows), not rows.unequal
+    table = scaling.scaling(list({run.run_id: run for runs in sides for run in runs}.values()))
+    return list(scaling.sheets(table)), scaling.as_values(table), not table.unequal
 
 
-def _compared(
-    choices: Sequence[ChosenRuns],
+def _comparison_tables(
+    chosen_sides: Sequence[ChosenRuns],
     requirements: Sequence[RatioRequirement],
     across_precisions: bool,
     prices: Prices | None,
-    places: RunSources,
+    sources: RunSources,
 ) -> Tables:
     """Return the tables, the JSON object, and whether everything is comparable and every requirement met."""
     from levelfield.compare import comparison
@@ -157,15 +162,18 @@ def _compared(
     from levelfield.compare.sides import side_of
 
     sides = [
-        side_of(_side_letter(number), choice.runs, left_out=choice.left_out) for number, choice in enumerate(choices)
+        side_of(_side_letter(number), chosen.runs, left_out=chosen.left_out)
+        for number, chosen in enumerate(chosen_sides)
     ]
-    too_few = [side.first for side in sides if len(side.counted) < LEAST_RUNS]  # they do not show their noise
-    histories = places.histories(too_few) if too_few else {}
-    compared = comparison.compare(sides, histories, across_precisions, prices, places.duels())
-    sheets, values = list(comparison.sheets(compared)), comparison.as_values(compared)
+    records_needing_history = [
+        side.first for side in sides if len(side.counted) < LEAST_RUNS
+    ]  # too few to show their noise
+    histories = sources.histories(records_needing_history) if records_needing_history else {}
+    result = comparison.compare(sides, histories, across_precisions, prices, sources.duels())
+    sheets, values = list(comparison.sheets(result)), comparison.as_values(result)
     if not requirements:
-        return sheets, values, compared.comparability.holds
-    findings = judge_requirements(requirements, compared)
+        return sheets, values, result.comparability.holds
+    findings = judge_requirements(requirements, result)
     values["requirements"] = list(map(asdict, findings))
     return [*sheets, requirement_sheet(findings)], values, all(finding.word == "met" for finding in findings)
 
@@ -175,12 +183,12 @@ def _side_letter(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else f"S{number + 1}"
 
 
-def _matrix(axis: Dimension, cases: list[str] | None, frameworks: list[str], places: RunSources) -> Tables:
+def _matrix_tables(axis: Dimension, cases: list[str] | None, frameworks: list[str], sources: RunSources) -> Tables:
     from levelfield.compare import matrix
 
-    records = [record for record in places.latest() if cases is None or record.series.case in cases]
+    records = [record for record in sources.latest() if cases is None or record.series.case in cases]
     columns = frameworks if axis == "framework" else ()
-    table = matrix.matrix(records, axis, columns, cases or (), places.histories(records), places.duels())
+    table = matrix.matrix(records, axis, columns, cases or (), sources.histories(records), sources.duels())
     return list(matrix.sheets(table)), matrix.as_values(table), True
 
 
@@ -199,4 +207,4 @@ def _cases_and_frameworks(
     return list(cases), sorted({registry.implementation(entry.framework, entry.version)[0].label for entry in entries})
 
 
-COMMANDS = {"compare": Command(_HELP, arguments, execute)}
+COMMANDS = {"compare": Command(_HELP, add_options, execute)}

@@ -44,11 +44,11 @@ examples:
   run_benchmarks.py align diagnose RUN --against megatron --step 5
 """
 
-BEFORE, AFTER = 6, 4  # the tensors in the table before and after the first that differs
-USUAL_SUSPECT = 10  # the step without a loss curve to compare: late enough for small differences to add up
+TENSORS_BEFORE, TENSORS_AFTER = 6, 4  # the first that differs, in the table
+DEFAULT_LAST_STEP = 10  # without a loss curve to compare; late enough for small differences to add up
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", metavar="RUN", help=RUN_HELP)
     option("--against", metavar="FRAMEWORK", help="the other framework (default: the reference's, else torch)")
@@ -70,38 +70,43 @@ def execute(options: argparse.Namespace) -> int:
     plan = read_plan(paths)
     reference = find_reference(registry, plan)
     framework = options.against or (reference.framework if reference else "torch")
-    question = _question(registry, paths, plan, framework, options.python, Terminal(quiet=options.json))
-    suspect = _suspect(options.step, paths, plan, reference)
-    difference = first_difference(question, suspect)
+    diagnosis = _create_diagnosis(registry, paths, plan, framework, options.python, Terminal(quiet=options.json))
+    last_step = _choose_last_step(options.step, paths, plan, reference)
+    difference = first_difference(diagnosis, last_step)
     verdict = collect(paths).alignment
     if options.json:
-        print(json_text(_diagnosis_values(question, verdict, suspect, difference)))
+        print(json_text(_diagnosis_values(diagnosis, verdict, last_step, difference)))
     else:
-        print("\n".join(_lines(plan, question, verdict, suspect, difference)))
+        print("\n".join(_lines(plan, diagnosis, verdict, last_step, difference)))
     return GateFailed.exit_code if difference else 0
 
 
-def _question(
+def _create_diagnosis(
     registry: Registry, paths: RunPaths, plan: Plan, framework: str, python: str | None, terminal: Terminal
 ) -> Diagnosis:
-    """Return the question how the run's training differs from one by `framework`, with `python`."""
+    """Return the comparison, not yet run, of the run's training with one by `framework` in `python`."""
     from levelfield.specs.tuning import TuningChoice
     from levelfield.studies.diagnosis import ComparedTraining, Diagnosis
 
-    trained, tuning = plan.implementation.label, plan.tuning
-    if trained == framework:
+    trained_framework, tuning = plan.implementation.label, plan.tuning
+    if trained_framework == framework:
         raise UsageError(
-            f"diagnose: {paths.root.name} was trained with {trained}; choose another framework: --against FRAMEWORK"
+            f"diagnose: {paths.root.name} was trained with {trained_framework}; "
+            "choose another framework: --against FRAMEWORK"
         )
-    same = {"micro_batch": tuning.micro_batch, "threads": tuning.threads, "layout": "DP1TP1PP1"}
-    chosen = {name: getattr(tuning, name) for name in (*CODE_FIELDS, RECOMPUTE_LAYERS, "environment")}
-    run_python, text = None if plan.environment.folder else plan.environment.python, "{}:{}:{}:1:1".format
+    shared_choices = {"micro_batch": tuning.micro_batch, "threads": tuning.threads, "layout": "DP1TP1PP1"}
+    run_choices = {name: getattr(tuning, name) for name in (*CODE_FIELDS, RECOMPUTE_LAYERS, "environment")}
+    run_python, case_string = None if plan.environment.folder else plan.environment.python, "{}:{}:{}:1:1".format
     return Diagnosis(
         registry=registry,
         diagnosed=ComparedTraining(
-            text(plan.case, trained, plan.hardware.vendor), TuningChoice(**same, **chosen), run_python
+            case_string(plan.case, trained_framework, plan.hardware.vendor),
+            TuningChoice(**shared_choices, **run_choices),
+            run_python,
         ),
-        expected=ComparedTraining(text(plan.case, framework, plan.hardware.vendor), TuningChoice(**same), python),
+        expected=ComparedTraining(
+            case_string(plan.case, framework, plan.hardware.vendor), TuningChoice(**shared_choices), python
+        ),
         scale=plan.scale,
         corpus=None if plan.corpus.prefix is None else terminal.check_corpus(plan.corpus.prefix),
         folder=paths.root / "diagnosis",
@@ -109,84 +114,88 @@ def _question(
     )
 
 
-def _suspect(step: int | None, paths: RunPaths, plan: Plan, reference: Reference | None) -> int:
-    """Return the last step to search: `step`, else the first whose loss is beyond the noise."""
+def _choose_last_step(step: int | None, paths: RunPaths, plan: Plan, reference: Reference | None) -> int:
+    """Return the last step to search: `step`, else the first whose loss is beyond the noise, else a default."""
     from levelfield.judge.verdict import first_step_beyond_noise
     from levelfield.rundir.raw_files import read_raw
 
-    last = plan.work.training.steps - 1
-    if step is not None and not 1 <= step <= last:
-        raise UsageError(f"--step: found {step}, expected 1 to {last}")
-    beyond = None if step or reference is None else first_step_beyond_noise(read_raw(paths), reference)
-    return min(step or beyond or USUAL_SUSPECT, last)
+    max_step = plan.work.training.steps - 1
+    if step is not None and not 1 <= step <= max_step:
+        raise UsageError(f"--step: found {step}, expected 1 to {max_step}")
+    step_beyond_noise = None if step or reference is None else first_step_beyond_noise(read_raw(paths), reference)
+    return min(step or step_beyond_noise or DEFAULT_LAST_STEP, max_step)
 
 
 def _lines(
-    plan: Plan, question: Diagnosis, verdict: Alignment, suspect: int, difference: StepComparison | None
+    plan: Plan, diagnosis: Diagnosis, verdict: Alignment, last_step: int, difference: StepComparison | None
 ) -> Iterator[str]:
     rows = [
         ("the run", f"{verdict.verdict}: {verdict.reason}"),
-        ("compared", f"{question.diagnosed.text} and {question.expected.text}, one process each"),
+        ("compared", f"{diagnosis.diagnosed.text} and {diagnosis.expected.text}, one process each"),
     ]
-    first = 0
+    first_index = 0
     if difference is None:
-        steps = ", ".join(map(str, sorted(question.probes)))
+        steps = ", ".join(map(str, sorted(diagnosis.probes)))
         rows.append(("result", f"both agree in every tensor of steps {steps}"))
         if plan.world_size > 1:
             cause = f"the layout {plan.tuning.layout} causes the difference, not the model or its optimizer"
         else:
-            cause = f"nothing differs up to step {suspect}; search further with --step N"
+            cause = f"nothing differs up to step {last_step}; search further with --step N"
         rows.append(("so", cause))
     elif difference.inputs:
         rows.append(("result", f"the inputs differ: {', '.join(difference.inputs[:5])}"))
     else:
-        first = next(number for number, tensor in enumerate(difference.tensors) if tensor.differs)
-        result = f"{difference.tensors[first].name} is the first tensor that differs"
-        rows += [("result", f"step {difference.step}: {result}"), ("so", _meaning(difference, first))]
+        first_index = next(number for number, tensor in enumerate(difference.tensors) if tensor.differs)
+        result = f"{difference.tensors[first_index].name} is the first tensor that differs"
+        rows += [("result", f"step {difference.step}: {result}"), ("so", _likely_causes(difference, first_index))]
     yield from (labelled(*row, 11) for row in rows)
     if difference is None or difference.inputs:
         return
     yield ""
-    end = first + AFTER + 1
-    near, later = difference.tensors[max(0, first - BEFORE) : end], difference.tensors[end:]
-    width = max(len(tensor.name) for tensor in near)
-    for tensor in near:
+    end = first_index + TENSORS_AFTER + 1
+    nearby_tensors, later_tensors = (
+        difference.tensors[max(0, first_index - TENSORS_BEFORE) : end],
+        difference.tensors[end:],
+    )
+    width = max(len(tensor.name) for tensor in nearby_tensors)
+    for tensor in nearby_tensors:
         limit = f" {tensor.value:.1e} (limit {tensor.limit:.1e}) {tensor.detail}"
         yield wrapped(padded(("DIFFERS" if tensor.differs else "agrees", tensor.name, limit), (7, width), " "), 11)
-    if later:
-        yield f"... {sum(tensor.differs for tensor in later)} of {len(later)} later tensors differ"
+    if later_tensors:
+        yield f"... {sum(tensor.differs for tensor in later_tensors)} of {len(later_tensors)} later tensors differ"
 
 
-def _meaning(difference: StepComparison, first: int) -> str:
-    kind, _, rest = difference.tensors[first].name.partition(".")
-    before = "it is the first tensor of the step"
-    if first:
-        before = f"{difference.tensors[first - 1].name} and all before it agree"
+def _likely_causes(difference: StepComparison, first_index: int) -> str:
+    kind, _, tensor_path = difference.tensors[first_index].name.partition(".")
+    module = tensor_path.rpartition(".")[0]
+    context = "it is the first tensor of the step"
+    if first_index:
+        context = f"{difference.tensors[first_index - 1].name} and all before it agree"
     causes = {
         "updated": "learning rate, clipping, weight decay (which parameters have it), Adam's constants",
-        "gradient": f"the backward pass through {rest.rpartition('.')[0] or rest}, or a scale on all gradients",
-        "layers": f"attention, MLP, norms, positions or the mapping of the weights of block {rest}",
+        "gradient": f"the backward pass through {module or tensor_path}, or a scale on all gradients",
+        "layers": f"attention, MLP, norms, positions or the mapping of the weights of block {tensor_path}",
         "embedding": "token and position embeddings",
         "final_norm": "the last norm",
         "logits": "the head",
     }
-    return f"{before}; check {causes[kind]}"
+    return f"{context}; check {causes[kind]}"
 
 
 def _diagnosis_values(
-    question: Diagnosis, verdict: Alignment, suspect: int, difference: StepComparison | None
+    diagnosis: Diagnosis, verdict: Alignment, last_step: int, difference: StepComparison | None
 ) -> dict[str, Any]:
     tensors = [
         {"name": t.name, "value": t.value if math.isfinite(t.value) else None, "limit": t.limit, "differs": t.differs}
         | {"detail": t.detail}
-        for t in (difference or question.probes[max(question.probes)]).tensors
+        for t in (difference or diagnosis.probes[max(diagnosis.probes)]).tensors
     ]
     return {
         "run": {"verdict": verdict.verdict, "reason": verdict.reason},
-        "found": question.diagnosed.text,
-        "expected": question.expected.text,
-        "suspected_step": suspect,
-        "steps_compared": sorted(question.probes),
+        "found": diagnosis.diagnosed.text,
+        "expected": diagnosis.expected.text,
+        "suspected_step": last_step,
+        "steps_compared": sorted(diagnosis.probes),
         "first_step": difference.step if difference else None,
         "inputs": list(difference.inputs) if difference else [],
         "first_tensor": next((t.name for t in difference.tensors if t.differs), None) if difference else None,
@@ -194,4 +203,4 @@ def _diagnosis_values(
     }
 
 
-COMMANDS = {"align diagnose": Command(_HELP, arguments, execute, trains=True)}
+COMMANDS = {"align diagnose": Command(_HELP, add_options, execute, trains=True)}

@@ -66,7 +66,7 @@ examples:
 """
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("case", nargs=2, metavar="CASE", help="a case string, such as gpt3_6.7B:torch; the first is the base")
     for side in "ab":
@@ -102,28 +102,28 @@ def execute(options: argparse.Namespace) -> int:
 
     registry, looks = registry_of(options), duels.looks_of(options.repeat, options.min_effect)
     prices = load_prices(options.prices, registry)
-    names = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
+    titles = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
     request = UserRequest(scale=options.scale, repeat=max(looks.alpha), python=options.python)
-    arms = _planned(registry, options.case, (options.a, options.b), request)
+    arm_jobs = _plan_arms(registry, options.case, (options.a, options.b), request)
     is_quiet = options.quiet or options.format == "json"
     terminal = Terminal(quiet=is_quiet, record_run=run_recorder(options.store, options.no_store))
-    start = _starting(registry, runs_folder(options), arms, names, looks, terminal)
-    duel = duels.duel(names, looks, start, QuietWait(terminal.say))
+    run_arm = _arm_runner(registry, runs_folder(options), arm_jobs, titles, looks, terminal)
+    duel = duels.duel(titles, looks, run_arm, QuietWait(terminal.say))
     print_sheets(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
     if event := duel.event(utc_now()):
         record_event(event, options.store, options.no_store)
     return duel.exit_code
 
 
-def _starting(
+def _arm_runner(
     registry: Registry,
     runs: Path,
-    arms: Mapping[str, Sequence[Job]],
-    names: Sequence[str],
+    arm_jobs: Mapping[str, Sequence[Job]],
+    titles: Sequence[str],
     looks: Looks,
     terminal: Terminal,
 ) -> Callable[[str, int], RunRecord]:
-    """Return what runs an arm and returns its record, with the progress of the duel on the terminal."""
+    """Return a function that runs an arm once more, shows the progress of the duel, and returns the run's record."""
     from levelfield.catalog.lookup import find_reference
     from levelfield.run import certificate_maker, scheduler
     from levelfield.run.turns import PairProgress
@@ -131,44 +131,44 @@ def _starting(
     from levelfield.studies.compared_runs import FolderRuns
     from levelfield.studies.duels import FIGURE
 
-    listener, folder = terminal.listener(), FolderRuns(runs)
+    listener, folder_runs = terminal.listener(), FolderRuns(runs)
     certify = certificate_maker.CertificateMaker(registry, runs, listener).certify
-    words = {arm: f"{arm.upper()} ({name})" for arm, name in zip("ab", names, strict=True)}
-    progress = PairProgress(FIGURE, terminal.say, min(looks.alpha), max(looks.alpha), words)
-    keep = progress.reporting(lambda arm, paths: folder.record(str(paths.root)))
+    labels = {arm: f"{arm.upper()} ({title})" for arm, title in zip("ab", titles, strict=True)}
+    progress = PairProgress(FIGURE, terminal.say, min(looks.alpha), max(looks.alpha), labels)
+    report_run = progress.reporting(lambda arm, paths: folder_runs.record(str(paths.root)))
 
-    def start(arm: str, number: int) -> RunRecord:
-        job = iter([arms[arm][number - 1]])
-        work = terminal.announced(job) if number == 1 else job
-        (result,) = scheduler.run_all(work, runs, listener, partial(find_reference, registry), certify)
+    def run_arm(arm: str, number: int) -> RunRecord:
+        job = iter([arm_jobs[arm][number - 1]])
+        jobs = terminal.announced(job) if number == 1 else job
+        (result,) = scheduler.run_all(jobs, runs, listener, partial(find_reference, registry), certify)
         terminal.show_status(result)
         if result.status.is_interrupted:
             raise KeyboardInterrupt
-        return keep(arm, RunPaths(runs / result.run_id))
+        return report_run(arm, RunPaths(runs / result.run_id))
 
-    return start
+    return run_arm
 
 
-def _chosen(option: str, text: str) -> tuple[TuningChoice, bool]:
-    """Return the free fields that a side's options choose, and whether it takes the defaults alone."""
+def _parse_side_options(option: str, text: str) -> tuple[TuningChoice, bool]:
+    """Return the free fields that the options of --a or --b choose, and whether they have --base."""
     from levelfield.cli.run_entries import choice_of
 
     parser = argparse.ArgumentParser(prog=option, add_help=False, allow_abbrev=False, exit_on_error=False)
     add_free_field_options(parser)
     try:
-        choices, rest = parser.parse_known_args(shlex.split(text))
+        choices, unknown = parser.parse_known_args(shlex.split(text))
     except (argparse.ArgumentError, ValueError) as error:
         raise UsageError(f"{option}: {error}") from None
-    if rest:
-        names = ", ".join(name for name in parser._option_string_actions if not name.startswith("--no-"))
-        raise UsageError(f"{option}: found {' '.join(rest)}, expected free options of a run: {names}")
+    if unknown:
+        option_names = ", ".join(name for name in parser._option_string_actions if not name.startswith("--no-"))
+        raise UsageError(f"{option}: found {' '.join(unknown)}, expected free options of a run: {option_names}")
     return choice_of(choices), choices.base
 
 
-def _planned(
+def _plan_arms(
     registry: Registry, cases: Sequence[str], options: Sequence[str], request: UserRequest
 ) -> dict[str, list[Job]]:
-    """Return the planned runs of both arms, so that a wrong case ends the command before the first run.
+    """Return the planned runs of both arms. All are planned first: a wrong case ends the command before any run.
 
     Raises GateFailed where their work differs.
     """
@@ -176,13 +176,13 @@ def _planned(
     from levelfield.store.run_record import series_of
     from levelfield.studies.duels import refuse_other_work
 
-    arms = {}
+    arm_jobs = {}
     for side, case, text in zip("ab", cases, options, strict=True):
-        choice, base = _chosen(f"--{side}", text)
+        choice, base = _parse_side_options(f"--{side}", text)
         entries = scheduler.entries(registry, [case], [], replace(request, choice=choice, base=base))
-        arms[side] = list(scheduler.jobs(registry, entries, None))
-    refuse_other_work(series_of(arms["a"][0].plan), series_of(arms["b"][0].plan))
-    return arms
+        arm_jobs[side] = list(scheduler.jobs(registry, entries, None))
+    refuse_other_work(series_of(arm_jobs["a"][0].plan), series_of(arm_jobs["b"][0].plan))
+    return arm_jobs
 
 
-COMMANDS = {"compare duel": Command(_HELP, arguments, execute, trains=True)}
+COMMANDS = {"compare duel": Command(_HELP, add_options, execute, trains=True)}

@@ -135,7 +135,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> int:
     """Print the ranking, one row's arithmetic, or the best row of each chip. Return 0, also when no layout fits."""
     from levelfield.catalog.chip_names import find_chips
-    from levelfield.cli.chip_plans import print_chips
+    from levelfield.cli.chip_plans import print_chip_plans
     from levelfield.cli.plan_tables import plan_content, plan_lines, print_explained
     from levelfield.studies.chip_planner import ChipPlanner
 
@@ -152,7 +152,7 @@ def _plan(options: argparse.Namespace) -> int:
     gc.disable()  # a search leaves no garbage: looking for it takes a tenth of the search's processor time
     try:
         if len(chips) > 1:
-            print_chips(request, registry, chips, options.json)
+            print_chip_plans(request, registry, chips, options.json)
             return 0
         plan = ChipPlanner(request, registry, *chips[0], Terminal(quiet=options.json).say).plan()
     finally:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from levelfield.specs.case import Work
     from levelfield.specs.reported import ReportedRow, ReportedSet
 
-READ = """\
+_READ_HELP = """\
 Read logs that other tools wrote: Megatron, NeMo, torchtitan, FlagPerf,
 PaddleNLP, OneFlow, MLPerf (`:::MLLOG`), and archives of them, such as those of
 dgxc-benchmarking. Each metric is printed in the log, or computed from what is
@@ -37,8 +37,8 @@ examples:
       --case llama3_8b --chip H100 --devices 8 --output theirs.json
 """
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
-GIVEN = ("case", "chip", "devices", "global_batch", "sequence_length", "precision")
-_FIGURES = {  # of the text: name, unit, and the unit's value
+STATED_FIELDS = ("case", "chip", "devices", "global_batch", "sequence_length", "precision")
+_FIGURE_LABELS = {  # by figure: the label of its line, the unit, and the factor to divide by
     "tokens_per_second_per_device": ("speed", "tokens/s/device", 1.0),
     "samples_per_second": ("", "samples/s", 1.0),
     "step_seconds": ("", "s of a step", 1.0),
@@ -47,10 +47,10 @@ _FIGURES = {  # of the text: name, unit, and the unit's value
     "first_loss": ("loss", "at first", 1.0),
     "last_loss": ("", "at last", 1.0),
 }
-_WIDTH = 9
+_LABEL_WIDTH = 9
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
+def _add_read_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("log", nargs="+", type=Path, metavar="FILE", help="a log, or an archive of logs")
     option("--source", required=True, metavar="TEXT", help="where it was published: an address, or a document's title")
@@ -58,39 +58,39 @@ def _options(parser: argparse.ArgumentParser) -> None:
     option("--output", type=Path, metavar="NAME.json", help="write the reported runs to this new file")
     add_json_option(parser)
     add_chips_option(parser)
-    by_word = parser.add_argument_group("what the log does not print").add_argument
-    by_word("--case", metavar="NAME", help="the case whose model was trained")
-    by_word("--chip", metavar="NAME", help="the chip; MFU needs one that `show chips` lists")
-    by_word("--devices", type=int, metavar="N", help="the devices of all nodes together")
-    by_word("--global-batch", type=int, metavar="N", help="the sequences of a step")
-    by_word("--sequence-length", type=int, metavar="N", help="the tokens of a sequence")
-    by_word("--precision", choices=PRECISIONS, help="the precision of its matmuls")
+    stated_option = parser.add_argument_group("what the log does not print").add_argument
+    stated_option("--case", metavar="NAME", help="the case whose model was trained")
+    stated_option("--chip", metavar="NAME", help="the chip; MFU needs one that `show chips` lists")
+    stated_option("--devices", type=int, metavar="N", help="the devices of all nodes together")
+    stated_option("--global-batch", type=int, metavar="N", help="the sequences of a step")
+    stated_option("--sequence-length", type=int, metavar="N", help="the tokens of a sequence")
+    stated_option("--precision", choices=PRECISIONS, help="the precision of its matmuls")
 
 
 def _read(options: argparse.Namespace) -> int:
     """Print the runs of the logs, and write them where --output is given. Return 0."""
     from levelfield.specs.base import dump
 
-    _check_day(options.date)
+    _refuse_future_day(options.date)
     registry, case = registry_of(options), options.case
-    stated = {name: value for name in GIVEN if (value := getattr(options, name)) is not None}
+    stated = {name: value for name in STATED_FIELDS if (value := getattr(options, name)) is not None}
     work = registry.case(case).work("full") if case else None
     if case:
         stated["case"] = registry.canonical_case(case)
     name = options.output.stem if options.output else "reported"
     source = {"name": name, "where": options.source, "date": options.date}
-    reported_set = _reported(registry, options.log, stated, work, source)
+    reported_set = _read_reported_set(registry, options.log, stated, work, source)
     if options.output:
         with usage_error_if_unwritable(options.output):
             write_new_file(options.output, dump(reported_set).encode())
-    print(dump(reported_set) if options.json else "\n".join(_lines(reported_set, options.output, work)))
+    print(dump(reported_set) if options.json else "\n".join(_set_lines(reported_set, options.output, work)))
     return 0
 
 
-def _reported(
+def _read_reported_set(
     registry: Registry, logs: Sequence[Path], stated: dict[str, Any], work: Work | None, source: Mapping[str, str]
 ) -> ReportedSet:
-    """Return the runs of the logs, with what the user states and the logs do not print."""
+    """Return the runs of the logs, completed by what the user states and the logs do not print."""
     from levelfield.catalog.chip_names import find_chip
     from levelfield.publish.log_files import read_log_file
     from levelfield.publish.reported_runs import reported_row
@@ -102,7 +102,7 @@ def _reported(
         try:
             chip = find_chip(registry, stated["chip"])[1]
             stated = {**stated, "chip": chip.name}
-        except UnknownName as error:  # a chip that no vendor here has keeps its name, and has no MFU
+        except UnknownName as error:  # an unknown chip keeps its name, and has no MFU
             notes = (f"the speed was held against no peak: {error}",)
     for path in logs:
         for log in read_log_file(path):
@@ -114,19 +114,19 @@ def _reported(
     return parse(ReportedSet, {"schema": ReportedSet.schema_name(), **source, "rows": rows}, "evidence read")
 
 
-def _check_day(text: str) -> None:
-    """Raises UsageError for a day that has not begun anywhere. Another text is left to the document."""
+def _refuse_future_day(text: str) -> None:
+    """Raise UsageError for a day that is in the future in every time zone. The document refuses what is no date."""
     with suppress(ValueError):
-        if date.fromisoformat(text) > (latest := (datetime.now(timezone.utc) + timedelta(hours=14)).date()):
-            raise UsageError(f"--date: found {text}, which is in the future; expected a day up to {latest}")
+        if date.fromisoformat(text) > (latest_day := (datetime.now(timezone.utc) + timedelta(hours=14)).date()):
+            raise UsageError(f"--date: found {text}, which is in the future; expected a day up to {latest_day}")
 
 
-def _lines(reported_set: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
+def _set_lines(reported_set: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
     for row in reported_set.rows:
-        yield from (labelled(*line, _WIDTH) for line in _row_lines(row, work))
-    yield labelled("source", reported_set.source, _WIDTH)
+        yield from (labelled(*line, _LABEL_WIDTH) for line in _row_lines(row, work))
+    yield labelled("source", reported_set.source, _LABEL_WIDTH)
     if output:
-        yield labelled("written", f"{output}: {len(reported_set.rows)} reported run(s)", _WIDTH)
+        yield labelled("written", f"{output}: {len(reported_set.rows)} reported run(s)", _LABEL_WIDTH)
 
 
 def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:
@@ -143,7 +143,7 @@ def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]
     if row.given:
         yield "given", f"by your word: {', '.join(name.replace('_', ' ') for name in row.given)}"
     for name, figure in row.figures.items():
-        label, unit, scale = _FIGURES[name]
+        label, unit, scale = _FIGURE_LABELS[name]
         if figure.value is not None:
             yield label, f"{figure.value / scale:,.6g} {unit}, {figure.how}"
         elif figure.how != NOT_PRINTED:
@@ -154,4 +154,4 @@ def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]
         yield "note", note
 
 
-COMMANDS = {"evidence read": Command(READ, _options, _read)}
+COMMANDS = {"evidence read": Command(_READ_HELP, _add_read_options, _read)}

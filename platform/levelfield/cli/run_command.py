@@ -19,7 +19,7 @@ from levelfield.cli.options import (
 from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE, add_runtime_option, add_site_options
 from levelfield.cli.store_options import add_recording_options
 
-_EXPLAINED = 3  # steps that are recorded where no number is given
+_DEFAULT_EXPLAINED_STEPS = 3  # of --explain-step without a number
 _HELP = """\
 Train cases and compute their results from the raw files. `plan` predicts what
 fits, `show cases` lists the cases. The word `run` may be left out.
@@ -43,112 +43,113 @@ exit codes: 0 success, 2 wrong usage or configuration, 3 a run failed,
 """
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "run_benchmarks.py --case CASE:FRAMEWORK[:...] [options]"
-    _work_options(parser.add_argument_group("what to run"))
-    derived = parser.add_argument_group("changes of the case (they make a derived case, compared with no other)")
-    derived.add_argument("--steps", type=int, metavar="N", help="training steps")
-    derived.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sequence")
-    derived.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
-    derived.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
-    free = parser.add_argument_group("free choices (the case fixes everything else)")
-    add_free_field_options(free)
-    free.add_argument(
+    _add_work_options(parser.add_argument_group("what to run"))
+    case_changes = parser.add_argument_group("changes of the case (they make a derived case, compared with no other)")
+    case_changes.add_argument("--steps", type=int, metavar="N", help="training steps")
+    case_changes.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sequence")
+    case_changes.add_argument("--global-batch", type=int, metavar="N", help="sequences of a step")
+    case_changes.add_argument("--seed", type=int, metavar="N", help="seed of the weights and of the data's order")
+    free_choices = parser.add_argument_group("free choices (the case fixes everything else)")
+    add_free_field_options(free_choices)
+    free_choices.add_argument(
         "--strategy", type=Path, metavar="FILE", help="FlagPerf's config_*.py: its layout, batch and recomputation"
     )
-    _way_options(parser.add_argument_group("how to run it"))
-    _place_options(parser.add_argument_group("where it runs"))
+    _add_mode_options(parser.add_argument_group("how to run it"))
+    _add_place_options(parser.add_argument_group("where it runs"))
 
 
-def _work_options(what: ParserOrGroup) -> None:
-    what.add_argument("--case", action="append", default=[], metavar="STRING", help="a case string; may be repeated")
-    what.add_argument(
+def _add_work_options(group: ParserOrGroup) -> None:
+    group.add_argument("--case", action="append", default=[], metavar="STRING", help="a case string; may be repeated")
+    group.add_argument(
         "--suite", action="append", default=[], metavar="NAME|FILE", help="a list of cases; may be repeated"
     )
-    what.add_argument(
+    group.add_argument(
         "--entry", action="append", default=[], metavar="NAME", help="only this entry of the suites; may be repeated"
     )
-    what.add_argument("--framework", metavar="NAME", help="run the suites' entries through this framework")
-    what.add_argument("--repeat", type=int, metavar="N", help="run each case N times")
-    what.add_argument(
+    group.add_argument("--framework", metavar="NAME", help="run the suites' entries through this framework")
+    group.add_argument("--repeat", type=int, metavar="N", help="run each case N times")
+    group.add_argument(
         "--nodes", metavar="N,N,...", help="each case on these numbers of nodes, such as 1,2,4, with a table of scaling"
     )
-    what.add_argument(
+    group.add_argument(
         "--weak",
         action="store_true",
         help="with --nodes: --global-batch is the smallest run's and grows with the nodes",
     )
-    add_scale_option(what)
-    what.add_argument(
+    add_scale_option(group)
+    group.add_argument(
         "--explain", action="store_true", help="with --dry-run: the arithmetic of the predicted memory and time"
     )
-    what.add_argument(
+    group.add_argument(
         "--data", metavar="PREFIX", help="a dataset, PREFIX.bin/.idx or PREFIX_ids.npy/_idx.npz (default: synthetic)"
     )
 
 
-def _way_options(how: ParserOrGroup) -> None:
-    how.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
-    how.add_argument(
+def _add_mode_options(group: ParserOrGroup) -> None:
+    group.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
+    group.add_argument(
         "--assume-hardware",
         metavar="HARDWARE",
         help='with --dry-run: plan for this hardware, such as "4x8 V100-SXM2-16GB" (nodes x devices)',
     )
-    add_python_option(how)
-    how.add_argument("--probe", action="store_true", help="measure the matmul peak even if a published one exists")
-    how.add_argument(
+    add_python_option(group)
+    group.add_argument("--probe", action="store_true", help="measure the matmul peak even if a published one exists")
+    group.add_argument(
         "--no-certificate",
         action="store_true",
         help="in 16 bits or at full scale: skip the fp32 equivalence check, about a minute at smoke scale; without it "
         "no run is aligned",
     )
-    how.add_argument(
+    group.add_argument(
         "--explain-step",
         type=int,
         nargs="?",
-        const=_EXPLAINED,
+        const=_DEFAULT_EXPLAINED_STEPS,
         metavar="N",
-        help=f"record N steps more after the last one ({_EXPLAINED}) for `report explain`; no metric changes",
+        help=f"record N steps more after the last one ({_DEFAULT_EXPLAINED_STEPS}) for `report explain`; "
+        "no metric changes",
     )
-    how.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
-    add_chips_option(how)
-    add_json_option(how, " on stdout")
-    add_quiet_option(how)
-    add_recording_options(how)
+    group.add_argument("--save-weights", action="store_true", help="write the weights after the last step")
+    add_chips_option(group)
+    add_json_option(group, " on stdout")
+    add_quiet_option(group)
+    add_recording_options(group)
 
 
-def _place_options(where: ParserOrGroup) -> None:
-    add_runtime_option(where)
-    add_site_options(where)
-    where.add_argument(
+def _add_place_options(group: ParserOrGroup) -> None:
+    add_runtime_option(group)
+    add_site_options(group)
+    group.add_argument(
         "--attach",
         metavar="RUN",
         help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
     )
-    where.add_argument(
+    group.add_argument(
         "--preflight",
         action=argparse.BooleanOptionalAction,
         help="measure the nodes and their collectives before the training (default: with several named hosts)",
     )
-    where.add_argument(
+    group.add_argument(
         "--quiet-machine",
         action="store_true",
         help="measure that first, and train nothing where others use a device or the CPUs",
     )
-    where.add_argument(
+    group.add_argument(
         "--devices", metavar="N,N-N", help="take these devices of this machine, by the vendor's tool, such as 0-3"
     )
-    where.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
-    where.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
-    where.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
-    where.add_argument(
+    group.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+    group.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
+    group.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
+    group.add_argument(
         "--allow",
         action="append",
         default=[],
         metavar="WHAT",
         help="give a vendor's container more of the host, such as ipc:host or device:/dev/acme*; may be repeated",
     )
-    where.add_argument(
+    group.add_argument(
         "--container-memory", type=size_in_bytes, metavar="SIZE", help="memory limit per container in bytes, or as 8G"
     )
 
@@ -164,4 +165,4 @@ def execute(options: argparse.Namespace) -> int:
     return run_all(options)
 
 
-COMMANDS = {"run": Command(_HELP, arguments, execute, trains=True)}
+COMMANDS = {"run": Command(_HELP, add_options, execute, trains=True)}

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from levelfield.specs.site import LaunchPlan, NodePowerSite
 
 SCHEMA = "levelfield.site-check/1"
-PREFLIGHT = """\
+_PREFLIGHT_HELP = """\
 Measure what the nodes of a case reach before an hour is lost on a bad one:
 matmuls, then the collectives of the very process group that the run
 would have. Settings and load are compared. Nothing is trained.
@@ -59,7 +59,7 @@ examples:
   run_benchmarks.py site preflight --case llama3_8b:torch:H100:4:8 --pairs \\
       --launcher ssh --hosts hosts.yaml
 """
-SITE = """\
+_SITE_HELP = """\
 Try how machines are reached, and measure them before an hour is lost on one.
 docs/many-machines.md describes the site's file.
 
@@ -67,13 +67,13 @@ examples:
   run_benchmarks.py site check --launcher ssh --hosts hosts.yaml
   run_benchmarks.py site preflight --case gpt3_6.7B:torch:cpu:1:2
 """
-_CHECKED = (
+_CHECK_SUMMARY = (
     "Try what a site's file says, and print what is missing and what to do, line by line. "
     + "".join(f"{name}: {parts.checked}. " for name, parts in LAUNCHERS.items())
     + "node_power: one reading of each node (docs/node-power.md)."
 )
-CHECK = f"""\
-{fill(_CHECKED, 79)}
+_CHECK_HELP = f"""\
+{fill(_CHECK_SUMMARY, 79)}
 
 Exit code 4 when something is missing without which a run fails.
 
@@ -84,55 +84,60 @@ examples:
 """
 
 
-def _check_options(parser: argparse.ArgumentParser) -> None:
+def _add_check_options(parser: argparse.ArgumentParser) -> None:
     add_site_options(parser)
     add_json_option(parser)
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Return 0 when nothing is missing, else 4. Raises UsageError for a site without a launcher and node power."""
-    launch, power = (
+    """Return 0 when nothing is missing, else 4. Raises UsageError for a site with neither launcher nor node power."""
+    launch, power_site = (
         launch_plan(options.launcher, options.site, options.hosts, options.plugins),
         node_power_site(options.site),
     )
-    if launch is None and power is None:
+    if launch is None and power_site is None:
         launcher = load_site(options.site).launcher
         raise UsageError(
             f"site check: found launcher {launcher or 'none'}, expected ssh, slurm or kubernetes; give --launcher, or "
             "`launcher` or `node_power` in the site's file"
         )
     findings = []
-    for finding in chain(launcher_findings(launch) if launch else (), _power_findings(launch, power) if power else ()):
+    for finding in chain(
+        launcher_findings(launch) if launch else (), _power_findings(launch, power_site) if power_site else ()
+    ):
         findings.append(finding)
         if not options.json:
-            print("\n".join(_lines(finding)), flush=True)
-    lacking = sum(finding.word == "missing" for finding in findings)
+            print("\n".join(_finding_lines(finding)), flush=True)
+    missing_count = sum(finding.word == "missing" for finding in findings)
     if options.json:
-        content = {"schema": SCHEMA, "launcher": launch and launch.launcher, "missing": lacking}
+        content = {"schema": SCHEMA, "launcher": launch and launch.launcher, "missing": missing_count}
         print(json_text({**content, "findings": [asdict(finding) for finding in findings]}))
     else:
-        print(f"{lacking} missing" if lacking else "nothing is missing")
-    return GateFailed.exit_code if lacking else 0
+        print(f"{missing_count} missing" if missing_count else "nothing is missing")
+    return GateFailed.exit_code if missing_count else 0
 
 
-def _power_findings(launch: LaunchPlan | None, site: NodePowerSite) -> Iterator[SiteFinding]:
-    """Return what the site's command printed for this machine or the hosts. An engine's nodes have no names yet."""
+def _power_findings(launch: LaunchPlan | None, power_site: NodePowerSite) -> Iterator[SiteFinding]:
+    """Return what the site's command for node power printed for this machine, or for each host.
+
+    A launcher without hosts names its nodes only when a run starts.
+    """
     from levelfield.run.launchers.site_findings import unknown
     from levelfield.run.node_power import node_power_findings
 
     if launch and not launch.hosts:
         return iter((unknown("node power", f"launcher {launch.launcher} names its nodes when a run starts"),))
-    return node_power_findings(site, [host.name for host in launch.hosts] if launch else [platform.node()])
+    return node_power_findings(power_site, [host.name for host in launch.hosts] if launch else [platform.node()])
 
 
-def _lines(finding: SiteFinding) -> Iterator[str]:
+def _finding_lines(finding: SiteFinding) -> Iterator[str]:
     says, do, subject = (printable(one_line(text)) for text in (finding.says, finding.do, finding.subject))
     yield labelled(finding.word, f"{subject}: {says}", 9)
     if do:
         yield wrapped(f"         do: {do}", 13)
 
 
-def _preflight_options(parser: argparse.ArgumentParser) -> None:
+def _add_preflight_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--case", required=True, metavar="STRING", help="case:framework:vendor-or-chip:nodes:devices")
     option("--short", action="store_true", help="less time for each check, as before a run")
@@ -166,8 +171,8 @@ def _preflight(options: argparse.Namespace) -> int:
         launch=launch_plan(options.launcher, options.site, options.hosts, options.plugins),
     )
     job = next(scheduler.jobs(registry, scheduler.entries(registry, [options.case], [], request), None))
-    chosen = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
-    plan = job.plan.model_copy(update={"preflight": chosen})
+    preflight = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
+    plan = job.plan.model_copy(update={"preflight": preflight})
     try:
         with interrupt_once():  # a launcher then ends what it started elsewhere
             report = runner.preflight(plan, job.vendor, runs_folder(options), terminal.say)
@@ -179,12 +184,12 @@ def _preflight(options: argparse.Namespace) -> int:
         return INTERRUPTED
     if report.word == "failed":
         return RunFailed.exit_code
-    gated = report.word in ("out of line", "incomplete") or (options.quiet_machine and report.others)
-    return GateFailed.exit_code if gated else 0
+    fails_gate = report.word in ("out of line", "incomplete") or (options.quiet_machine and report.others)
+    return GateFailed.exit_code if fails_gate else 0
 
 
 COMMANDS = {
-    "site": Command(SITE),
-    "site check": Command(CHECK, _check_options, _check),
-    "site preflight": Command(PREFLIGHT, _preflight_options, _preflight),
+    "site": Command(_SITE_HELP),
+    "site check": Command(_CHECK_HELP, _add_check_options, _check),
+    "site preflight": Command(_PREFLIGHT_HELP, _add_preflight_options, _preflight),
 }

@@ -32,7 +32,7 @@ from levelfield.specs.readable_json import json_text
 if TYPE_CHECKING:
     from levelfield.testing.findings import CheckFinding
 
-VENDOR = """\
+_VENDOR_HELP = """\
 Add a vendor's chips. docs/writing-a-vendor.md shows the steps.
 
 examples:
@@ -40,14 +40,14 @@ examples:
   run_benchmarks.py vendor check acme --fast
   run_benchmarks.py vendor record acme --redact
 """
-NEW = """\
+_NEW_HELP = """\
 Write a folder for a vendor, with the places to fill in.
 
 examples:
   run_benchmarks.py vendor new acme
   run_benchmarks.py vendor new acme --package --output DIR
 """
-CHECK = """\
+_CHECK_HELP = """\
 Check a vendor with the conformance suite. No chip is needed. Exit code 4 unless
 every check passes, warns or does not apply.
 
@@ -55,7 +55,7 @@ examples:
   run_benchmarks.py vendor check acme
   run_benchmarks.py vendor check acme --fast --plugins DIR
 """
-RECORD = """\
+_RECORD_HELP = """\
 Run the vendor's tools and store their output as recordings. Run this on a
 machine with the chip. Exit code 4 where the rules of vendor.yaml find no device
 in them.
@@ -64,10 +64,10 @@ example:
   run_benchmarks.py vendor record acme --redact
 """
 
-ROOM = 80 - 25  # columns after a check's name
+TEXT_COLUMNS = 80 - 25  # columns after a check's name
 
 
-def _new(options: argparse.Namespace) -> int:
+def _create(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
     from levelfield.testing.scaffold import new_folder, new_package
 
@@ -79,10 +79,10 @@ def _new(options: argparse.Namespace) -> int:
         print_command(f"{program_command()} vendor check {options.name}")
         return 0
     folder = new_folder("vendor", options.name, options.output or checkout(), registry)
-    where = [f"--plugins {short_path(options.output)}"] if options.output else []
+    plugins_option = [f"--plugins {short_path(options.output)}"] if options.output else []
     print_wrapped(f"created  {short_path(folder)}. Next:")
     print_wrapped(f"         fill in {short_path(folder / 'vendor.yaml')}")
-    print_command(f"{program_command()} vendor check {options.name}", *where)
+    print_command(f"{program_command()} vendor check {options.name}", *plugins_option)
     return 0
 
 
@@ -95,15 +95,15 @@ def _record(options: argparse.Namespace) -> int:
     subject = VendorSubject(options.name, options.plugins)
     for sentence in record(registry.vendor(options.name), subject.folder, options.redact, options.force):
         print_wrapped(sentence)
-    if not (none := list(unread(subject))):
+    if not (unread_messages := list(unread(subject))):
         return 0
-    again = ["--redact"] if options.redact else []
+    redact_option = ["--redact"] if options.redact else []
     command = shlex.join(
-        ("run_benchmarks.py", "vendor", "record", options.name, *again, "--force", *subject.plugin_options)
+        ("run_benchmarks.py", "vendor", "record", options.name, *redact_option, "--force", *subject.plugin_options)
     )
     sentence = (
-        f"{'. '.join(none)}. The text is kept. Where a device is in it, write the rules and run `vendor check`; where "
-        f"none is, remove the cause and run `{command}`, which replaces it"
+        f"{'. '.join(unread_messages)}. The text is kept. Where a device is in it, write the rules and run `vendor "
+        f"check`; where none is, remove the cause and run `{command}`, which replaces it"
     )
     if has_rules(subject.file):
         raise GateFailed(sentence)
@@ -118,75 +118,88 @@ def _check(options: argparse.Namespace) -> int:
     findings: list[CheckFinding] = []
     for finding in run_checks(VendorSubject(options.name, options.plugins), options.fast):
         if not options.json:
-            _show(finding, findings)
+            _print_finding(finding, findings)
         findings.append(finding)
-    bad = [finding.check for finding in findings if not finding.is_good]
+    failed_checks = [finding.check for finding in findings if not finding.is_good]
     if options.json:
-        report = {"vendor": options.name, "passes": not bad, "checks": [asdict(finding) for finding in findings]}
+        report = {
+            "vendor": options.name,
+            "passes": not failed_checks,
+            "checks": [asdict(finding) for finding in findings],
+        }
         print(json_text(report))
     else:
-        print_wrapped(f"{options.name}: {_conclusion(findings, bad)}")
-    return GateFailed.exit_code if bad else 0
+        print_wrapped(f"{options.name}: {_conclusion(findings, failed_checks)}")
+    return GateFailed.exit_code if failed_checks else 0
 
 
-def _show(finding: CheckFinding, before: Sequence[CheckFinding]) -> None:
-    """Print the lines of one check. A repeated text becomes the name of the earlier check."""
+def _print_finding(finding: CheckFinding, earlier: Sequence[CheckFinding]) -> None:
+    """Print the lines of one finding. A text that an earlier check had is replaced by the name of that check."""
     from levelfield.testing.value_checks import readings
 
-    same = next((f.check for f in before if (f.says, f.do) == (finding.says, finding.do)), None)
-    says, do = (f"as {same}", "") if same else (_whole(finding.says), _whole(finding.do))
+    same_check = next(
+        (other.check for other in earlier if (other.says, other.do) == (finding.says, finding.do)),
+        None,
+    )
+    says, do = (f"as {same_check}", "") if same_check else (_single_line(finding.says), _single_line(finding.do))
     print_check(replace(finding, says=says, do=do), 15)
     for line in readings(finding.rows):
         print_wrapped(f"         {line}", 11)
 
 
-def _whole(text: str) -> str:
-    """Return the text as one line. Runs of blanks that fit a line are marked, so that wrapping keeps them."""
+def _single_line(text: str) -> str:
+    """Return the text as one line. Words with several blanks between them stay together if they fit a line."""
     line = re.sub(r"\s*\n\s*", " ", text)
     return re.sub(
-        r"\S+(?: {2,}\S+)+", lambda m: m[0].replace(" ", NON_BREAKING_SPACE) if len(m[0]) <= ROOM else m[0], line
+        r"\S+(?: {2,}\S+)+",
+        lambda match: match[0].replace(" ", NON_BREAKING_SPACE) if len(match[0]) <= TEXT_COLUMNS else match[0],
+        line,
     )
 
 
-def _conclusion(findings: Sequence[CheckFinding], bad: Sequence[str]) -> str:
-    if bad:
-        return f"{len(bad)} of {len(findings)} checks failed: {', '.join(bad)}"
-    others = sum(finding.status == "not applicable" for finding in findings)
-    warned = [finding.check for finding in findings if finding.status == "warns"]
-    warnings = f"; read the warning{'s' if len(warned) > 1 else ''} of {', '.join(warned)}" if warned else ""
-    return f"all {len(findings) - others} checks passed; {others} not applicable{warnings}"
+def _conclusion(findings: Sequence[CheckFinding], failed_checks: Sequence[str]) -> str:
+    if failed_checks:
+        return f"{len(failed_checks)} of {len(findings)} checks failed: {', '.join(failed_checks)}"
+    not_applicable_count = sum(finding.status == "not applicable" for finding in findings)
+    warning_checks = [finding.check for finding in findings if finding.status == "warns"]
+    warnings = (
+        f"; read the warning{'s' if len(warning_checks) > 1 else ''} of {', '.join(warning_checks)}"
+        if warning_checks
+        else ""
+    )
+    return f"all {len(findings) - not_applicable_count} checks passed; {not_applicable_count} not applicable{warnings}"
 
 
-def _new_options(parser: argparse.ArgumentParser) -> None:
+def _add_create_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--package", action="store_true", help="write a package for pip instead of a folder")
     option("--output", type=Path, metavar="DIR", help="write DIR/vendors/NAME; with --package DIR/levelfield-NAME")
-    _name_option(parser)
+    _add_name_option(parser)
 
 
-def _check_options(parser: argparse.ArgumentParser) -> None:
+def _add_check_options(parser: argparse.ArgumentParser) -> None:
     add_json_option(parser)
     parser.add_argument("--fast", action="store_true", help="leave out the checks that train or wait; takes seconds")
-    _name_option(parser)
+    _add_name_option(parser)
 
 
-def _record_options(parser: argparse.ArgumentParser) -> None:
+def _add_record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redact",
         action="store_true",
         help="replace serial numbers, UUIDs and other identities by others of the same form",
     )
     parser.add_argument("--force", action="store_true", help="replace existing recordings")
-    _name_option(parser)
+    _add_name_option(parser)
 
 
-def _name_option(parser: argparse.ArgumentParser) -> None:
+def _add_name_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the vendor's name")
 
 
 COMMANDS = {
-    "vendor": Command(VENDOR),
-    "vendor new": Command(NEW, _new_options, _new),
-    "vendor check": Command(CHECK, _check_options, _check),
-    "vendor record": Command(RECORD, _record_options, _record),
+    "vendor": Command(_VENDOR_HELP),
+    "vendor new": Command(_NEW_HELP, _add_create_options, _create),
+    "vendor check": Command(_CHECK_HELP, _add_check_options, _check),
+    "vendor record": Command(_RECORD_HELP, _add_record_options, _record),
 }

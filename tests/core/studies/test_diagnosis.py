@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.cli.diagnose_command import _lines, _question
+from levelfield.cli.diagnose_command import _create_diagnosis, _lines
 from levelfield.cli.main import main
 from levelfield.cli.terminal import Terminal
 from levelfield.measure.tensors import TensorDifference
@@ -131,9 +131,9 @@ def test_the_diagnosed_side_is_trained_with_the_run_s_own_choices(tmp_path: Path
     """A graph is one of them: torch refuses it beside captured tensors, and nothing else is diagnosed in its place."""
     registry = Registry()
     plan = make_plan(registry, "gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True, compile=True)
-    question = _question(registry, RunPaths(tmp_path), plan, "jax", None, Terminal(quiet=True))
-    assert (question.diagnosed.choice.graph, question.diagnosed.choice.compile) == (True, True)
-    assert (question.expected.choice.graph, question.expected.choice.compile) == (None, None)
+    diagnosis = _create_diagnosis(registry, RunPaths(tmp_path), plan, "jax", None, Terminal(quiet=True))
+    assert (diagnosis.diagnosed.choice.graph, diagnosis.diagnosed.choice.compile) == (True, True)
+    assert (diagnosis.expected.choice.graph, diagnosis.expected.choice.compile) == (None, None)
 
 
 def test_an_unknown_run_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
