@@ -31,7 +31,7 @@ from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve
-from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_head
+from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_provenance
 from levelfield.testing.framework_kit.small_jobs import (
     SEQUENCE_PARALLEL,
     STANDARD_VARIANTS,
@@ -262,7 +262,7 @@ def _run(planned: PlannedRun, python: Path, reference: ReferenceCurve, code: Cal
     except RuntimeError as error:
         failure = str(error).strip().splitlines()[-1][:200]
     return MatrixRun(
-        **row_head(before),
+        **row_provenance(before),
         name=planned.variant.name,
         family=planned.family,
         precision=planned.precision,

@@ -17,14 +17,14 @@ from typing import Any
 from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, job_of, train
 from levelfield.testing.framework_kit.framework_subject import RECORDED_FOLDER, definition_digest
 from levelfield.testing.framework_kit.layout_checks import FEW_STEPS, LARGE_STEPS
-from levelfield.testing.framework_kit.small_jobs import PART_MODELS, with_large_vocabulary, with_large_weights
+from levelfield.testing.framework_kit.small_jobs import PART_MODELS, enlarge_vocabulary, enlarge_weights
 
 
 def jobs() -> dict[str, dict[str, Any]]:
     """Every job that the check compares with torch, by the name of its file."""
-    large = {family: with_large_weights(model) for family, model in MODELS.items()}
-    parts = {part: with_large_weights(model) for part, model in PART_MODELS.items()}
-    words = {family: with_large_vocabulary(MODELS[family]) for family in COMMON_MODELS}
+    large = {family: enlarge_weights(model) for family, model in MODELS.items()}
+    parts = {part: enlarge_weights(model) for part, model in PART_MODELS.items()}
+    words = {family: enlarge_vocabulary(MODELS[family]) for family in COMMON_MODELS}
     return {
         **{family: job_of(model, SINGLE) for family, model in MODELS.items()},
         **{f"{family}_large": job_of(model, SINGLE, FEW_STEPS) for family, model in large.items()},

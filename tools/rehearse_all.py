@@ -21,7 +21,7 @@ from levelfield.catalog.rehearsals import rehearsed_code_digest
 from levelfield.specs.base import dump, load
 from levelfield.specs.layout import Layout
 from levelfield.specs.rehearsed_runs import RehearsedRow, RehearsedRuns
-from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_head
+from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_provenance
 from rehearsal.judgement import findings
 from rehearsal.needs import default_python
 from rehearsal.plans import CHECKOUT, RehearsalError, make_plan, planned_bytes, telling_ranks, world_size
@@ -103,7 +103,7 @@ class Evidence:
             raise RehearsalError(f"not recorded: {'; '.join(wrong)}")
         if fault := changed_code_fault(code, self.code(entry)):
             raise RehearsalError(f"not recorded: {fault}")
-        rehearsed = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), **row_head(code)})
+        rehearsed = RehearsedRow.model_validate({**facts_of(entry), **figures(reports), **row_provenance(code)})
         self.rows[plan_key(rehearsed)] = rehearsed
         self.write()
         return rehearsed

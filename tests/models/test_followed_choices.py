@@ -28,7 +28,7 @@ from layouts import (
     script_of,
     shallow,
 )
-from levelfield.testing.framework_kit.layout_checks import random_choices
+from levelfield.testing.framework_kit.layout_checks import random_expert_choices
 from levelfield.worker.choices import packed
 from matrix import VARIANTS
 
@@ -56,7 +56,7 @@ MEGATRON = {
 def followed(kind: str, variant: Variant, script: Path | None = None, python: Path | None = None) -> Any:
     """The curve, and what the ranks compared: the choices and those that differ, by step and layer."""
     job = job_of(KINDS[kind], variant, STEPS)
-    job["choices"] = {"known": packed(random_choices(job), KINDS[kind]["experts"]["count"])}
+    job["choices"] = {"known": packed(random_expert_choices(job), KINDS[kind]["experts"]["count"])}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ends = launch(job, folder, script, python)
@@ -90,7 +90,7 @@ def assert_same(found: tuple[Curve, Any], expected: tuple[Curve, Any]) -> None:
 def test_the_experts_take_the_tokens_of_the_known_choices(kind: str, right: Any) -> None:
     curve, compared = right(kind)
     job = job_of(KINDS[kind], SINGLE, STEPS)
-    for step, layers in enumerate(random_choices(job), start=1):
+    for step, layers in enumerate(random_expert_choices(job), start=1):
         counts = [int((layers[0] == expert).sum()) for expert in range(KINDS[kind]["experts"]["count"])]
         assert list(curve.experts[step][1]) == counts
     assert sorted(compared) == [(1, 1), (2, 1)]

@@ -14,7 +14,7 @@ from layouts import LONG_STEPS, MODELS, SINGLE, Curve, compare, first_steps, job
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.recorded_runs import LayoutRuns
-from levelfield.testing.framework_kit.small_jobs import with_large_vocabulary
+from levelfield.testing.framework_kit.small_jobs import enlarge_vocabulary
 from matrix import (
     VARIANTS,
     PlannedRun,
@@ -103,7 +103,7 @@ def test_the_norm_of_a_million_elements_is_added_up_exactly(
     framework: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
     """torch's norm in float32 is wrong by 2e-5 here on a processor, and what clips by it."""
-    job = job_of(with_large_vocabulary(MODELS["gpt"]), SINGLE, 2)
+    job = job_of(enlarge_vocabulary(MODELS["gpt"]), SINGLE, 2)
     found = compare(train(job, script_of(framework), interpreter_of(framework)), torch_of(job))
     assert found.grad_norm is not None
     assert found.parameter_norm is not None

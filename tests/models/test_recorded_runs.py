@@ -18,7 +18,7 @@ from levelfield.catalog.support import REFERENCES_FILE, ReferenceState, run_faul
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump, load
 from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, ReferenceCurves
-from levelfield.testing.framework_kit.layout_checks import row_head
+from levelfield.testing.framework_kit.layout_checks import row_provenance
 from matrix import VARIANTS, PlannedRun, RunRecord
 from trainings import references
 from trainings.references import confirms, curve_of, figures_of, train_references
@@ -57,7 +57,7 @@ def _curve(loss: float = 5.0) -> Curve:
 
 def record_reference(models: Path, curve: Curve) -> None:
     row = ReferenceCurve(
-        **row_head(code_of(models, "torch")),
+        **row_provenance(code_of(models, "torch")),
         family="gpt",
         figures=figures_of(curve),
         noise=NOISE,
@@ -72,7 +72,7 @@ def record(models: Path, framework: str = "paddle") -> Path:
     implementation, folder = only(models).implementation(framework)
     written = RunRecord(folder / "tested.json", implementation, folder)
     run = MatrixRun(
-        **row_head(code_of(models, framework)),
+        **row_provenance(code_of(models, framework)),
         **{"name": SINGLE.name, "family": "gpt", "precision": "fp32", "layout": {}, "steps": 2},
         difference=RIGHT,
         reference=figures_of(_curve()).key,
@@ -327,7 +327,7 @@ def test_runs_of_two_states_of_the_code_stand_in_one_file(models: Path) -> None:
     written.current(ReferenceState(registry))
     (old,) = written.runs.values()
     name = str(PlannedRun("paddle", "gpt", "fp32", VARIANTS["DP2"]))
-    written.runs[name] = old.model_copy(update={"name": "DP2", **row_head(code_of(models, "paddle"))})
+    written.runs[name] = old.model_copy(update={"name": "DP2", **row_provenance(code_of(models, "paddle"))})
     written.write([*written.runs])
     faults = run_faults(load(LayoutRuns, path), implementation, folder, ReferenceState(registry))
     assert [each is None for each in faults] == [False, True]

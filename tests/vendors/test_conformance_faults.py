@@ -272,7 +272,7 @@ def test_a_reason_is_cut_between_words(tmp_path: Path, monkeypatch: pytest.Monke
         if selector.case == "gpt2_small":
             raise UsageError("precisely " * 20)
 
-    monkeypatch.setattr(plan_checks, "planned", refuse_one)
+    monkeypatch.setattr(plan_checks, "make_plan", refuse_one)
     reason = finding_of(tmp_path, "cases").says
     assert f": gpt2_small: {'precisely ' * 15}..." in reason and reason.count("precisely") == 15
 
@@ -302,7 +302,7 @@ LATER = PLANTS[-1]
     ids=lambda plant: f"{plant.check}: {plant.says}",
 )
 def test_the_check_finds_what_was_planted(plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_checks, "MOST_SECONDS", 2.0)
+    monkeypatch.setattr(tool_checks, "MAX_WAIT_SECONDS", 2.0)
     path = write_acme(tmp_path) / plant.file
     if plant.new is None:
         path.unlink()
@@ -508,12 +508,12 @@ def test_a_slow_tool_is_ended_where_the_adapter_raises(monkeypatch: pytest.Monke
         subprocess.Popen(["/bin/sh", str(stage.bin / "acme-smi")])
         raise ValueError("planted")
 
-    monkeypatch.setattr(tool_checks, "names_of_tools", lambda subject: ["acme-smi"])
+    monkeypatch.setattr(tool_checks, "tool_names", lambda subject: ["acme-smi"])
     monkeypatch.setattr(tool_checks, "_with_short_limits", lambda spec: spec)
     monkeypatch.setattr(tool_checks, "_check_empty", raising)
     try:
         with stage.entered(None), pytest.raises(ValueError, match="planted"):
-            tool_checks.slow(subject)  # type: ignore[arg-type]
+            tool_checks.check_slow_tool(subject)  # type: ignore[arg-type]
         assert stage.processes() == []
     finally:
         stage.end_all()

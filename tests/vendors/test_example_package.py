@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.testing.check_suite import CHECKS, run_checks
-from levelfield.testing.scaffold import new_folder, new_package
+from levelfield.testing.scaffold import create_package, create_plugin_folder
 from levelfield.testing.subject import VendorSubject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def test_the_package_s_own_tests_pass(site: Path) -> None:
 
 def test_the_example_is_what_vendor_new_writes_but_for_the_vendor(tmp_path: Path) -> None:
     """So that the example does not fall behind: its frame is the scaffold's."""
-    for path in new_package("vendor", "acme", tmp_path, Registry()).rglob("*"):
+    for path in create_package("vendor", "acme", tmp_path, Registry()).rglob("*"):
         if path.is_file() and "vendors" not in path.parts:
             ours = (PACKAGE / path.relative_to(tmp_path / PACKAGE.name)).read_text()
             assert _without_description(ours) == _without_description(path.read_text())
@@ -80,7 +80,7 @@ def test_the_page_shows_the_example_as_it_is() -> None:
 
 
 def test_the_page_shows_what_a_new_folder_s_check_says(tmp_path: Path) -> None:
-    new_folder("vendor", "acme", tmp_path, Registry())
+    create_plugin_folder("vendor", "acme", tmp_path, Registry())
     finding = next(run_checks(VendorSubject("acme", [tmp_path])))
     page = " ".join((ROOT / "docs/writing-a-vendor.md").read_text().split())
     assert finding.status == "missing" and finding.says in page and finding.do in page

@@ -13,7 +13,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import RunFailed, UsageError
 from levelfield.testing import recorder
-from levelfield.testing.recorder import LABELS, redacted
+from levelfield.testing.recorder import LABELS, redact_texts
 from levelfield.testing.subject import VendorSubject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,8 +100,8 @@ def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, tools: Path) -> No
     (folder / "recorded/README.md").write_text("# x\n\n- `tool.nvidia-smi.csv`: older,\n  in two lines\n- `b`: stays\n")
     vendor = Registry().vendor("nvidia")
     with pytest.raises(UsageError, match=r"tool\.nvidia-smi\.csv exists"):
-        recorder.record(vendor, folder, redact=True, force=False)
-    lines = recorder.record(vendor, folder, redact=True, force=True)
+        recorder.record_tools(vendor, folder, redact=True, force=False)
+    lines = recorder.record_tools(vendor, folder, redact=True, force=True)
     assert recording.read_text() == SMI.replace(
         "4e2d71a0-9f3b-11ee-8c90-0242ac120002", "0a0a00a0-0a0a-00aa-0a00-0000aa000001"
     )
@@ -110,7 +110,7 @@ def test_what_an_adapter_asks_is_recorded_too(tmp_path: Path, tools: Path) -> No
     assert "two lines" not in origins and "- `b`: stays" in origins and "query-gpu=index,uuid" in origins
     tool(tools, "nvidia-smi", "exit 9")
     with pytest.raises(RunFailed, match="nvidia-smi"):
-        recorder.record(vendor, folder, redact=True, force=True)
+        recorder.record_tools(vendor, folder, redact=True, force=True)
 
 
 def test_a_tool_that_hangs_is_waited_for_as_long_as_a_run_waits(machine: Path, capsys: Captured) -> None:
@@ -221,7 +221,7 @@ UUIDS = f"GPU 0: {FIRST}\nGPU 1: {SECOND}\nUUID: {FIRST}\n"
 
 
 def test_one_identity_is_one_everywhere_and_two_stay_two() -> None:
-    lines = redacted({"a.txt": UUIDS, "b.txt": UUIDS}, {})["b.txt"].splitlines()
+    lines = redact_texts({"a.txt": UUIDS, "b.txt": UUIDS}, {})["b.txt"].splitlines()
     first, second, again = (line.split(": ")[1] for line in lines)
     assert first == again != second and "470a7e3c" not in "".join(lines) and len(first) == 36
 
@@ -229,13 +229,13 @@ def test_one_identity_is_one_everywhere_and_two_stay_two() -> None:
 @pytest.mark.parametrize("label", ["Serial Number : {}", '"serial": "{}"', "SN: {}", "Board ID={}", "MAC Address : {}"])
 def test_what_stands_behind_a_label_is_an_identity(label: str) -> None:
     rest = "\nPower : 45.00 W\n"
-    text = redacted({"a.txt": label.format("1C:34:DA:77:AB:09") + rest}, {})["a.txt"]
+    text = redact_texts({"a.txt": label.format("1C:34:DA:77:AB:09") + rest}, {})["a.txt"]
     assert "DA:77" not in text and text.endswith(rest)
 
 
 def test_places_on_the_bus_stay() -> None:
     text = "| 0 | 0000:81:00.0 | Bus-Id 00000000:3D:00.0 |\n"
-    assert redacted({"a.txt": text}, {}) == {"a.txt": text}
+    assert redact_texts({"a.txt": text}, {}) == {"a.txt": text}
 
 
 def test_a_redaction_that_would_change_what_is_read_is_refused(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_redaction_that_would_change_what_is_read_is_refused(tmp_path: Path) -
     monitor = VendorSubject("acme", [tmp_path]).spec.monitor
     assert monitor is not None
     with pytest.raises(UsageError, match=r"\bidentities\b"):
-        redacted({"monitor.csv": MONITOR}, {"monitor.csv": monitor})
+        redact_texts({"monitor.csv": MONITOR}, {"monitor.csv": monitor})
 
 
 def test_identities_that_would_become_one_are_refused(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_identities_that_would_become_one_are_refused(tmp_path: Path) -> None:
     assert monitor is not None
     many = "".join(f"{n}, {chr(65 + n)}, Acme A1, 64, 1, 1, 1C\n" for n in range(7))
     with pytest.raises(UsageError, match=r"\bunique\b"):
-        redacted({"monitor.csv": many}, {"monitor.csv": monitor})
+        redact_texts({"monitor.csv": many}, {"monitor.csv": monitor})
 
 
 FORMS = {
@@ -274,7 +274,7 @@ EXAMPLES = {
 def test_everything_that_the_docs_name_is_replaced_in_every_form(form: str) -> None:
     for label in (label for labels in EXAMPLES.values() for label in labels):
         text = FORMS[form].format(label=label, word="AB12-CD34.9")
-        masked = redacted({"a.txt": text}, {})["a.txt"]
+        masked = redact_texts({"a.txt": text}, {})["a.txt"]
         assert "AB12" not in masked and len(masked) == len(text) and label in masked, (label, masked)
         assert masked.count("45.00 W") == text.count("45.00 W"), (label, masked)
 
@@ -305,27 +305,27 @@ def test_the_docs_name_what_the_code_replaces() -> None:
     ],
 )
 def test_names_serials_and_addresses_as_tools_print_them(text: str, secrets: list[str]) -> None:
-    masked = redacted({"a.txt": text + "\n"}, {})["a.txt"]
+    masked = redact_texts({"a.txt": text + "\n"}, {})["a.txt"]
     assert not [word for word in secrets if word in masked] and len(masked) == len(text) + 1, masked
 
 
 def test_a_version_that_vendor_yaml_reads_is_no_address() -> None:
     """Four numbers without a word that says so; the pattern does."""
     text = "acme-smi 10.3.4.17 on 10.3.4.18\n"
-    assert redacted({"a.txt": text}, {"a.txt": r"smi (\S+)"}) == {"a.txt": text.replace("10.3.4.18", "00.0.0.01")}
-    assert "10.3.4.17" not in redacted({"a.txt": text}, {})["a.txt"]
+    assert redact_texts({"a.txt": text}, {"a.txt": r"smi (\S+)"}) == {"a.txt": text.replace("10.3.4.18", "00.0.0.01")}
+    assert "10.3.4.17" not in redact_texts({"a.txt": text}, {})["a.txt"]
 
 
 def test_no_shipped_recording_has_an_identity_by_its_form_alone() -> None:
     """Places on the bus, versions and times of the makers' tools are none."""
     for path in sorted(ROOT.glob("vendors/*/recorded/*.*")):
         text = path.read_text()
-        assert not [*recorder._addresses(text), *recorder._hosts(text)], path
+        assert not [*recorder._ip_addresses(text), *recorder._host_names(text)], path
 
 
 @pytest.mark.parametrize("word", ["1c:34:da:77:ab:09", "1C-34-DA-77-AB-09", FIRST])
 def test_an_address_or_a_uuid_needs_no_label(word: str) -> None:
-    assert word not in redacted({"a.txt": f"link 0 {word} up\n"}, {})["a.txt"]
+    assert word not in redact_texts({"a.txt": f"link 0 {word} up\n"}, {})["a.txt"]
 
 
 @pytest.mark.parametrize(
@@ -345,4 +345,4 @@ def test_an_address_or_a_uuid_needs_no_label(word: str) -> None:
     ],
 )
 def test_what_is_no_identity_stays(text: str) -> None:
-    assert redacted({"a.txt": text}, {}) == {"a.txt": text}
+    assert redact_texts({"a.txt": text}, {}) == {"a.txt": text}

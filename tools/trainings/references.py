@@ -23,7 +23,7 @@ from levelfield.catalog.support import REFERENCE_FRAMEWORK, REFERENCES_FILE, Ref
 from levelfield.specs.base import dump
 from levelfield.specs.recorded_runs import CurveFigures, Difference, OwnNoise, ReferenceCurve, ReferenceCurves
 from levelfield.specs.vendor import HOST_KIND
-from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_head
+from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_provenance
 from levelfield.testing.framework_kit.small_jobs import STANDARD_VARIANTS
 
 STEPS = 40
@@ -72,7 +72,7 @@ def _confirmed(recorded: ReferenceCurve | None, curve: Curve, code: str) -> Refe
     difference = compare(curve, curve_of(recorded.figures))
     if not confirms(difference, recorded.noise):
         return None
-    return recorded.model_copy(update={**row_head(code), "difference": difference, "machine": machine()})
+    return recorded.model_copy(update={**row_provenance(code), "difference": difference, "machine": machine()})
 
 
 def confirms(difference: Difference, noise: OwnNoise) -> bool:
@@ -84,7 +84,7 @@ def confirms(difference: Difference, noise: OwnNoise) -> bool:
 
 def _new(family: str, curve: Curve, code: str) -> ReferenceCurve:
     return ReferenceCurve(
-        **row_head(code),
+        **row_provenance(code),
         family=family,
         figures=figures_of(curve),
         noise=honest_noise(MODELS[family], curve, [variant for variant in STANDARD_VARIANTS if variant.name in HONEST]),

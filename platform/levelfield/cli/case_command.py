@@ -52,13 +52,13 @@ examples:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from levelfield.testing.case_draft import new_case
+    from levelfield.testing.case_draft import create_case
     from levelfield.testing.published_config import read_config
 
     registry, plugins_folder = registry_of(options), options.output or checkout()
     ignored = sorted(set(options.ignore))
     published = read_config(options.config, frozenset(ignored))
-    path = new_case(options.name, options.config, published, ignored, options.parameters, plugins_folder, registry)
+    path = create_case(options.name, options.config, published, ignored, options.parameters, plugins_folder, registry)
     print_wrapped(f"created  {short_path(path)}")
     for remark in published.remarks:
         print_wrapped(f"         {remark}")

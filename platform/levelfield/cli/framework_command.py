@@ -55,15 +55,15 @@ examples:
 def _create(options: argparse.Namespace) -> int:
     """Write the folder or package. Print the commands to check and run it, and the page to read next."""
     from levelfield.catalog.registry import Registry
-    from levelfield.testing.scaffold import new_folder, new_package
+    from levelfield.testing.scaffold import create_package, create_plugin_folder
 
     registry, plugins_folder, name = Registry(options.plugins), options.folder or Path.cwd(), options.name
     if options.package:
-        package_folder = new_package("framework", name, plugins_folder, registry)
+        package_folder = create_package("framework", name, plugins_folder, registry)
         print_wrapped(f"created  {short_path(package_folder)}, a package with a training that works. Next:")
         plugins_folder = package_folder / f"levelfield_{name.replace('-', '_')}"
     else:
-        folder = new_folder("framework", name, plugins_folder, registry)
+        folder = create_plugin_folder("framework", name, plugins_folder, registry)
         print_wrapped(f"created  {short_path(folder)}, a training that works. Next:")
     plugins_option = (
         ()

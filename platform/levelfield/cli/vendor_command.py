@@ -69,16 +69,16 @@ TEXT_COLUMNS = 80 - 25  # columns after a check's name
 
 def _create(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
-    from levelfield.testing.scaffold import new_folder, new_package
+    from levelfield.testing.scaffold import create_package, create_plugin_folder
 
     registry = Registry(options.plugins)
     if options.package:
-        folder = new_package("vendor", options.name, options.output or Path.cwd(), registry)
+        folder = create_package("vendor", options.name, options.output or Path.cwd(), registry)
         print_wrapped(f"created  {short_path(folder)}, a package. Next:")
         print_command(f"{short_path(Path(sys.executable))} -m pip install -e", short_path(folder))
         print_command(f"{program_command()} vendor check {options.name}")
         return 0
-    folder = new_folder("vendor", options.name, options.output or checkout(), registry)
+    folder = create_plugin_folder("vendor", options.name, options.output or checkout(), registry)
     plugins_option = [f"--plugins {short_path(options.output)}"] if options.output else []
     print_wrapped(f"created  {short_path(folder)}. Next:")
     print_wrapped(f"         fill in {short_path(folder / 'vendor.yaml')}")
@@ -88,14 +88,14 @@ def _create(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
-    from levelfield.testing.recorder import has_rules, record, unread
+    from levelfield.testing.recorder import has_rules, record_tools, unread_recordings
     from levelfield.testing.subject import VendorSubject
 
     registry = Registry(options.plugins)
     subject = VendorSubject(options.name, options.plugins)
-    for sentence in record(registry.vendor(options.name), subject.folder, options.redact, options.force):
+    for sentence in record_tools(registry.vendor(options.name), subject.folder, options.redact, options.force):
         print_wrapped(sentence)
-    if not (unread_messages := list(unread(subject))):
+    if not (unread_messages := list(unread_recordings(subject))):
         return 0
     redact_option = ["--redact"] if options.redact else []
     command = shlex.join(
@@ -135,7 +135,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _print_finding(finding: CheckFinding, earlier: Sequence[CheckFinding]) -> None:
     """Print the lines of one finding. A text that an earlier check had is replaced by the name of that check."""
-    from levelfield.testing.value_checks import readings
+    from levelfield.testing.value_checks import reading_lines
 
     same_check = next(
         (other.check for other in earlier if (other.says, other.do) == (finding.says, finding.do)),
@@ -143,7 +143,7 @@ def _print_finding(finding: CheckFinding, earlier: Sequence[CheckFinding]) -> No
     )
     says, do = (f"as {same_check}", "") if same_check else (_single_line(finding.says), _single_line(finding.do))
     print_check(replace(finding, says=says, do=do), 15)
-    for line in readings(finding.rows):
+    for line in reading_lines(finding.rows):
         print_wrapped(f"         {line}", 11)
 
 

@@ -18,7 +18,7 @@ from levelfield.specs.selector import Selector
 from levelfield.specs.suite import NamedHardware
 from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import CheckFinding, Fails, Missing, NotApplicable, run_check
-from levelfield.testing.plan_checks import elsewhere, planned
+from levelfield.testing.plan_checks import make_plan, select_without_devices
 
 DEFAULT_HARDWARE = NamedHardware(nodes=1, devices=8, chip="H100-SXM5-80GB")  # of the plan at full scale
 SMOKE_PARAMETERS = 50_000_000  # the shipped cases have at most 15 million
@@ -36,7 +36,7 @@ class CaseSubject:
 
 def check_case(subject: CaseSubject) -> Iterator[CheckFinding]:
     """Return the findings one by one: the document, both scales, each framework, and what they show together."""
-    yield run_check("digests", lambda: _digest_words(subject.case))
+    yield run_check("digests", lambda: _digest_text(subject.case))
     yield run_check("parameters", lambda: _check_parameters(subject.case))
     yield run_check("smoke", lambda: _check_smoke(subject.case))
     yield run_check("values", lambda: _check_values(subject))
@@ -49,7 +49,7 @@ def check_case(subject: CaseSubject) -> Iterator[CheckFinding]:
     yield run_check("reference", lambda: _check_reference(subject, plans))
 
 
-def _digest_words(case: Case) -> str:
+def _digest_text(case: Case) -> str:
     return "; ".join(f"{scale} {case.work(scale).fingerprint().removeprefix('sha256:')[:16]}" for scale in SCALES)
 
 
@@ -150,14 +150,14 @@ def _check_framework(subject: CaseSubject, framework: str, plans: dict[str, Plan
     if lacking := [part for part in subject.case.parts if part not in architecture]:
         raise NotApplicable(f"refuses it: it does not have {', '.join(lacking)}")
     try:
-        smoke = plans[framework] = planned(elsewhere(subject.registry, on_cpu), on_cpu, "smoke")
+        smoke = plans[framework] = make_plan(select_without_devices(subject.registry, on_cpu), on_cpu, "smoke")
     except NotHere as error:
         raise NotApplicable(f"refuses it: {error}") from None
     line = f"smoke: {smoke.tuning.layout}, micro-batch {smoke.tuning.micro_batch}"
     chip, nodes, devices = subject.hardware.chip, subject.hardware.nodes, subject.hardware.devices
     on_hardware = Selector(case=subject.case.name, framework=framework, target=chip, nodes=nodes, devices=devices)
     try:
-        full = planned(elsewhere(subject.registry, on_hardware), on_hardware, "full")
+        full = make_plan(select_without_devices(subject.registry, on_hardware), on_hardware, "full")
     except UsageError as error:
         return f"{line}; full on {subject.hardware}: no plan: {' '.join(str(error).split())}"
     line += f"; full on {subject.hardware}: "

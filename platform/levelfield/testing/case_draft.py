@@ -18,7 +18,7 @@ from levelfield.specs.case import Case
 from levelfield.specs.vendor import NAME
 from levelfield.testing.published_config import PublishedModel
 
-MOST_SEQUENCE_LENGTH = 4096  # of a sequence, where the model has as many positions
+MAX_SEQUENCE_LENGTH = 4096  # of a sequence, where the model has as many positions
 _SMOKE_WIDTH, _SMOKE_HEADS = 256, 8
 _TRAINING_TEMPLATE = """\
 # The training is Levelfield's choice: config.json says nothing of it. Replace it by the model's own.
@@ -54,7 +54,7 @@ tuning:
 """
 
 
-def new_case(
+def create_case(
     name: str,
     config: Path,
     published: PublishedModel,
@@ -93,7 +93,7 @@ def new_case(
 
 def sequence_length(published: PublishedModel) -> int:
     """Return the tokens of a sequence: all learned positions, and at most LENGTH rotary ones."""
-    return published.length if published.model.positions == "learned" else min(published.length, MOST_SEQUENCE_LENGTH)
+    return published.length if published.model.positions == "learned" else min(published.length, MAX_SEQUENCE_LENGTH)
 
 
 def case_document(name: str, config: Path, published: PublishedModel, ignored: Sequence[str], is_known: bool) -> str:
@@ -117,18 +117,23 @@ def case_document(name: str, config: Path, published: PublishedModel, ignored: S
         alphabet=min(4096, model.vocab_size),
         small=min(64, model.vocab_size),
         branching=min(8, model.vocab_size // 2),
-        smoke="".join(f"  {line}\n" for line in _yaml({"model": _small_model(model)}).splitlines()),
+        smoke="".join(f"  {line}\n" for line in _dump_yaml({"model": _smoke_model(model)}).splitlines()),
         rate=f"{rate:.1e}",
         floor=f"{rate / 10:.1e}",
     )
-    return _yaml(head) + notice + _yaml({"model": model.model_dump(mode="json", exclude_defaults=True)}) + training
+    return (
+        _dump_yaml(head)
+        + notice
+        + _dump_yaml({"model": model.model_dump(mode="json", exclude_defaults=True)})
+        + training
+    )
 
 
-def _yaml(content: dict[str, Any]) -> str:
+def _dump_yaml(content: dict[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, width=100, allow_unicode=True)
 
 
-def _small_model(model: Model) -> dict[str, Any]:
+def _smoke_model(model: Model) -> dict[str, Any]:
     """Return the model's sizes at smoke scale. A model that is small already keeps its width."""
     small: dict[str, Any] = {"layers": min(4, model.layers), "vocab_size": min(1024, model.vocab_size)}
     small |= {name: 0 for name in ("hidden_dropout", "attention_dropout") if getattr(model, name)}

@@ -12,10 +12,10 @@ from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.subject import VendorSubject
 
 HOST_FOLDERS = ("/", "/dev", "/proc", "/sys", "/etc", "/root", "/home", "/var", "/run", "/var/run")
-OPENING_CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
+HOST_ACCESS_CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
 
 
-def options(subject: VendorSubject) -> str:
+def check_options(subject: VendorSubject) -> str:
     """Check that container() is pure and shows exactly the given devices."""
     devices = subject.devices_or_two()
     adapter = subject.adapter()
@@ -48,10 +48,10 @@ def options(subject: VendorSubject) -> str:
         if single_options.request_driver and len(single_options.device_request) != 1:
             fault = f"found device_request {single_options.device_request} for one device"
             raise Fails(fault, "give one identity for each device")
-    return _restriction(subject, devices)
+    return _check_restriction(subject, devices)
 
 
-def _restriction(subject: VendorSubject, devices: Sequence[Device]) -> str:
+def _check_restriction(subject: VendorSubject, devices: Sequence[Device]) -> str:
     """Return how the container restricts the devices.
 
     Raises Fails when it does not restrict them, and when one device has its own node and another has none. Raises
@@ -87,7 +87,7 @@ def _restriction(subject: VendorSubject, devices: Sequence[Device]) -> str:
     return f"the container sees all devices; only {variable} restricts the processes"
 
 
-def privileges(subject: VendorSubject) -> str:
+def check_privileges(subject: VendorSubject) -> str:
     """Check that every addition to the engine's defaults has a name and a reason, and that none opens the host."""
     access = subject.spec.container
     options = subject.adapter().container(subject.devices_or_two())
@@ -96,7 +96,7 @@ def privileges(subject: VendorSubject) -> str:
         if len(reasons.get(name, "").strip()) < 3:
             raise Missing(f"container: {name} has no reason", "write why it is needed in vendor.yaml, or leave it out")
     for name in options.capabilities:
-        if name.upper().removeprefix("CAP_") in OPENING_CAPABILITIES:
+        if name.upper().removeprefix("CAP_") in HOST_ACCESS_CAPABILITIES:
             raise Fails(f"container.capabilities: {name} opens the whole host", "name only the needed capabilities")
     for path in options.read_only_mounts:
         if any(place in HOST_FOLDERS or place.endswith(".sock") for place in resolved_paths(path)):
@@ -106,7 +106,7 @@ def privileges(subject: VendorSubject) -> str:
     return f"{summary}; its containers start only with {flags}" if flags else summary
 
 
-def images(subject: VendorSubject) -> str:
+def check_images(subject: VendorSubject) -> str:
     """Check that images belong to frameworks of vendor.yaml."""
     base_images = subject.spec.images
     if not base_images:

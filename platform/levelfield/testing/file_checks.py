@@ -11,49 +11,49 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.chips import SOURCE_FIELDS, SOURCES_ADVICE, out_of_range
 from levelfield.specs.vendor import PeakDtype
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
-from levelfield.testing.recordings import ORIGINS
+from levelfield.testing.recordings import ORIGINS_FILE
 from levelfield.testing.subject import VendorSubject
 
-BLANK = "FILL IN"
+PLACEHOLDER = "FILL IN"
 
-CHECKED_DTYPES: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8")  # whose peaks are held against other vendors'
-MOST_TIMES_OTHERS = 1.25  # a chip's peak may be so many times the highest one of the other vendors' chips
+COMPARED_DTYPES: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8")  # whose peaks are held against other vendors'
+MAX_PEAK_RATIO = 1.25  # a chip's peak may be so many times the highest one of the other vendors' chips
 
 
-def schema(subject: VendorSubject) -> str:
+def check_schema(subject: VendorSubject) -> str:
     """Check that vendor.yaml is valid and has no blanks, and that the adapter can be created."""
     try:
         spec = subject.spec
         subject.registry.vendor(subject.name)
     except UsageError as error:
         raise Fails(str(error), "correct the named key" if isinstance(error, DocumentError) else "") from None
-    _check_blanks(subject.file)
+    _check_placeholders(subject.file)
     for key in ("title", "verified"):
         if not getattr(spec, key).strip():
             raise Missing(f"key '{key}' is empty", "write a value; `verified: none` is allowed")
     return f"{spec.schema_name()}; verified: {spec.verified}"
 
 
-def readme(subject: VendorSubject) -> str:
+def check_readme(subject: VendorSubject) -> str:
     """Check that README.md exists and has no blanks."""
     path = subject.folder / "README.md"
     if not path.is_file() or not path.read_text(encoding="utf-8", errors="replace").strip():
         raise Missing("found no README.md", "name the sources of the data, and what has run on the chip")
-    _check_blanks(path)
+    _check_placeholders(path)
     return f"README.md has {len(path.read_text(encoding='utf-8', errors='replace').splitlines())} lines"
 
 
-def _check_blanks(path: Path) -> None:
+def _check_placeholders(path: Path) -> None:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    blank = [str(number) for number, line in enumerate(lines, 1) if BLANK in line]
+    blank = [str(number) for number, line in enumerate(lines, 1) if PLACEHOLDER in line]
     if blank:
         raise Missing(
-            f"{path.name}: found '{BLANK}' in line {', '.join(blank)}",
-            f"write the real value and remove '{BLANK}'; leave unknown values out, or null",
+            f"{path.name}: found '{PLACEHOLDER}' in line {', '.join(blank)}",
+            f"write the real value and remove '{PLACEHOLDER}'; leave unknown values out, or null",
         )
 
 
-def chips(subject: VendorSubject) -> str:
+def check_chips(subject: VendorSubject) -> str:
     """Check that every number of a chip has its source, that no chip hides a later one, and that no name is taken."""
     entries = subject.spec.chips
     if not entries:
@@ -83,13 +83,13 @@ def chips(subject: VendorSubject) -> str:
     return f"{len(entries)} chip(s){note}"
 
 
-def origins(subject: VendorSubject) -> str:
+def check_origins(subject: VendorSubject) -> str:
     """Check that recorded/README.md names every recording."""
     subject.required_recordings()
-    path = subject.folder / "recorded" / ORIGINS
+    path = subject.folder / "recorded" / ORIGINS_FILE
     unnamed_recordings, fault = subject.recordings, "found no recorded/README.md, expected one that names"
     if path.is_file():
-        _check_blanks(path)
+        _check_placeholders(path)
         text = path.read_text(encoding="utf-8", errors="replace")
         unnamed_recordings = tuple(r for r in unnamed_recordings if not re.search(rf"\b{re.escape(r.path.name)}", text))
         fault = "recorded/README.md does not name"
@@ -102,7 +102,7 @@ def origins(subject: VendorSubject) -> str:
     return f"{len(subject.recordings)} recording(s): {', '.join(r.path.name for r in subject.recordings)}"
 
 
-def plausible(subject: VendorSubject) -> str:
+def check_plausibility(subject: VendorSubject) -> str:
     """Check every number of every chip against its range, and against the chip's other numbers."""
     entries = subject.spec.chips
     for chip in entries:
@@ -122,10 +122,10 @@ def plausible(subject: VendorSubject) -> str:
         if "bf16" in peaks and peaks.get("fp16") == 2 * peaks["bf16"]:
             message = f"chip {chip.name}: fp16 is exactly twice bf16 ({peaks['bf16']:g}): is it with sparsity?"
             raise Warns(message, SOURCES_ADVICE)
-        for dtype in CHECKED_DTYPES:
+        for dtype in COMPARED_DTYPES:
             rates = [(c.peaks[dtype].tflops, c.name) for spec in others for c in spec.chips if dtype in c.peaks]
             most, name = max(rates, default=(0.0, ""))
-            if rates and dtype in peaks and not peaks[dtype] <= MOST_TIMES_OTHERS * most:
+            if rates and dtype in peaks and not peaks[dtype] <= MAX_PEAK_RATIO * most:
                 raise Warns(
                     f"chip {chip.name}: the {dtype} peak is {peaks[dtype]:g} TFLOP/s, and the highest of another "
                     f"vendor's is {most:g} ({name}): is it with sparsity, of several chips, or of a smaller type?",
@@ -134,7 +134,7 @@ def plausible(subject: VendorSubject) -> str:
     return f"{len(entries)} chip(s): numbers are within their ranges and fit together"
 
 
-def claims(subject: VendorSubject) -> str:
+def check_claims(subject: VendorSubject) -> str:
     """Check that no other vendor finds its devices in this vendor's tools and device nodes."""
     if subject.spec.is_host:
         raise NotApplicable("the host's processors are no vendor's alone")

@@ -32,7 +32,7 @@ from levelfield.specs.result import Result
 from levelfield.specs.site import HostsFile, LaunchPlan, Site
 from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import Fails, NotOk
-from levelfield.testing.rehearsal import DRILL
+from levelfield.testing.rehearsal import DRILL_FOLDER
 from levelfield.testing.subject import marked_processes
 
 SECRET = "a-conformance-value-that-no-file-may-hold"
@@ -81,7 +81,7 @@ class LauncherSubject:
         python = self.launch.site.python or sys.executable
         choice = TuningChoice(environment=variables)
         request = UserRequest("smoke", choice, python=python, launch=self.launch, preflight=False)
-        registry = Registry([DRILL, DRILL / "hosts", *self.plugins])
+        registry = Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts", *self.plugins])
         try:
             (job,) = scheduler.jobs(registry, [Entry(f"drill:drill:drill:{self.nodes}:1", request)], None)
         except LevelfieldError as error:

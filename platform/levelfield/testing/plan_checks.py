@@ -27,21 +27,21 @@ from levelfield.specs.vendor import HOST_KIND
 from levelfield.testing.findings import Fails, Missing, NotApplicable
 from levelfield.testing.subject import VendorSubject
 
-LAUNCHED = 2  # devices
-NODES = (1, 2, 4)
-DEVICES = 8  # of one node, as most makers build them
+LAUNCHED_DEVICES = 2  # devices
+NODE_COUNTS = (1, 2, 4)
+DEVICES_PER_NODE = 8  # of one node, as most makers build them
 GIB = 2**30
-ERROR = 0.15  # of an estimated memory, in nine of ten published rows: docs/planner-accuracy.md
-SHOWN = 160  # characters of why a case has no plan, in whole words
+MEMORY_ERROR = 0.15  # of an estimated memory, in nine of ten published rows: docs/planner-accuracy.md
+MAX_REASON_LENGTH = 160  # characters of why a case has no plan, in whole words
 
 
-def planned(selection: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:
+def make_plan(selection: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:
     """Return the plan of a selection, for assumed devices. changes: of the request. Raises UsageError."""
     request = replace(UserRequest(scale, assume=True, python=sys.executable), **changes)  # type: ignore[arg-type]
     return resolve(Decision(str(selector.case), selector, selection, request, scale=scale), "check")
 
 
-def elsewhere(registry: Registry, selector: Selector) -> Selection:
+def select_without_devices(registry: Registry, selector: Selector) -> Selection:
     """Return what is found for the selector on a machine without such devices. Raises UsageError."""
     return replace(lookup.find_selection(registry, selector), devices=(), problem=None, notices=())
 
@@ -49,7 +49,7 @@ def elsewhere(registry: Registry, selector: Selector) -> Selection:
 # ---- the launch of a training
 
 
-def launch(subject: VendorSubject) -> str:
+def check_launch(subject: VendorSubject) -> str:
     """Check that each framework has a plan whose processes get the declared argv, variables, device and backend."""
     frameworks = subject.registry.frameworks_reaching(subject.spec)
     if not frameworks:
@@ -89,15 +89,15 @@ def _first_plan(subject: VendorSubject, framework: str) -> Plan:
         raise Fails(f"frameworks: unknown '{framework}'; known: {names}", "correct the name or remove it")
     reason = "no case fits"
     for name in sorted(registry.cases):
-        selector = Selector(case=name, framework=framework, target=subject.name, devices=LAUNCHED)
+        selector = Selector(case=name, framework=framework, target=subject.name, devices=LAUNCHED_DEVICES)
         try:
             selection = lookup.find_selection(registry, selector)
             if {"base", framework} & set(subject.spec.images):
                 allow = needed_permissions(
                     selection.adapter.container(subject.devices_or_two())
                 )  # check `privileges` reports it
-                planned(selection, selector, "smoke", python=None, runtime="docker", allow=allow)
-            return planned(selection, selector, "smoke")
+                make_plan(selection, selector, "smoke", python=None, runtime="docker", allow=allow)
+            return make_plan(selection, selector, "smoke")
         except UsageError as error:
             reason = str(error)
     raise Fails(
@@ -108,7 +108,7 @@ def _first_plan(subject: VendorSubject, framework: str) -> Plan:
 # ---- tuning/
 
 
-def tuning(subject: VendorSubject) -> str:
+def check_tuning(subject: VendorSubject) -> str:
     """Check that each file belongs to a known case, sets free fields only, and that each row gives a possible plan that
     fits the devices' memory."""
     files = sorted((subject.folder / "tuning").glob("*.yaml"))
@@ -128,10 +128,10 @@ def tuning(subject: VendorSubject) -> str:
 def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -> int:
     """Return the number of plans. Raises Fails for a row that makes a plan impossible, that does not fit where a plan
     without it fits or where it names devices and nodes, or that applies nowhere."""
-    plans, devices = 0, row.devices or DEVICES
+    plans, devices = 0, row.devices or DEVICES_PER_NODE
     frameworks = [row.framework] if row.framework else subject.registry.frameworks_reaching(subject.spec)
     chips = [row.chip] if row.chip else [chip.name for chip in subject.spec.chips]
-    for framework, chip, nodes in itertools.product(frameworks, chips, [row.nodes] if row.nodes else NODES):
+    for framework, chip, nodes in itertools.product(frameworks, chips, [row.nodes] if row.nodes else NODE_COUNTS):
         selector = Selector(case=case, framework=framework, target=chip, nodes=nodes, devices=devices)
         try:
             selection = replace(lookup.find_selection(subject.registry, selector), devices=())
@@ -153,12 +153,12 @@ def _check_row(subject: VendorSubject, case: str, number: int, row: TuningRow) -
 def _plan_fault(selection: Selection, selector: Selector, scale: Scale) -> tuple[bool, str | None]:
     """Return whether there is a plan, and what is wrong: why there is none, or by how much it does not fit."""
     try:
-        plan = planned(selection, selector, scale)
+        plan = make_plan(selection, selector, scale)
     except UsageError as error:
         return False, str(error)
     needed, available = plan.expected_memory.total_bytes, plan.expected_memory.available_bytes
     if (
-        selection.vendor.is_host or available is None or needed <= available * (1 + ERROR)
+        selection.vendor.is_host or available is None or needed <= available * (1 + MEMORY_ERROR)
     ):  # a host's memory is this machine's
         return True, None
     what = f"{plan.tuning.layout} with micro-batch {plan.tuning.micro_batch}"
@@ -168,7 +168,7 @@ def _plan_fault(selection: Selection, selector: Selector, scale: Scale) -> tuple
 # ---- the shipped cases
 
 
-def cases(subject: VendorSubject) -> str:
+def check_cases(subject: VendorSubject) -> str:
     """Plan each case at full scale on one node of the first chip, and name the peaks that the chips lack for them."""
     if subject.spec.is_host:
         raise NotApplicable("the full scale is for accelerators")
@@ -180,9 +180,9 @@ def cases(subject: VendorSubject) -> str:
     for name in names:
         reasons = []
         for framework in frameworks:
-            selector = Selector(case=name, framework=framework, target=chip.name, devices=DEVICES)
+            selector = Selector(case=name, framework=framework, target=chip.name, devices=DEVICES_PER_NODE)
             try:
-                planned(elsewhere(subject.registry, selector), selector, "full")
+                make_plan(select_without_devices(subject.registry, selector), selector, "full")
                 break
             except UsageError as error:
                 reasons.append(" ".join(str(error).split()))
@@ -191,10 +191,13 @@ def cases(subject: VendorSubject) -> str:
     if len(without) == len(names):
         name, reason = next(iter(without.items()))
         raise Fails(
-            f"none of {len(names)} cases has a plan on {DEVICES} x {chip.name}: {name}: {reason}", "see `launch`"
+            f"none of {len(names)} cases has a plan on {DEVICES_PER_NODE} x {chip.name}: {name}: {reason}",
+            "see `launch`",
         )
-    summary = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES} x {chip.name}"
-    none = "; ".join(f"{name}: {shorten(reason, SHOWN, placeholder=' ...')}" for name, reason in without.items())
+    summary = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES_PER_NODE} x {chip.name}"
+    none = "; ".join(
+        f"{name}: {shorten(reason, MAX_REASON_LENGTH, placeholder=' ...')}" for name, reason in without.items()
+    )
     summary += f"; none: {none}" if none else ""
     uses: dict[Precision, list[str]] = {}
     for name in names:

@@ -19,9 +19,9 @@ from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.short_names import clipped
 
 Fields = dict[str, Any]
-NUMBER = (int, float)
-LEAST_VOCABULARY = 4  # of a case's synthetic corpus: two tokens may follow each token
-_ROTARY = {
+NUMBER_TYPES = (int, float)
+MIN_VOCABULARY_SIZE = 4  # of a case's synthetic corpus: two tokens may follow each token
+_ROTARY_DEFAULTS = {
     "head_dim": None,
     "rope_theta": 10000.0,
     "rope_scaling": None,
@@ -33,11 +33,11 @@ _ROTARY = {
     "hidden_act": "silu",
     "architectures": None,
 }
-_SWITCHED = {"use_sliding_window": False, "sliding_window": 4096, "layer_types": None}
+_SWITCHED_WINDOW_DEFAULTS = {"use_sliding_window": False, "sliding_window": 4096, "layer_types": None}
 _WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True}
-_GPT2 = {
+_GEMMA_DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True}
+_GPT2_DEFAULTS = {
     "architectures": None,
     "n_inner": None,
     "embd_pdrop": 0.1,
@@ -45,9 +45,9 @@ _GPT2 = {
     "initializer_range": 0.02,
     "activation_function": "gelu_new",
 }
-_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
-_PLAIN = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-_OTHERS = {
+_GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
+_PLAIN_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+_UNSUPPORTED_MODELS = {
     "gemma2": "it has norms before and after each part, and soft caps (attn_logit_softcapping)",
     "gemma3_text": "it has norms before and after each part, and two rotary bases (rope_local_base_freq)",
     "gemma3": "it reads images, and has norms before and after each part",
@@ -56,7 +56,7 @@ _OTHERS = {
     "deepseek_v3": "it predicts further tokens (num_nextn_predict_layers); configs/cases/deepseek_v3.yaml is without",
 }
 # Tokens, outputs, generation and the loading of files: nothing of these is part of a pretraining's arithmetic.
-IDLE = frozenset(
+IRRELEVANT_KEYS = frozenset(
     (
         *("torch_dtype", "dtype", "transformers_version", "use_cache", "unsloth_fixed"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id"),
@@ -111,7 +111,7 @@ class ConfigKeys:
         if (is_truth and bool in types) or (not is_truth and isinstance(value, types)):
             return value
         names = " or ".join("null" if member is type(None) else member.__name__ for member in types)
-        self.problem(key, f"found {_as_json(value)}, expected {names}", is_needed=True)
+        self.problem(key, f"found {_short_json(value)}, expected {names}", is_needed=True)
         return None
 
     def must(self, key: str, allowed: tuple[Any, ...], reason: str) -> None:
@@ -119,7 +119,7 @@ class ConfigKeys:
         self.read.add(key)
         value = self.content.get(key, self.defaults.get(key, allowed[0]))
         if not any(type(value) is type(option) and value == option for option in allowed):
-            self.problem(key, f"{'found' if key in self.content else 'by default'} {_as_json(value)}: {reason}")
+            self.problem(key, f"{'found' if key in self.content else 'by default'} {_short_json(value)}: {reason}")
 
     def problem(self, key: str, says: str, is_needed: bool = False) -> None:
         """Add a problem of a key. is_needed: no model is without it, so the user cannot leave it out."""
@@ -128,13 +128,13 @@ class ConfigKeys:
 
     def written_as(self, field: str) -> str | None:
         """Return the key here that gives a field of a case's model, such as n_layer; None without one."""
-        return next((key for key in _KEYS_OF.get(field, (field,)) if key.partition(".")[0] in self.content), None)
+        return next((key for key in _CONFIG_KEYS.get(field, (field,)) if key.partition(".")[0] in self.content), None)
 
     def finish(self) -> None:
         """Add a problem for each key that nothing has read. An unknown null asks for nothing."""
         for key, value in self.content.items():
-            if key not in self.read and key not in IDLE and value is not None:
-                self.problem(key, f"found {_as_json(value)}, which a case cannot say")
+            if key not in self.read and key not in IRRELEVANT_KEYS and value is not None:
+                self.problem(key, f"found {_short_json(value)}, which a case cannot say")
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,11 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
         raise DocumentError(f"{path}: found no mapping of keys to values, expected Hugging Face's config.json")
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
-        reason = f", and {_OTHERS[kind]}, which a case cannot say" if isinstance(kind, str) and kind in _OTHERS else ""
+        reason = (
+            f", and {_UNSUPPORTED_MODELS[kind]}, which a case cannot say"
+            if isinstance(kind, str) and kind in _UNSUPPORTED_MODELS
+            else ""
+        )
         value = "missing" if kind is None else f"found {str(kind)[:40]!r}{reason}"
         expected = f"expected one of {', '.join(sorted(_READERS))}"
         by_hand = "For another one write the case by hand: docs/writing-a-case.md"
@@ -173,15 +177,17 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
     classes = keys.take("architectures", (list, type(None))) or [expected]
     if {str(name).lower() for name in classes} != {expected.lower()}:  # some old files have LLaMAForCausalLM
-        keys.problem("architectures", f"found {_as_json(classes)}, expected {expected}, the language model of {kind}")
+        keys.problem(
+            "architectures", f"found {_short_json(classes)}, expected {expected}, the language model of {kind}"
+        )
     fields = read(keys)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
     if length is not None and not 2 <= length <= MOST_SIZE:
         keys.problem(positions, f"found {length}, expected 2 to {MOST_SIZE:,}", is_needed=True)
-    if fields["vocab_size"] in range(1, LEAST_VOCABULARY):
+    if fields["vocab_size"] in range(1, MIN_VOCABULARY_SIZE):
         keys.problem(
-            "vocab_size", f"found {fields['vocab_size']}, expected at least {LEAST_VOCABULARY}", is_needed=True
+            "vocab_size", f"found {fields['vocab_size']}, expected at least {MIN_VOCABULARY_SIZE}", is_needed=True
         )
     keys.finish()
     if keys.problems:
@@ -193,10 +199,12 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
             "leaves it out, and the case's source says so"
         )
     left_out = tuple(sorted(set(keys.content) - keys.read))
-    return PublishedModel(kind, _model(path, kind, fields, keys), length, left_out, keys.assumed, tuple(keys.remarks))
+    return PublishedModel(
+        kind, _validated_model(path, kind, fields, keys), length, left_out, keys.assumed, tuple(keys.remarks)
+    )
 
 
-def _model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
+def _validated_model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
     """Return the model. Raises UsageError with the key of config.json that has the first wrong value."""
     try:
         return Model.model_validate({"family": kind, **fields})
@@ -207,20 +215,20 @@ def _model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) -> Model:
         message = fault_text({**first, "input": keys.content.get(key, first.get("input"))}, Model)
         raise UsageError(f"{path}: key '{key}': {message}")
     message = fault_text(first, Model)
-    names = ((name.removeprefix(f"{field}."), keys.written_as(name)) for name in _KEYS_OF)
+    names = ((name.removeprefix(f"{field}."), keys.written_as(name)) for name in _CONFIG_KEYS)
     others = ", ".join(f"{name} is {key}" for name, key in names if key != name and key and name in message.split())
     raise UsageError(f"{path}: gives no model: {field or 'model'}: {message}{f'; {others}' if others else ''}")
 
 
-def _gpt2(keys: ConfigKeys) -> Fields:
+def _read_gpt2(keys: ConfigKeys) -> Fields:
     hidden, heads, inner = keys.take("n_embd", int), keys.take("n_head", int), keys.take("n_inner", (int, type(None)))
-    dropout = keys.take("resid_pdrop", NUMBER)
+    dropout = keys.take("resid_pdrop", NUMBER_TYPES)
     keys.must(
         "embd_pdrop", (dropout,), f"a case has one rate for embeddings and residuals, and resid_pdrop is {dropout}"
     )
     for key, value in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         keys.must(key, (value,), "a case divides attention's scores by the root of the head size, in every layer")
-    attention = keys.take("attn_pdrop", NUMBER)
+    attention = keys.take("attn_pdrop", NUMBER_TYPES)
     keys.must("attention_dropout", (attention,), f"attn_pdrop is {attention}")
     keys.must("reorder_and_upcast_attn", (False,), "a case does not order attention's operations")
     keys.must("add_cross_attention", (False,), "a case has no attention to another sequence")
@@ -233,18 +241,18 @@ def _gpt2(keys: ConfigKeys) -> Fields:
         "vocab_size": keys.take("vocab_size", int),
         "positions": "learned",
         "norm": "layernorm",
-        "norm_eps": keys.take("layer_norm_epsilon", NUMBER),
-        "activation": _one_of(keys, "activation_function", _PLAIN),
+        "norm_eps": keys.take("layer_norm_epsilon", NUMBER_TYPES),
+        "activation": _take_activation(keys, "activation_function", _PLAIN_ACTIVATIONS),
         "bias": True,
         "tied_embeddings": keys.take("tie_word_embeddings", bool),
         "hidden_dropout": dropout,
         "attention_dropout": attention,
-        "init_std": keys.take("initializer_range", NUMBER),
+        "init_std": keys.take("initializer_range", NUMBER_TYPES),
         "scaled_residual_init": True,  # transformers scales `c_proj` so
     }
 
 
-def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
+def _read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     """Return what all decoders with rotary positions have. The activation is that of an MLP with a gate."""
     heads, hidden = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
     width = keys.take("head_dim", (int, type(None)) if "head_dim" in keys.defaults else int)
@@ -257,11 +265,11 @@ def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     name, content = ("rope_parameters", dict(newer)) if newer else ("rope_scaling", dict(older or {}))
     base = content.pop("rope_theta", None)
     if base is None or "rope_theta" in keys.content:
-        theta = keys.take("rope_theta", NUMBER)
+        theta = keys.take("rope_theta", NUMBER_TYPES)
         if base is not None and theta != base:
             keys.problem("rope_theta", f"found {theta}, and {base} in {name}")
         base = theta
-    scaling = _scaling(keys, name, content)
+    scaling = _read_rope_scaling(keys, name, content)
     return {
         "layers": keys.take("num_hidden_layers", int),
         "hidden_size": hidden,
@@ -275,32 +283,36 @@ def _rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
         "rope_scaling": scaling,
         "sliding_window": window,
         "norm": "rmsnorm",
-        "norm_eps": keys.take("rms_norm_eps", NUMBER),
+        "norm_eps": keys.take("rms_norm_eps", NUMBER_TYPES),
         "bias": False,
         "tied_embeddings": keys.take("tie_word_embeddings", bool),
         "hidden_dropout": 0.0,
-        "attention_dropout": keys.take("attention_dropout", NUMBER),
-        "init_std": keys.take("initializer_range", NUMBER),
+        "attention_dropout": keys.take("attention_dropout", NUMBER_TYPES),
+        "init_std": keys.take("initializer_range", NUMBER_TYPES),
         "scaled_residual_init": False,
     }
 
 
-def _llama(keys: ConfigKeys) -> Fields:
+def _read_llama(keys: ConfigKeys) -> Fields:
     keys.must("pretraining_tp", (1,), "a case does not divide matrices in another order")
     bias = keys.take("attention_bias", bool)
     keys.must("mlp_bias", (bias,), f"a case has biases in all matrices or in none, and attention_bias is {bias}")
-    return {**_rotary(keys), "bias": bool(bias), "activation": _one_of(keys, "hidden_act", _GATED)}
+    return {
+        **_read_rotary(keys),
+        "bias": bool(bias),
+        "activation": _take_activation(keys, "hidden_act", _GATED_ACTIVATIONS),
+    }
 
 
-def _without_bias(keys: ConfigKeys, has_window: bool = False) -> Fields:
+def _read_unbiased(keys: ConfigKeys, has_window: bool = False) -> Fields:
     window = keys.take("sliding_window", (int, type(None))) if has_window else None
     keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
-    return {**_rotary(keys, window), "activation": _one_of(keys, "hidden_act", _GATED)}
+    return {**_read_rotary(keys, window), "activation": _take_activation(keys, "hidden_act", _GATED_ACTIVATIONS)}
 
 
-def _switched(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
+def _read_switched_window(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
     """Return the fields with the sliding window of all layers. Adds a problem where only some layers have one."""
-    fields = _without_bias(keys)
+    fields = _read_unbiased(keys)
     layers = fields["layers"]
     keys.read.update(_WINDOW_KEYS)
     if ignored := [key for key in _WINDOW_KEYS if key in keys.ignored]:
@@ -337,7 +349,7 @@ def _switched(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
     return {**fields, "sliding_window": window if kinds == {_SLIDING} else None}
 
 
-def _gemma(keys: ConfigKeys) -> Fields:
+def _read_gemma(keys: ConfigKeys) -> Fields:
     activation = keys.take("hidden_activation", (str, type(None)))
     older = keys.take("hidden_act", str)
     if activation not in (None, "gelu_pytorch_tanh") or older not in ("gelu", "gelu_pytorch_tanh"):
@@ -346,24 +358,24 @@ def _gemma(keys: ConfigKeys) -> Fields:
     if older == "gelu":
         keys.remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
     keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
-    fields = _rotary(keys)
+    fields = _read_rotary(keys)
     return {**fields, "activation": "geglu_tanh", "embedding_scale": math.sqrt(fields["hidden_size"] or 1)}
 
 
-def _mixtral(keys: ConfigKeys) -> Fields:
+def _read_mixtral(keys: ConfigKeys) -> Fields:
     keys.must("router_jitter_noise", (0.0, 0), "a case's router has no noise")
-    fields, chosen = _without_bias(keys, has_window=True), keys.take("num_experts_per_tok", int)
+    fields, chosen = _read_unbiased(keys, has_window=True), keys.take("num_experts_per_tok", int)
     experts = {
         "count": keys.take("num_local_experts", int),
         "chosen": chosen,
         "ffn_hidden_size": fields["ffn_hidden_size"],
-        "router": {"auxiliary_loss": _balance(keys, chosen, fields["layers"])},
+        "router": {"auxiliary_loss": _balancing_loss(keys, chosen, fields["layers"])},
     }
     return {**fields, "experts": experts}
 
 
-def _qwen3_moe(keys: ConfigKeys) -> Fields:
-    fields = _switched(keys, is_mixture=True)
+def _read_qwen3_moe(keys: ConfigKeys) -> Fields:
+    fields = _read_switched_window(keys, is_mixture=True)
     chosen, step = keys.take("num_experts_per_tok", int), keys.take("decoder_sparse_step", int)
     dense = keys.take("mlp_only_layers", list) or []
     first = (step or 1) - 1
@@ -381,15 +393,15 @@ def _qwen3_moe(keys: ConfigKeys) -> Fields:
         "every": step,
         "router": {
             "normalised": keys.take("norm_topk_prob", bool),
-            "auxiliary_loss": _balance(keys, chosen, fields["layers"]),
+            "auxiliary_loss": _balancing_loss(keys, chosen, fields["layers"]),
         },
     }
     return {**fields, "query_key_norm": True, "experts": experts}
 
 
-def _balance(keys: ConfigKeys, chosen: int | None, layers: int | None) -> float:
+def _balancing_loss(keys: ConfigKeys, chosen: int | None, layers: int | None) -> float:
     """Return the coefficient of a case's balancing loss, which is of a sequence and of a layer (writing-a-case.md)."""
-    coefficient = keys.take("router_aux_loss_coef", NUMBER)
+    coefficient = keys.take("router_aux_loss_coef", NUMBER_TYPES)
     converted = float(f"{(coefficient or 0) * (chosen or 1) / (layers or 1):.6g}")
     keys.remarks.append(
         f"router_aux_loss_coef {coefficient} x {chosen} experts / {layers} layers is auxiliary_loss {converted:g}"
@@ -397,14 +409,14 @@ def _balance(keys: ConfigKeys, chosen: int | None, layers: int | None) -> float:
     return converted
 
 
-def _one_of(keys: ConfigKeys, key: str, names: dict[str, str]) -> str | None:
+def _take_activation(keys: ConfigKeys, key: str, names: dict[str, str]) -> str | None:
     value = keys.take(key, str)
     if value is not None and value not in names:
         keys.problem(key, f"found '{value}', expected one of {', '.join(names)}")
     return names.get(value or "")
 
 
-def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
+def _read_rope_scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
     kinds = [content.pop(key) for key in ("rope_type", "type") if key in content]
     kind = kinds[0] if kinds else "default"
     if kind == "default":
@@ -418,7 +430,7 @@ def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
         return None
     names, defaults = _SCALINGS[kind]
     inner = ConfigKeys(content, defaults, above=f"{name}.")
-    scaling = {ours: inner.take(theirs, (*NUMBER, type(None))) for theirs, ours in names.items()}
+    scaling = {ours: inner.take(theirs, (*NUMBER_TYPES, type(None))) for theirs, ours in names.items()}
     if kind == "yarn" and scaling["original_length"] is None:
         scaling["original_length"] = keys.take("max_position_embeddings", int)
     inner.finish()
@@ -430,20 +442,22 @@ def _scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields | None:
     return {"kind": kind, **values}
 
 
-_LENGTH = {"original_max_position_embeddings": "original_length"}
+_ORIGINAL_LENGTH_KEY = {"original_max_position_embeddings": "original_length"}
 _SCALINGS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "linear": ({"factor": "factor"}, {}),
     "llama3": (
-        {"factor": "factor", **_LENGTH, "low_freq_factor": "low_factor", "high_freq_factor": "high_factor"}, {},
+        {"factor": "factor", **_ORIGINAL_LENGTH_KEY, "low_freq_factor": "low_factor",
+         "high_freq_factor": "high_factor"},
+        {},
     ),
     "yarn": (
-        {"factor": "factor", **_LENGTH, "beta_fast": "beta_fast", "beta_slow": "beta_slow",
+        {"factor": "factor", **_ORIGINAL_LENGTH_KEY, "beta_fast": "beta_fast", "beta_slow": "beta_slow",
          "attention_factor": "magnitude"},
         {"original_max_position_embeddings": None, "beta_fast": 32, "beta_slow": 1, "attention_factor": None},
     ),
 }  # fmt: skip
 # The keys of config.json that give a field of a case's model, by the field; each file has one of them at most.
-_KEYS_OF: dict[str, tuple[str, ...]] = {
+_CONFIG_KEYS: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden_size": ("hidden_size", "n_embd"),
     "ffn_hidden_size": ("intermediate_size", "n_inner"),
@@ -468,18 +482,34 @@ _KEYS_OF: dict[str, tuple[str, ...]] = {
     },
 }
 _Reader = Callable[[ConfigKeys], Fields]
-_WIDE = {key: value for key, value in _ROTARY.items() if key != "head_dim"}  # theirs is not hidden_size / heads
+_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM = {
+    key: value for key, value in _ROTARY_DEFAULTS.items() if key != "head_dim"
+}  # theirs is not hidden_size / heads
 _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
-    "gpt2": (_gpt2, _GPT2),
-    "llama": (_llama, {**_ROTARY, "num_key_value_heads": None, "mlp_bias": False}),
-    "mistral": (partial(_without_bias, has_window=True), _ROTARY),
-    "qwen2": (lambda keys: {**_switched(keys), "qkv_bias": True}, {**_ROTARY, **_SWITCHED}),
-    "qwen3": (lambda keys: {**_switched(keys), "query_key_norm": True}, {**_WIDE, **_SWITCHED}),
-    "gemma": (_gemma, {**_WIDE, **_GEMMA}),
-    "mixtral": (_mixtral, {**_ROTARY, "rope_theta": 1e6}),
-    "qwen3_moe": (_qwen3_moe, {**_WIDE, **_SWITCHED, "decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "gpt2": (_read_gpt2, _GPT2_DEFAULTS),
+    "llama": (_read_llama, {**_ROTARY_DEFAULTS, "num_key_value_heads": None, "mlp_bias": False}),
+    "mistral": (partial(_read_unbiased, has_window=True), _ROTARY_DEFAULTS),
+    "qwen2": (
+        lambda keys: {**_read_switched_window(keys), "qkv_bias": True},
+        {**_ROTARY_DEFAULTS, **_SWITCHED_WINDOW_DEFAULTS},
+    ),
+    "qwen3": (
+        lambda keys: {**_read_switched_window(keys), "query_key_norm": True},
+        {**_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM, **_SWITCHED_WINDOW_DEFAULTS},
+    ),
+    "gemma": (_read_gemma, {**_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM, **_GEMMA_DEFAULTS}),
+    "mixtral": (_read_mixtral, {**_ROTARY_DEFAULTS, "rope_theta": 1e6}),
+    "qwen3_moe": (
+        _read_qwen3_moe,
+        {
+            **_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM,
+            **_SWITCHED_WINDOW_DEFAULTS,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
+    ),
 }
 
 
-def _as_json(value: Any) -> str:
+def _short_json(value: Any) -> str:
     return clipped(json.dumps(value, default=str), 60)

@@ -13,12 +13,12 @@ from levelfield.contracts.vendor import Device, Sample, Vendor
 from levelfield.specs.tool import Tool
 from levelfield.specs.vendor import VendorFile
 
-SUFFIXES = {"csv": ".csv", "json": ".json", "pattern": ".txt"}
-ORIGINS = "README.md"
+FORMAT_SUFFIXES = {"csv": ".csv", "json": ".json", "pattern": ".txt"}
+ORIGINS_FILE = "README.md"
 
-Key = tuple[int, str]
-Outcome = Mapping[Key, Any]
-OF_DEVICES = ("chip", "memory_bytes", "identity", "visible_as")
+ValueKey = tuple[int, str]
+DeviceValues = Mapping[ValueKey, Any]
+DEVICE_FIELDS = ("chip", "memory_bytes", "identity", "visible_as")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Recording:
         return self.content.decode()
 
 
-def commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]:
+def declared_commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]:
     """Return the commands of vendor.yaml by the name of their recording."""
     roles: dict[str, tuple[tuple[str, ...], Tool | None]] = {}
     if spec.monitor:
@@ -49,14 +49,14 @@ def commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]
     return roles
 
 
-def file_name(role: str, tool: Tool | None) -> str:
-    return role + (SUFFIXES[tool.format] if tool else ".txt")
+def recording_file_name(role: str, tool: Tool | None) -> str:
+    return role + (FORMAT_SUFFIXES[tool.format] if tool else ".txt")
 
 
-def recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
+def read_recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
     """Return the recordings of vendor.yaml's commands, and those of adapter.py: tool.<executable>.<suffix>."""
     files = []
-    for role, (argv, tool) in commands(spec).items():
+    for role, (argv, tool) in declared_commands(spec).items():
         for path in sorted(folder.glob(f"{role}.*"))[:1]:
             files.append(Recording(role, path, argv, path.read_bytes(), tool))
     for path in sorted(folder.glob("tool.*.*")):
@@ -64,7 +64,7 @@ def recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
     return tuple(files)
 
 
-def why_unread(role: str, tool: Tool, text: str) -> str | None:
+def unread_reason(role: str, tool: Tool, text: str) -> str | None:
     """Return why the rules of vendor.yaml find no device in what a tool printed, or None where they find one."""
     parsed = parse(tool, text)
     if parsed.records:
@@ -75,14 +75,14 @@ def why_unread(role: str, tool: Tool, text: str) -> str | None:
     return parsed.skipped_reasons[0] if parsed.skipped_reasons else "found no record"
 
 
-def outcome(vendor: Vendor, devices: Sequence[Device]) -> dict[Key, Any]:
+def read_values(vendor: Vendor, devices: Sequence[Device]) -> dict[ValueKey, Any]:
     """Return all values that are not null, of the found devices and of the samples of `asked`."""
-    of_devices = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in OF_DEVICES}
+    of_devices = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in DEVICE_FIELDS}
     values = {(s.index, field): getattr(s, field) for s in vendor.sample(devices) for field in SAMPLED}
     return {key: value for key, value in {**of_devices, **values}.items() if value is not None}
 
 
-def wrong(values: Outcome, right: Outcome) -> str | None:
+def find_wrong_value(values: DeviceValues, right: DeviceValues) -> str | None:
     """Return a sentence about a wrong value, or None when all are right or null."""
     for (index, field), value in values.items():
         if value != right.get((index, field)):
@@ -92,7 +92,7 @@ def wrong(values: Outcome, right: Outcome) -> str | None:
     return None
 
 
-def without_reason(samples: Sequence[Sample]) -> str | None:
+def find_unexplained_null(samples: Sequence[Sample]) -> str | None:
     """Return a sentence about a value that is null without a reason, or None."""
     for sample in samples:
         for field in SAMPLED:

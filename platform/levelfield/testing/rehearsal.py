@@ -28,15 +28,15 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import IMPLAUSIBLE, Result
 from levelfield.specs.tuning import TuningChoice
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.sample_checks import undamaged
+from levelfield.testing.sample_checks import read_undamaged_values
 from levelfield.testing.subject import VendorSubject
 
-DRILL = Path(__file__).with_name("drill")  # a folder of --plugins with a tiny training and its case
-MOST_DEVICES = 2
+DRILL_FOLDER = Path(__file__).with_name("drill")  # a folder of --plugins with a tiny training and its case
+MAX_DEVICES = 2
 ENVIRONMENT_ADVICE = "check `environment` of vendor.yaml: every training process gets it"
 
 # By fault: the word for the run that it gives, and the class of failure; None: any.
-FAULTS = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
+FAULT_OUTCOMES = {"killed": ("failed", "killed"), "nan": ("invalid", None)}
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
         devices = list(subject.adapter().devices())
     if not devices:
         raise NotApplicable("found no device to run on, with or without recordings")
-    count, folder = min(len(devices), MOST_DEVICES), _copy_vendor(subject)
+    count, folder = min(len(devices), MAX_DEVICES), _copy_vendor(subject)
     subject.stage.replay(subject.outputs)
     before = _existing_files(subject, folder)
     request = UserRequest("smoke", TuningChoice(environment={"DRILL_FAULT": fault}), python=sys.executable)
     text = f"drill:drill:{folder.name}:1:{count}"
     try:
-        registry = Registry([DRILL, folder.parent.parent, *subject.plugins])
+        registry = Registry([DRILL_FOLDER, folder.parent.parent, *subject.plugins])
         work = scheduler.jobs(registry, [Entry(text, request)], None)
         silent = Listener(lambda sentence: None, lambda plan, step: None)
         (result,) = scheduler.run_all(work, subject.stage.runs, silent, lambda plan: None)
@@ -105,7 +105,7 @@ def _existing_files(subject: VendorSubject, copy: Path) -> set[str]:
     return {str(path) for root in roots for path in root.rglob("*") if "__pycache__" not in path.parts}
 
 
-def telemetry(subject: VendorSubject) -> str:
+def check_telemetry(subject: VendorSubject) -> str:
     """Check that a run is valid and that its telemetry holds the recorded values of its devices."""
     run = rehearse(subject, "none")
     status = run.result.status
@@ -121,7 +121,7 @@ def telemetry(subject: VendorSubject) -> str:
         raise Fails(f"samples of {sorted({s['index'] for s in samples})}, expected one of each device", "")
     values = {(s["index"], field): s[field] for s in samples for field in SAMPLED if s[field] is not None}
     with suppress(NotApplicable):  # a vendor without recordings
-        recorded = undamaged(subject).values
+        recorded = read_undamaged_values(subject).values
         expected = {key: value for key, value in recorded.items() if key[0] in devices and key[1] in SAMPLED}
         if values != expected:
             key = next(key for key in {*values, *expected} if values.get(key) != expected.get(key))
@@ -135,9 +135,9 @@ def telemetry(subject: VendorSubject) -> str:
     return f"a valid run, {len(samples)} sample(s), {len(values)} value(s)"
 
 
-def failures(subject: VendorSubject) -> str:
+def check_failures(subject: VendorSubject) -> str:
     """Check that a killed rank and a NaN loss give their own status with this vendor."""
-    for fault, expected in FAULTS.items():
+    for fault, expected in FAULT_OUTCOMES.items():
         status = rehearse(subject, fault).result.status
         word = (status.word, status.failure)
         if word[0] != expected[0] or (expected[1] and word[1] != expected[1]):
@@ -147,9 +147,9 @@ def failures(subject: VendorSubject) -> str:
     return "a killed rank is failed (killed), a NaN invalid"
 
 
-def cleanup(subject: VendorSubject) -> str:
+def check_cleanup(subject: VendorSubject) -> str:
     """Check that the runs leave no process, and no file outside the run directory."""
-    left = [item for fault in ("none", *FAULTS) for item in rehearse(subject, fault).left]
+    left = [item for fault in ("none", *FAULT_OUTCOMES) for item in rehearse(subject, fault).left]
     if left:
         raise Fails(f"left behind: {', '.join(left[:3])}", "end the adapter's processes; write no file on the host")
     return "found no process and no file after the runs"

@@ -12,30 +12,37 @@ from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
 from levelfield.testing.findings import Fails, NotApplicable
-from levelfield.testing.recordings import Key, Recording, outcome, why_unread, without_reason, wrong
+from levelfield.testing.recordings import (
+    Recording,
+    ValueKey,
+    find_unexplained_null,
+    find_wrong_value,
+    read_values,
+    unread_reason,
+)
 from levelfield.testing.subject import VendorSubject
 from levelfield.testing.tool_checks import check_problem
 
-COMPARE = "compare vendor.yaml with the recording"
-WITH_UNIT = "put number and unit into the group or column, and write the unit in `printed`"
-TIGHTEN = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
+COMPARE_ADVICE = "compare vendor.yaml with the recording"
+UNIT_ADVICE = "put number and unit into the group or column, and write the unit in `printed`"
+STRICTER_ADVICE = "make the pattern stricter: anchors, `printed`, `matching`, `columns`"
 
-Quantity = tuple[Recording, NumberPlace, Key]  # a number, and the only value that depends on it
+Quantity = tuple[Recording, NumberPlace, ValueKey]  # a number, and the only value that depends on it
 
 
 @dataclass(frozen=True)
-class Undamaged:
+class UndamagedValues:
     """The values of the undamaged recordings, with which every damaged copy is compared."""
 
     devices: tuple[Device, ...]
-    values: dict[Key, Any]
+    values: dict[ValueKey, Any]
 
 
-def undamaged(subject: VendorSubject) -> Undamaged:
+def read_undamaged_values(subject: VendorSubject) -> UndamagedValues:
     """Return the undamaged values. Raises Fails for a device with two records: a copy that lacks one shows more."""
     devices = subject.devices()
     _check_repeats(subject)
-    return Undamaged(tuple(devices), outcome(subject.replayed_adapter(subject.outputs), devices))
+    return UndamagedValues(tuple(devices), read_values(subject.replayed_adapter(subject.outputs), devices))
 
 
 def _check_repeats(subject: VendorSubject) -> None:
@@ -49,19 +56,21 @@ def _check_repeats(subject: VendorSubject) -> None:
             )
 
 
-def after(subject: VendorSubject, right: Undamaged, recording: Recording, text: str | bytes) -> dict[Key, Any]:
+def values_after_damage(
+    subject: VendorSubject, right: UndamagedValues, recording: Recording, text: str | bytes
+) -> dict[ValueKey, Any]:
     """Return the outcome when one of the tools prints another text."""
     content = text if isinstance(text, bytes) else text.encode()
-    return outcome(subject.replayed_adapter({**subject.outputs, recording.argv: content}), right.devices)
+    return read_values(subject.replayed_adapter({**subject.outputs, recording.argv: content}), right.devices)
 
 
-def devices(subject: VendorSubject) -> str:
+def check_devices(subject: VendorSubject) -> str:
     """Check that the recordings show devices of known chips."""
     listing = subject.devices()
     if not listing:
-        unread = ((r.path.name, why_unread(r.role, r.tool, r.text)) for r in subject.recordings if r.tool)
+        unread = ((r.path.name, unread_reason(r.role, r.tool, r.text)) for r in subject.recordings if r.tool)
         reason = next((f": recorded/{name}: {reason}" for name, reason in unread if reason), "")
-        raise Fails(f"found no device in the recordings{reason}", COMPARE)
+        raise Fails(f"found no device in the recordings{reason}", COMPARE_ADVICE)
     unknown = next((d for d in listing if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
     if unknown:
         ends = ", ".join(f"'{end}'" for chip in subject.spec.chips for end in chip.match) or "none"
@@ -78,77 +87,77 @@ def devices(subject: VendorSubject) -> str:
     return f"{len(listing)} device(s): {', '.join(names)}"
 
 
-def never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable[str]], what: str) -> str:
+def check_never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable[str]], what: str) -> str:
     """Check that no damaged copy of a recording gives a value that differs from those of the recording itself."""
-    right, count = undamaged(subject), 0
+    right, count = read_undamaged_values(subject), 0
     for recording in subject.required_recordings():
         for text in damaged(recording):
             count += 1
-            if error := wrong(after(subject, right, recording, text), right.values):
-                raise Fails(f"{recording.path.name} {what}: {error}", TIGHTEN)
+            if error := find_wrong_value(values_after_damage(subject, right, recording, text), right.values):
+                raise Fails(f"{recording.path.name} {what}: {error}", STRICTER_ADVICE)
     if not count:
         raise NotApplicable("found no recording that this check can change")
     return f"{count} copies {what}: no wrong value"
 
 
-def quantities(subject: VendorSubject) -> tuple[Undamaged, list[Quantity]]:
+def find_quantities(subject: VendorSubject) -> tuple[UndamagedValues, list[Quantity]]:
     """Return the undamaged values, and the numbers of the recordings on which exactly one value depends.
 
     Each number is changed once to see that. Raises Fails when the recordings hold no quantity.
     """
     if "quantities" not in subject.shared:
-        right, numbers = undamaged(subject), list[Quantity]()
+        right, numbers = read_undamaged_values(subject), list[Quantity]()
         for recording in subject.required_recordings():
-            for number in damage.numbers(recording.text):
-                nudged = after(subject, right, recording, damage.with_changed_digit(recording.text, number))
+            for number in damage.find_numbers(recording.text):
+                nudged = values_after_damage(subject, right, recording, damage.change_digit(recording.text, number))
                 changed = [key for key in {*right.values, *nudged} if right.values.get(key) != nudged.get(key)]
                 if len(changed) == 1 and changed[0][1] in damage.IMPOSSIBLE_UNITS:
                     numbers.append((recording, number._replace(field=changed[0][1]), changed[0]))
         subject.shared["quantities"] = (right, numbers)
-    right, numbers = cast(tuple[Undamaged, list[Quantity]], subject.shared["quantities"])
+    right, numbers = cast(tuple[UndamagedValues, list[Quantity]], subject.shared["quantities"])
     if not numbers:
-        raise Fails("found no number in the recordings that gives a value", COMPARE)
+        raise Fails("found no number in the recordings that gives a value", COMPARE_ADVICE)
     return right, numbers
 
 
-def must_be_null(
+def check_null_values(
     subject: VendorSubject,
     what: str,
     damaged: Callable[[str, NumberPlace], str],
     chosen: Sequence[Quantity] | None = None,
-    do: str = TIGHTEN,
+    do: str = STRICTER_ADVICE,
 ) -> str:
     """Check that each damaged quantity (all, or `chosen`) is null, and that no other value is wrong."""
-    right, numbers = quantities(subject)
+    right, numbers = find_quantities(subject)
     for recording, number, (index, field) in numbers if chosen is None else chosen:
         text = damaged(recording.text, number)
-        seen = after(subject, right, recording, text)
+        seen = values_after_damage(subject, right, recording, text)
         where = f"{recording.path.name} {what}"
         line = text[text.rfind("\n", 0, number.start) + 1 :].partition("\n")[0].strip()[:50]
         if (index, field) in seen:
             raise Fails(f"{where}: device {index}: {field} is {seen[index, field]} for '{line}'", do)
-        if error := wrong(seen, right.values):
+        if error := find_wrong_value(seen, right.values):
             raise Fails(f"{where}: {error} for '{line}'", do)
     return f"{len(numbers)} number(s) {what}: each null"
 
 
-def other_units(subject: VendorSubject) -> str:
+def check_other_units(subject: VendorSubject) -> str:
     """Check copies with another unit, and copies without a unit where the tool always prints one."""
-    numbers = quantities(subject)[1]
+    numbers = find_quantities(subject)[1]
     bare = {(recording.role, key[1]) for recording, number, key in numbers if number.unit is None}
     chosen = [item for item in numbers if (item[0].role, item[2][1]) not in bare]
-    must_be_null(subject, "without its unit", damage.without_unit, chosen, WITH_UNIT)
-    return must_be_null(subject, "in another unit", damage.other_unit)
+    check_null_values(subject, "without its unit", damage.remove_unit, chosen, UNIT_ADVICE)
+    return check_null_values(subject, "in another unit", damage.replace_unit)
 
 
-def extra_devices(subject: VendorSubject) -> str:
+def check_extra_devices(subject: VendorSubject) -> str:
     """Check samples of some devices while the tool shows more, and of a device that the tool does not show."""
-    right = undamaged(subject)
+    right = read_undamaged_values(subject)
     for device in right.devices:
-        seen = outcome(subject.replayed_adapter(subject.outputs), [device])
+        seen = read_values(subject.replayed_adapter(subject.outputs), [device])
         values = {key: value for key, value in seen.items() if key[0] == device.index}
         lost = next((f"no {key[1]}" for key in right.values if key[0] == device.index and key not in values), None)
-        if error := wrong(values, right.values) or lost:
+        if error := find_wrong_value(values, right.values) or lost:
             raise Fails(f"device {device.index} alone of {len(right.devices)}: {error}", "pick records by index")
     absent = Device(max((d.index for d in right.devices), default=0) + 90, None, "", None)
     (sample,) = subject.replayed_adapter(subject.outputs).sample([absent])
@@ -156,25 +165,25 @@ def extra_devices(subject: VendorSubject) -> str:
         getattr(sample, field, None) is not None for field in damage.IMPOSSIBLE_UNITS
     ):
         raise Fails(f"device {absent.index}, which the tool does not show, has values", "pick records by index")
-    if blank := without_reason([sample]):
+    if blank := find_unexplained_null([sample]):
         raise Fails(blank, "give a reason in Sample.reasons")
     return f"{len(right.devices)} device(s) one by one; an absent one is null"
 
 
-def no_text(subject: VendorSubject) -> str:
+def check_no_text(subject: VendorSubject) -> str:
     """Check that empty output, blank lines and bytes that are not text give no devices, and nulls with reasons.
 
     The list of devices must say why it is empty.
     """
-    right = undamaged(subject)
+    right = read_undamaged_values(subject)
     for recording in subject.required_recordings():
         for content in (b"", b"\n\n\n", b"\xff\xfe" + recording.content, recording.content.replace(b"\n", b"\xff\n")):
-            if error := wrong(after(subject, right, recording, content), right.values):
+            if error := find_wrong_value(values_after_damage(subject, right, recording, content), right.values):
                 raise Fails(f"{recording.path.name}, empty or not UTF-8: {error}", "treat such output as no output")
     for content in (b"", b"unexpected state, contact your vendor\n\x00\x01\n"):
         adapter = subject.replayed_adapter({recording.argv: content for recording in subject.recordings})
         check_problem(adapter.devices(), f"prints {content[:24]!r}", is_here=True)
     adapter = subject.replayed_adapter({recording.argv: b"" for recording in subject.recordings})
-    if blank := without_reason(list(adapter.sample(right.devices))):
+    if blank := find_unexplained_null(list(adapter.sample(right.devices))):
         raise Fails(f"the tool prints nothing: {blank}", "give a reason in Sample.reasons")
     return "empty and not UTF-8: no wrong value"

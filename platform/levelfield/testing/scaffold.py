@@ -12,25 +12,30 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 
 Kind = Literal["vendor", "framework"]
-NAME = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
+NAME_PATTERN = re.compile("[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _FOLDERS: dict[Kind, str] = {"vendor": "vendors", "framework": "models"}
 _HERE = Path(__file__).parent
 _TEMPLATES: dict[Kind, Path] = {"vendor": _HERE / "templates/vendor", "framework": _HERE / "framework_kit/template"}
 _PACKAGE = _HERE / "templates/package"
 
 
-def new_folder(kind: Kind, name: str, plugins: Path, registry: Registry) -> Path:
+def create_plugin_folder(kind: Kind, name: str, plugins: Path, registry: Registry) -> Path:
     """Write vendors/<name>/ or models/<name>/ below `plugins` and return it.
 
     Raises UsageError for a name that exists, or that is no part of a file name, a module and a Dockerfile alike, and
     for an existing folder.
     """
-    return _written(kind, name, registry, plugins / _FOLDERS[kind] / name, _rendered(_TEMPLATES[kind], kind, name))
+    return _write_files(
+        kind, name, registry, plugins / _FOLDERS[kind] / name, _render_templates(_TEMPLATES[kind], kind, name)
+    )
 
 
-def new_package(kind: Kind, name: str, parent: Path, registry: Registry) -> Path:
-    """Write a package levelfield-<name>/ in `parent`, to install by pip, and return it. Raises as `new_folder`."""
-    files = _rendered(_PACKAGE, kind, name)
+def create_package(kind: Kind, name: str, parent: Path, registry: Registry) -> Path:
+    """Write a package levelfield-<name>/ in `parent`, to install by pip, and return it.
+
+    Raises UsageError as `create_plugin_folder` does.
+    """
+    files = _render_templates(_PACKAGE, kind, name)
     module = name.replace("-", "_")
     files[f"tests/test_{module}.py"] = files.pop("test_plugin.py")
     if kind == "vendor":
@@ -40,11 +45,11 @@ def new_package(kind: Kind, name: str, parent: Path, registry: Registry) -> Path
         del files["README.md"]  # the folder of the framework has one
     files[f"levelfield_{module}/__init__.py"] = what
     inside = f"levelfield_{module}/{_FOLDERS[kind]}/{name}"
-    files |= {f"{inside}/{file}": text for file, text in _rendered(_TEMPLATES[kind], kind, name).items()}
-    return _written(kind, name, registry, parent / f"levelfield-{name}", files)
+    files |= {f"{inside}/{file}": text for file, text in _render_templates(_TEMPLATES[kind], kind, name).items()}
+    return _write_files(kind, name, registry, parent / f"levelfield-{name}", files)
 
 
-def _rendered(folder: Path, kind: Kind, name: str) -> dict[str, str]:
+def _render_templates(folder: Path, kind: Kind, name: str) -> dict[str, str]:
     """Return the texts of a folder's files, by path: those with the ending .j2 hold the name, the others are copied."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -74,8 +79,8 @@ def _rendered(folder: Path, kind: Kind, name: str) -> dict[str, str]:
     return files
 
 
-def _written(kind: Kind, name: str, registry: Registry, folder: Path, files: dict[str, str]) -> Path:
-    if not NAME.fullmatch(name) or len(name) > 40:
+def _write_files(kind: Kind, name: str, registry: Registry, folder: Path, files: dict[str, str]) -> Path:
+    if not NAME_PATTERN.fullmatch(name) or len(name) > 40:
         raise UsageError(f"{kind} new: found the name '{name}', expected lower-case letters, digits and single hyphens")
     names = registry.vendors if kind == "vendor" else registry.frameworks
     if name in names:

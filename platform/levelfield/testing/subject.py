@@ -29,7 +29,7 @@ from levelfield.contracts.vendor import Device, ReplayableVendor, Vendor, replay
 from levelfield.errors import UnknownName
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.recordings import Recording, commands, file_name, recordings
+from levelfield.testing.recordings import Recording, declared_commands, read_recordings, recording_file_name
 
 MARK_VARIABLE = "LEVELFIELD_CHECK"
 END_SECONDS = 5
@@ -61,7 +61,7 @@ class VendorSubject:
 
     @cached_property
     def recordings(self) -> tuple[Recording, ...]:
-        return recordings(self.folder / "recorded", self.spec)
+        return read_recordings(self.folder / "recorded", self.spec)
 
     @property
     def outputs(self) -> dict[tuple[str, ...], bytes]:
@@ -96,9 +96,9 @@ class VendorSubject:
     def required_recordings(self) -> tuple[Recording, ...]:
         """Return the recordings of the tools for devices and samples. Raises Missing or NotApplicable without them."""
         device_recordings = tuple(r for r in self.recordings if not r.role.startswith("software."))
-        for role, (argv, tool) in commands(self.spec).items():
+        for role, (argv, tool) in declared_commands(self.spec).items():
             if tool and role not in [recording.role for recording in device_recordings]:
-                raise Missing(f"no recorded/{file_name(role, tool)}", self._how_to_record(argv))
+                raise Missing(f"no recorded/{recording_file_name(role, tool)}", self._how_to_record(argv))
         if empty := next((r for r in device_recordings if not r.content.strip()), None):
             raise Missing(f"recorded/{empty.path.name} is empty", self._how_to_record(empty.argv))
         if undecodable := next((r for r in device_recordings if _decoded_output(r.content).text is None), None):

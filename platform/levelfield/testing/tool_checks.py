@@ -14,28 +14,28 @@ from levelfield.specs.base import MOST_DEVICES
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing import recordings
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
-from levelfield.testing.recordings import without_reason
+from levelfield.testing.recordings import find_unexplained_null
 from levelfield.testing.subject import VendorSubject
 
 SLOW_TOOL_SECONDS = 0.3  # the time limit for a tool that the suite makes slow
-MOST_SECONDS = 45.0  # a driver may need half a minute for its first answer
+MAX_WAIT_SECONDS = 45.0  # a driver may need half a minute for its first answer
 # Programs that are on hosts without the chip: shells, interpreters, and what starts another program.
-EVERYWHERE = frozenset(
+COMMON_PROGRAMS = frozenset(
     (
         *("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "env", "python", "python3", "perl", "awk", "gawk"),
         *("sed", "grep", "cat", "sudo", "timeout", "nice", "nohup", "stdbuf", "xargs"),
         *("docker", "podman", "ssh", "chroot"),
     )
 )
-DEVICE = Device(0, None, "a device", None)
+UNKNOWN_DEVICE = Device(0, None, "a device", None)
 
 
-def names_of_tools(subject: VendorSubject) -> list[str]:
+def tool_names(subject: VendorSubject) -> list[str]:
     """Return the executables for devices and samples. Raises NotApplicable without any, Fails for a path."""
     subject.check_runs_tools()
     if subject.has_hardware:
         raise NotApplicable("adapter.py reads devices of this machine, whatever its tools do")
-    names = [argv[0] for argv, tool in recordings.commands(subject.spec).values() if tool]
+    names = [argv[0] for argv, tool in recordings.declared_commands(subject.spec).values() if tool]
     names += [recording.argv[0] for recording in subject.recordings if recording.role == "tool"]
     if not names:
         raise NotApplicable("found no tool: neither monitor nor recorded/tool.<name>.<suffix>")
@@ -45,13 +45,13 @@ def names_of_tools(subject: VendorSubject) -> list[str]:
     return names
 
 
-def commands(subject: VendorSubject) -> str:
+def check_commands(subject: VendorSubject) -> str:
     """Warn of a command whose program every host has: where the chip is not, it fails and is not absent."""
-    argvs = {role: argv for role, (argv, tool) in recordings.commands(subject.spec).items() if tool}
+    argvs = {role: argv for role, (argv, tool) in recordings.declared_commands(subject.spec).items() if tool}
     if not argvs:
         raise NotApplicable("no monitor and no discovery.tool")
     for role, argv in argvs.items():
-        if argv[0] in EVERYWHERE:
+        if argv[0] in COMMON_PROGRAMS:
             key = role if role == "monitor" else f"{role}.tool"
             raise Warns(
                 f"{key}.command begins with {argv[0]}, which hosts without the chip have too: there it fails, so that "
@@ -62,17 +62,17 @@ def commands(subject: VendorSubject) -> str:
     return f"{', '.join(argv[0] for argv in argvs.values())}: absent where the chip is not"
 
 
-def missing(subject: VendorSubject) -> str:
-    names = names_of_tools(subject)
+def check_missing_tool(subject: VendorSubject) -> str:
+    names = tool_names(subject)
     subject.stage.remove_tools()
     _check_empty(subject, subject.spec, "is missing", is_here=False)
     subject.adapter().software()  # must not raise either
     return f"{', '.join(names)} missing: no devices, samples of nulls with reasons"
 
 
-def failing(subject: VendorSubject) -> str:
+def check_failing_tool(subject: VendorSubject) -> str:
     """Check a tool that ends with an error, with and without right output."""
-    names = names_of_tools(subject)
+    names = tool_names(subject)
     good = next((r.path for r in subject.recordings if not r.role.startswith("software.")), None)
     show = f"{shutil.which('cat', path='/bin:/usr/bin')} '{good}'; " if good else ""
     for body in ("echo no driver >&2; exit 9", f"{show}exit 1", "kill -9 $$"):
@@ -84,9 +84,9 @@ def failing(subject: VendorSubject) -> str:
     return f"{', '.join(names)} failing: no devices, samples of nulls with reasons"
 
 
-def slow(subject: VendorSubject) -> str:
+def check_slow_tool(subject: VendorSubject) -> str:
     """Check that a tool that does not answer is ended in time, with all its processes."""
-    names = names_of_tools(subject)
+    names = tool_names(subject)
     sleep = shutil.which("sleep", path="/bin:/usr/bin")
     subject.stage.remove_tools()
     for name in names:
@@ -102,11 +102,13 @@ def slow(subject: VendorSubject) -> str:
     thread = threading.Thread(target=read, daemon=True)  # an adapter that waits for ever does not block the suite
     try:
         thread.start()
-        thread.join(MOST_SECONDS)
+        thread.join(MAX_WAIT_SECONDS)
         if thread.is_alive():
             subject.stage.end_all()
-            thread.join(MOST_SECONDS)
-            raise Fails(f"the adapter still waited for its tool after {MOST_SECONDS:g} s", "give the tool a time limit")
+            thread.join(MAX_WAIT_SECONDS)
+            raise Fails(
+                f"the adapter still waited for its tool after {MAX_WAIT_SECONDS:g} s", "give the tool a time limit"
+            )
         if raised:
             raise raised[0]
         left = subject.stage.processes()
@@ -124,15 +126,15 @@ def _check_empty(subject: VendorSubject, spec: VendorFile, how: str, is_here: bo
     """
     adapter = subject.adapter(spec)
     devices = adapter.devices()
-    samples = list(adapter.sample([DEVICE]))
+    samples = list(adapter.sample([UNKNOWN_DEVICE]))
     if devices and not (spec.discovery and spec.discovery.device_nodes):
         raise Fails(f"the tool {how}, but devices() returns {len(devices)}", "return no devices without output")
     check_problem(devices, how, is_here)
-    if [s.index for s in samples] != [DEVICE.index]:
+    if [s.index for s in samples] != [UNKNOWN_DEVICE.index]:
         raise Fails(f"the tool {how}: {len(samples)} samples for one device", "return one sample for each given device")
     if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
         raise Fails(f"the tool {how}, but {value} is {getattr(samples[0], value)}", "return null, with a reason")
-    if blank := without_reason(samples):
+    if blank := find_unexplained_null(samples):
         raise Fails(f"the tool {how}: {blank}", "give a reason in Sample.reasons")
 
 
@@ -161,7 +163,7 @@ def _with_short_limits(spec: VendorFile) -> VendorFile:
     return spec.model_copy(update=tools)
 
 
-def versions(subject: VendorSubject) -> str:
+def check_versions(subject: VendorSubject) -> str:
     """Check that the pattern of each recorded version finds the version. An adapter.py may read versions by itself."""
     if not subject.spec.software:
         every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
@@ -193,7 +195,7 @@ def versions(subject: VendorSubject) -> str:
     return ", ".join(f"{name} {texts[name]}" for name in sorted(recorded))
 
 
-def visible(subject: VendorSubject) -> str:
+def check_visible_devices(subject: VendorSubject) -> str:
     """Check that the visible-devices variable shows exactly the devices that it names."""
     variable = subject.spec.visible_devices_variable
     if variable is None:

@@ -13,36 +13,36 @@ from levelfield.contracts.tool_records import parse
 from levelfield.report.sheets import align_rows
 from levelfield.specs.tool import UNITS, FieldName, Tool, Where, field_units
 from levelfield.testing.findings import CheckRow, Fails, Warns
-from levelfield.testing.recordings import Recording, without_reason
+from levelfield.testing.recordings import Recording, find_unexplained_null
 from levelfield.testing.subject import VendorSubject
 
-SAMPLED: dict[FieldName, str] = {
+SAMPLE_FIELDS: dict[FieldName, str] = {
     "memory_used": "memory_used_bytes",
     "power": "power_watts",
     "energy": "energy_joules",
     "utilisation": "utilisation",
     "temperature": "temperature_celsius",
 }
-COMPARE = "compare its place and unit with the recording"
+COMPARE_ADVICE = "compare its place and unit with the recording"
 # The units as tools write them, each with its quantity and its unit in vendor.yaml.
-STATED: dict[str, tuple[str, str]] = {
+STATED_UNITS: dict[str, tuple[str, str]] = {
     **{unit: (quantity, unit) for quantity, units in UNITS.items() for unit in units},
     **{"%": ("utilisation", "percent"), "KB": ("memory", "kB")},
     **dict.fromkeys(("C", "°C", "℃", "degC"), ("temperature", "celsius")),
 }
-SAME = 1.1  # sizes of units that are less apart are one: MB and MiB, which tools mix
+MAX_SAME_UNIT_RATIO = 1.1  # sizes of units that are less apart are one: MB and MiB, which tools mix
 # How words of a heading begin that are said of one quantity only.
-HEADED = {
+QUANTITY_WORDS = {
     "power": ("power", "pwr", "watt"),
     "energy": ("energy",),
     "memory": ("mem", "vram", "hbm"),
     "utilisation": ("util", "busy"),
     "temperature": ("temp",),
 }
-PARTS = {"memory_used": ("used", "usage", "use", "alloc"), "memory_total": ("total", "size", "capacity")}
+MEMORY_PART_WORDS = {"memory_used": ("used", "usage", "use", "alloc"), "memory_total": ("total", "size", "capacity")}
 
 
-def rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
+def device_rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
     """Return, for each device, every field that vendor.yaml declares or that adapter.py reads."""
     devices = subject.devices()
     samples = {sample.index: sample for sample in subject.replayed_adapter(subject.outputs).sample(devices)}
@@ -57,26 +57,26 @@ def rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
             "visible": None if device.unnumbered else device.visible,
             "compute_units": device.compute_units,
             "memory_total": device.memory_bytes,
-            **{field: getattr(sample, name) for field, name in SAMPLED.items()},
+            **{field: getattr(sample, name) for field, name in SAMPLE_FIELDS.items()},
         }
-    declared = _declared(subject)
+    declared = _field_recordings(subject)
     fields = list(declared)
     if not fields:
-        read_here: tuple[FieldName, ...] = ("memory_total", *SAMPLED)
+        read_here: tuple[FieldName, ...] = ("memory_total", *SAMPLE_FIELDS)
         fields = [field for field in read_here if any(values[field] is not None for values in seen.values())]
     table = []
     for device, sample in read:
         values: dict[str, Any] = {field: seen[device.index][field] for field in fields}
         reasons: dict[str, str] = {}
         for field in (field for field in fields if values[field] is None):
-            sampled = sample.reasons.get(SAMPLED[field]) if field in SAMPLED else None
-            outside = None if field in SAMPLED else _null_reason(declared.get(field), device.index, field)
+            sampled = sample.reasons.get(SAMPLE_FIELDS[field]) if field in SAMPLE_FIELDS else None
+            outside = None if field in SAMPLE_FIELDS else _null_reason(declared.get(field), device.index, field)
             reasons[field] = sampled or outside or "no reason"
         table.append(CheckRow(device.index, values, reasons))
     return tuple(table)
 
 
-def _declared(subject: VendorSubject) -> dict[FieldName, Recording]:
+def _field_recordings(subject: VendorSubject) -> dict[FieldName, Recording]:
     """Return the recording of each field. The monitor wins over discovery."""
     tools = sorted((r for r in subject.required_recordings() if r.tool), key=lambda r: r.role == "monitor")
     return {field: r for r in tools if r.tool for field in r.tool.fields if field != "index"}
@@ -101,10 +101,10 @@ def _null_reason(recording: Recording | None, index: int, field: FieldName) -> s
         return str(error)
 
 
-def values(subject: VendorSubject) -> str:
+def check_field_values(subject: VendorSubject) -> str:
     """Check that each declared field is read on every device that shows it, and that nulls have reasons."""
-    table, declared = rows(subject), _declared(subject)
-    if blank := without_reason(list(subject.replayed_adapter(subject.outputs).sample(subject.devices()))):
+    table, declared = device_rows(subject), _field_recordings(subject)
+    if blank := find_unexplained_null(list(subject.replayed_adapter(subject.outputs).sample(subject.devices()))):
         raise Fails(blank, "give a reason in Sample.reasons")
     tools = [(r.role, r.tool) for r in subject.required_recordings() if r.tool]
     _check_places(tools)
@@ -114,7 +114,7 @@ def values(subject: VendorSubject) -> str:
             reasons = "; ".join(list(dict.fromkeys(row.reasons[field] for row in table))[:2])
             raise Fails(
                 f"{recording.role}.fields.{field} is read on no device: {reasons}{_fitting_unit(recording, field)}",
-                f"{COMPARE}; record a device that has it, or leave it out",
+                f"{COMPARE_ADVICE}; record a device that has it, or leave it out",
             )
     _check_memory(subject, declared.get("memory_total"))
     _check_units(tools, lambda where: where.printed)
@@ -127,12 +127,12 @@ def values(subject: VendorSubject) -> str:
             raise Fails(
                 f"device {row.device}: {', '.join(lost)}: null, where another device has a value: "
                 f"{row.reasons[lost[0]]}",
-                f"{COMPARE} of this device; if it prints a word for a missing value, match the word too",
+                f"{COMPARE_ADVICE} of this device; if it prints a word for a missing value, match the word too",
             )
     fields = sorted({f for row in table for f, value in row.values.items() if value is not None} - {"name", "identity"})
     if not fields:
         raise Fails("no device has any value", "compare vendor.yaml with the recording")
-    if doubt := next(_doubts(tools), None):
+    if doubt := next(_heading_doubts(tools), None):
         raise Warns(doubt, "compare its place with the recording; if it is right, leave it")
     return f"read: {', '.join(fields)}"
 
@@ -145,7 +145,7 @@ def _check_places(tools: Sequence[tuple[str, Tool]]) -> None:
             place = where.column or where.path
             if place and (other := seen.setdefault((place, where.matching), field)) != field:
                 raise Fails(
-                    f"{role}.fields: {other} and {field} are read from one place, {_heading(where)}",
+                    f"{role}.fields: {other} and {field} are read from one place, {_place_text(where)}",
                     "give each field its own place; for two values in one text, a `matching` for each",
                 )
 
@@ -154,44 +154,49 @@ def _check_units(tools: Sequence[tuple[str, Tool]], unit_of: Callable[[Where], s
     """Check that the unit that the tool itself states is the field's, in `unit` and `scale`."""
     for role, tool in tools:
         for field, where in tool.fields.items():
-            quantity, unit = STATED.get(unit_of(where), ("", ""))
+            quantity, unit = STATED_UNITS.get(unit_of(where), ("", ""))
             if not quantity:
                 continue
             if not field_units(field) or unit not in field_units(field):
                 raise Fails(
-                    f"{role}.fields.{field} is read from {_heading(where)}, whose unit {unit_of(where)} is one of "
+                    f"{role}.fields.{field} is read from {_place_text(where)}, whose unit {unit_of(where)} is one of "
                     f"{quantity}",
-                    COMPARE,
+                    COMPARE_ADVICE,
                 )
-            if not 1 / SAME < _times(field, where, unit) < SAME:
+            if not 1 / MAX_SAME_UNIT_RATIO < _unit_ratio(field, where, unit) < MAX_SAME_UNIT_RATIO:
                 raise Fails(
-                    f"{role}.fields.{field}: the tool's unit is {unit_of(where)} ({_heading(where)}), and vendor.yaml "
-                    f"has {_unit(where)}",
+                    f"{role}.fields.{field}: the tool's unit is {unit_of(where)} ({_place_text(where)}), and "
+                    f"vendor.yaml has {_unit_text(where)}",
                     f"write unit: {unit}{', without scale' if where.scale else ''}; where the tool itself is wrong, "
                     "read the columns by their numbers, and name the reason in README.md",
                 )
 
 
-def _doubts(tools: Sequence[tuple[str, Tool]]) -> Iterator[str]:
+def _heading_doubts(tools: Sequence[tuple[str, Tool]]) -> Iterator[str]:
     """Return a sentence about each field whose heading speaks of something else, or whose unit is only nearly it."""
     for role, tool in tools:
         for field, where in tool.fields.items():
-            place = f"{role}.fields.{field} is read from {_heading(where)}, which speaks of"
-            words = re.findall("[a-z]+", _heading(where).lower())
-            quantities = [q for q, begins in HEADED.items() if any(word.startswith(begins) for word in words)]
-            quantity = "memory" if field in PARTS else field
-            if quantities and quantity not in quantities and field in ("index", *SAMPLED, "memory_total"):
+            place = f"{role}.fields.{field} is read from {_place_text(where)}, which speaks of"
+            words = re.findall("[a-z]+", _place_text(where).lower())
+            quantities = [q for q, begins in QUANTITY_WORDS.items() if any(word.startswith(begins) for word in words)]
+            quantity = "memory" if field in MEMORY_PART_WORDS else field
+            if quantities and quantity not in quantities and field in ("index", *SAMPLE_FIELDS, "memory_total"):
                 yield f"{place} {' and '.join(quantities)}"
-            parts = [part for word in words for part in (*PARTS, "free") if word in PARTS.get(part, (part,))]
-            if field in PARTS and parts and parts[-1] != field:
+            parts = [
+                part
+                for word in words
+                for part in (*MEMORY_PART_WORDS, "free")
+                if word in MEMORY_PART_WORDS.get(part, (part,))
+            ]
+            if field in MEMORY_PART_WORDS and parts and parts[-1] != field:
                 yield f"{place} {parts[-1]}"
             printed = _unit_of_heading(where) or where.printed
             is_checked = "memory_total" in tool.fields  # against the chip's memory, in the same tool
-            if printed in STATED and not is_checked and _times(field, where, STATED[printed][1]) != 1:
-                yield f"{role}.fields.{field}: the tool's unit is {printed}, and vendor.yaml has {_unit(where)}"
+            if printed in STATED_UNITS and not is_checked and _unit_ratio(field, where, STATED_UNITS[printed][1]) != 1:
+                yield f"{role}.fields.{field}: the tool's unit is {printed}, and vendor.yaml has {_unit_text(where)}"
 
 
-def _heading(where: Where) -> str:
+def _place_text(where: Where) -> str:
     return f"column '{where.column}'" if where.column else f"path {list(where.path or ())}"
 
 
@@ -202,11 +207,11 @@ def _unit_of_heading(where: Where) -> str:
     return match[1] if match else ""
 
 
-def _unit(where: Where) -> str:
+def _unit_text(where: Where) -> str:
     return f"unit: {where.unit}" + (f", scale: {where.scale:g}" if where.scale else "")
 
 
-def _times(field: FieldName, where: Where, unit: str) -> float:
+def _unit_ratio(field: FieldName, where: Where, unit: str) -> float:
     """Return how many of `unit` a number 1 of this field is in vendor.yaml."""
     sizes = field_units(field)
     return float(Decimal(sizes[where.unit or ""]) / Decimal(sizes[unit])) * (where.scale or 1)
@@ -242,7 +247,7 @@ def _check_used(subject: VendorSubject, table: Sequence[CheckRow]) -> None:
     for device, row in zip(subject.devices(), table, strict=True):
         used, chip = row.values.get("memory_used"), subject.spec.chip(device.chip) if device.chip else None
         if fault := used_memory_fault(device, chip, int(used) if isinstance(used, (int, float)) else None):
-            raise Fails(f"device {device.index}: memory_used: {fault}", COMPARE)
+            raise Fails(f"device {device.index}: memory_used: {fault}", COMPARE_ADVICE)
     pairs = [(row.values.get("memory_used"), row.values.get("memory_total")) for row in table]
     pairs = [pair for pair in pairs if None not in pair]
     if pairs and all(used == total for used, total in pairs):
@@ -255,9 +260,9 @@ def _check_used(subject: VendorSubject, table: Sequence[CheckRow]) -> None:
 def _fitting_unit(recording: Recording, field: FieldName) -> str:
     """Return a hint with the only unit with which the field's numbers are within their limits, if there is one."""
     tool = recording.tool
-    if tool is None or field not in SAMPLED:
+    if tool is None or field not in SAMPLE_FIELDS:
         return ""
-    where, (least, most) = tool.fields[field], LIMITS[SAMPLED[field]]
+    where, (least, most) = tool.fields[field], LIMITS[SAMPLE_FIELDS[field]]
     fitting = []
     for unit in field_units(field):
         fields = {**tool.fields, field: where.model_copy(update={"unit": unit})}
@@ -270,14 +275,14 @@ def _fitting_unit(recording: Recording, field: FieldName) -> str:
     return f"; with {fitting[0]} in the place of {where.unit} it would fit" if len(fitting) == 1 else ""
 
 
-def readings(table: Sequence[CheckRow]) -> Iterator[str]:
+def reading_lines(table: Sequence[CheckRow]) -> Iterator[str]:
     """Return a table of the quantities, one line per device, and then the reasons for nulls."""
     if not table:
         return
-    fields = [field for field in HEADINGS if field in table[0].values]
-    lines = [["device", *(HEADINGS[field][0] for field in fields)]]
+    fields = [field for field in TABLE_COLUMNS if field in table[0].values]
+    lines = [["device", *(TABLE_COLUMNS[field][0] for field in fields)]]
     for row in table:
-        values = ((row.values[field], HEADINGS[field][1]) for field in fields)
+        values = ((row.values[field], TABLE_COLUMNS[field][1]) for field in fields)
         cells = ("null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values)
         lines.append([str(row.device), *cells])
     yield from align_rows(lines, right=range(len(fields) + 1))
@@ -287,7 +292,7 @@ def readings(table: Sequence[CheckRow]) -> Iterator[str]:
         yield f"device {which}: {field} null ({reason})"
 
 
-HEADINGS = {
+TABLE_COLUMNS = {
     "memory_total": ("total MiB", 2**20),
     "memory_used": ("used MiB", 2**20),
     "power": ("power W", 1),

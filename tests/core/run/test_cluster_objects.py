@@ -25,7 +25,7 @@ from levelfield.run.launchers.kubernetes.cluster_objects import MOST_DATA_BYTES,
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
-from levelfield.testing.rehearsal import DRILL
+from levelfield.testing.rehearsal import DRILL_FOLDER
 from plans import make_plan
 
 VERSION = "1.37"
@@ -56,7 +56,7 @@ Fields = dict[str, Any]
 def request_for(nodes: int = 2, root: str = "/shared/runs/a-run", **site: Any) -> Request:
     fields = {"namespace": "benchmarks", "image": "example.org/image:1", **site}
     launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite.model_validate(fields)))
-    registry = Registry([DRILL, DRILL / "hosts"])
+    registry = Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts"])
     text, environment = f"drill:drill:drill:{nodes}:{4 // nodes}", {"A_TOKEN": "s3cret"}
     plan = make_plan(registry, text, scale="smoke", environment=environment, assume=True)
     plan = plan.model_copy(update={"launch": launch})
@@ -265,7 +265,7 @@ def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", script, str(tmp_path / "models" / "drill")]
     ours = {"PYTHONPATH": str(tmp_path / "platform")}
     done = subprocess.run(argv, env=ours, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == code_digest(DRILL / "models" / "drill")
+    assert done.stdout.strip() == code_digest(DRILL_FOLDER / "models" / "drill")
     assert len(base64.b64encode(archived)) < MOST_DATA_BYTES
 
 

@@ -25,7 +25,7 @@ from levelfield.run.launchers.kubernetes.pod_watch import PodState
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
-from levelfield.testing.rehearsal import DRILL
+from levelfield.testing.rehearsal import DRILL_FOLDER
 from plans import make_plan
 from simulated_cluster import Kubelet, SimulatedCluster, served
 
@@ -47,7 +47,7 @@ class Cluster:
         self._monkeypatch = monkeypatch
 
     def plan(self, fault: str = "none", nodes: int = 2, **site: Any) -> Plan:
-        registry = Registry([DRILL, DRILL / "hosts"])
+        registry = Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts"])
         settings = {"namespace": "benchmarks", "image": "example.org/image:1", **site}
         launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite(**settings)))
         environment = {"DRILL_FAULT": fault, "DRILL_TOKEN": SECRET}

@@ -31,7 +31,7 @@ from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import Host, LaunchPlan, Site
-from levelfield.testing.rehearsal import DRILL
+from levelfield.testing.rehearsal import DRILL_FOLDER
 from plans import make_plan
 from stand_ins import stand_in
 from starts.planted_wheels import wheel
@@ -136,7 +136,9 @@ def test_an_engine_of_a_node_without_a_usable_answer_is_named(
 def plan_by(ssh: str, folder: Path) -> Plan:
     """Return the plan of a run on h1, where this script is in place of ssh."""
     site = Site.model_validate({"ssh": {"command": [str(stand_in(folder / "ssh", ssh))], "container": "docker"}})
-    plan = make_plan(Registry([DRILL, DRILL / "hosts"]), "drill:drill:drill:1:4", scale="smoke", assume=True)
+    plan = make_plan(
+        Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts"]), "drill:drill:drill:1:4", scale="smoke", assume=True
+    )
     return plan.model_copy(update={"launch": LaunchPlan(launcher="ssh", site=site, hosts=(Host(name="h1"),))})
 
 

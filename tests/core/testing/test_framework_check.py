@@ -23,10 +23,17 @@ from levelfield.testing.findings import Check, Fails
 from levelfield.testing.framework_kit import fault_checks, framework_suite, layout_checks, small_jobs
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, recorded_curve, torch_curve
 from levelfield.testing.framework_kit.framework_suite import CHECKS, check_framework, run_one_check, write_tested
-from levelfield.testing.framework_kit.layout_checks import OfferedRun, layout_run, offered_runs
-from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, Variant, job_of, offered_variants, refusal
+from levelfield.testing.framework_kit.layout_checks import OfferedRun, offered_runs, train_offered_run
+from levelfield.testing.framework_kit.small_jobs import (
+    MODELS,
+    SINGLE,
+    Variant,
+    job_of,
+    offered_variants,
+    refusal_reason,
+)
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
-from levelfield.testing.scaffold import new_folder
+from levelfield.testing.scaffold import create_plugin_folder
 
 Captured = pytest.CaptureFixture[str]
 
@@ -43,7 +50,7 @@ PYTHON = sys.executable
 
 @pytest.fixture
 def acme(tmp_path: Path) -> Path:
-    new_folder("framework", "acme", tmp_path, Registry())
+    create_plugin_folder("framework", "acme", tmp_path, Registry())
     return tmp_path
 
 
@@ -116,7 +123,7 @@ def test_a_planted_fault_fails_its_check(fault: str, acme: Path) -> None:
     file, right, wrong, name, words = FAULTS[fault]
     subject = plant(acme, file, right, wrong)
     if name == "one-process":
-        run = layout_run(subject, OfferedRun("gpt", "fp32", SINGLE))
+        run = train_offered_run(subject, OfferedRun("gpt", "fp32", SINGLE))
         assert run.difference is not None and not run.difference.same_tokens and not run.passed
         return
     status, message = run_check(subject, name)
@@ -142,7 +149,7 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
     path.write_text(
         path.read_text() + "\n\ndef doubled(t):\n    return [(n, s, i, 2 * v) for n, s, i, v in t.weights()]\n"
     )
-    finding = run_one_check(wrong, Check("one-process", lambda subject: layout_checks.training(subject, True)))
+    finding = run_one_check(wrong, Check("one-process", lambda subject: layout_checks.check_training(subject, True)))
     assert counts(finding.says) == (4, 4)
     assert "gpt fp32" in finding.says
     assert "section 4" in finding.do and "docs/writing-a-framework.md" in finding.do
@@ -173,7 +180,7 @@ def unrouted(curve: Curve) -> Curve:
 @pytest.mark.parametrize("fault", sorted(WRONG_TRAININGS))
 def test_a_wrong_training_differs_from_the_recorded_curve(fault: str, acme: Path) -> None:
     subject = plant(acme, *WRONG_TRAININGS[fault])
-    run = layout_run(subject, OfferedRun("gpt", "fp32", SINGLE))
+    run = train_offered_run(subject, OfferedRun("gpt", "fp32", SINGLE))
     assert run.difference is not None and run.difference.same_weights and not run.passed
 
 
@@ -194,7 +201,7 @@ def test_a_run_with_the_bits_of_fp32_is_not_in_16_bits(acme: Path) -> None:
     """Paddle's auto_cast does nothing on a processor, without a word."""
     plant(acme, "implementation.yaml", "cpu: [fp32]", "cpu: [fp32, bf16]")
     subject = plant(acme, "refusals.py", 'job.training.precision != "fp32"', "False")
-    finding = run_one_check(subject, Check("one-process", lambda item: layout_checks.training(item, True)))
+    finding = run_one_check(subject, Check("one-process", lambda item: layout_checks.check_training(item, True)))
     assert finding.status == "fails"
     assert counts(finding.says) == (2, 6)
     assert finding.says.endswith("in bf16")
@@ -228,7 +235,7 @@ def test_a_declared_part_that_is_not_computed_fails(acme: Path) -> None:
 def test_a_curve_is_recorded_of_each_part_that_the_check_trains() -> None:
     for part, model in small_jobs.PART_MODELS.items():
         assert part in Model.model_validate(model).parts
-        job = job_of(small_jobs.with_large_weights(model), SINGLE, layout_checks.FEW_STEPS)
+        job = job_of(small_jobs.enlarge_weights(model), SINGLE, layout_checks.FEW_STEPS)
         assert len(recorded_curve(job).curve.losses) == layout_checks.FEW_STEPS
 
 
@@ -286,9 +293,9 @@ def test_layouts_follow_from_the_manifest() -> None:
 
 def test_a_layout_that_the_sizes_exclude_is_not_tried() -> None:
     torch = Registry().implementation("torch")[0]
-    assert refusal(torch, "cpu", job_of(MODELS["gpt"], SINGLE)) is None
+    assert refusal_reason(torch, "cpu", job_of(MODELS["gpt"], SINGLE)) is None
     three = job_of(MODELS["gpt"], Variant("TP3", {"tensor": 3}))
-    assert "heads" in (refusal(torch, "cpu", three) or "")
+    assert "heads" in (refusal_reason(torch, "cpu", three) or "")
 
 
 def test_a_new_folder_offers_one_process(acme: Path) -> None:
@@ -308,7 +315,7 @@ def state(folder: Path, capsys: Captured) -> tuple[str, str]:
 
 def test_a_tested_layout_is_new_again_after_a_change_of_its_code(acme: Path, capsys: Captured) -> None:
     subject = subject_of(acme)
-    subject.shared["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
+    subject.shared["runs"] = (train_offered_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
     assert write_tested(subject) == acme / "models/acme/tested.json"
     assert state(acme, capsys) == ("yes", "")
     (acme / "models/acme/layers.py").open("a").write("CHANGED = True\n")
@@ -331,7 +338,7 @@ def test_a_training_whose_code_was_edited_meanwhile_does_not_pass(acme: Path, mo
         return train(self, job)
 
     monkeypatch.setattr(FrameworkSubject, "train", edit)
-    run = layout_run(subject, OfferedRun("gpt", "fp32", SINGLE))
+    run = train_offered_run(subject, OfferedRun("gpt", "fp32", SINGLE))
     assert not run.passed
     assert run.failure == "its code was changed while it trained; train again"
 
@@ -343,7 +350,7 @@ def test_the_runs_of_a_further_version_have_a_file_of_their_own(acme: Path, caps
     subject = subject_of(acme, "acme_2.0.3")
     assert (subject.name, subject.manifest.version) == ("acme", "2.0.3")
     assert run_check(subject, "launch")[0] == "ok"
-    subject.shared["runs"] = (layout_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
+    subject.shared["runs"] = (train_offered_run(subject, OfferedRun("gpt", "fp32", SINGLE)),)
     path = acme / "models/acme/tested-2.0.3.json"
     assert write_tested(subject) == path and load(LayoutRuns, path).version == "2.0.3"
     assert state(acme, capsys) == ("new", "")  # the default has none

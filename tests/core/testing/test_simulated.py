@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.testing.rehearsal import DRILL
+from levelfield.testing.rehearsal import DRILL_FOLDER
 
 REMARK = "a simulated training; no figure and no verdict is of a device"
 
 
 def test_results_of_a_simulated_training_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "frameworks", "--plugins", str(DRILL)]) == 0
+    assert main(["show", "frameworks", "--plugins", str(DRILL_FOLDER)]) == 0
     assert f"every device: {REMARK}" in " ".join(capsys.readouterr().out.split())
-    words = ["--plugins", str(DRILL), "--plugins", str(DRILL / "hosts"), "--python", sys.executable]
+    words = ["--plugins", str(DRILL_FOLDER), "--plugins", str(DRILL_FOLDER / "hosts"), "--python", sys.executable]
     assert main(["--case", "drill:drill:drill:1:1", *words, "--runs", str(tmp_path), "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)
     assert f"framework drill: {REMARK}" in result["warnings"]

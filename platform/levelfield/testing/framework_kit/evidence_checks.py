@@ -27,7 +27,7 @@ NORM_TOLERANCE = 1e-4  # of norms and losses that float32 sums in another order
 MEMORY_FIELDS = {"allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"}
 
 
-def events(subject: FrameworkSubject) -> str:
+def check_events(subject: FrameworkSubject) -> str:
     """Check each rank's events in one process, and in the first layout of several that is offered."""
     several = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), None)
     for variant in (SINGLE, *([several] if several else [])):
@@ -89,7 +89,7 @@ def _step_faults(job: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Iterat
         yield "a step ended before the one before it"
 
 
-def capture(subject: FrameworkSubject) -> str:
+def check_capture(subject: FrameworkSubject) -> str:
     """Check the tensors of a captured step: names, shapes, the loss that follows from the logits, gradients."""
     job = _evidence_job(subject, WHOLE_BATCH)
     with subject.scratch() as folder:
@@ -130,7 +130,7 @@ def _check_array(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None
         raise Fails(f"{name}: found values that are not finite", "capture it before it is reused")
 
 
-def weights(subject: FrameworkSubject) -> str:
+def check_weights(subject: FrameworkSubject) -> str:
     """Check that saved weights are whole and have the norms of the final weights that were reported."""
     job = _evidence_job(subject, SINGLE)
     with subject.scratch() as folder:

@@ -24,10 +24,10 @@ from levelfield.testing.framework_kit.small_jobs import (
     MODELS,
     SINGLE,
     STANDARD_VARIANTS,
+    enlarge_weights,
     has_parts,
     job_of,
-    refusal,
-    with_large_weights,
+    refusal_reason,
 )
 from levelfield.testing.framework_kit.small_runs import read_events, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
@@ -43,7 +43,7 @@ STEPS = 10
 Job = dict[str, Any]
 
 
-def refusals(subject: FrameworkSubject) -> str:
+def check_refusals(subject: FrameworkSubject) -> str:
     """Check that jobs which the manifest does not offer are refused, by a rank that no other rank joins."""
     jobs = list(_refused_jobs(subject))
     if not jobs:
@@ -83,11 +83,11 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
     for parallelism, name in SIMPLEST_VARIANTS.items():
         variant = variants[name]
         job = job_of(model, variant)
-        if parallelism not in offered and refusal(manifest, kind, job):
+        if parallelism not in offered and refusal_reason(manifest, kind, job):
             yield variant.name, job
 
 
-def killed(subject: FrameworkSubject) -> str:
+def check_killed_rank(subject: FrameworkSubject) -> str:
     """Kill the last rank in a step of a training. Check the events and processes that all ranks leave."""
     variant = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), SINGLE)
     job = job_of(next(iter(subject.models.values())), variant, 100 * LONG_STEPS)
@@ -115,7 +115,7 @@ def killed(subject: FrameworkSubject) -> str:
     return f"{variant.name}: every finished step is there{f'; the others: {others}' if victim else ''}"
 
 
-def nan(subject: FrameworkSubject) -> str:
+def check_nan_loss(subject: FrameworkSubject) -> str:
     """Check that a loss which is not finite ends the training with its own class of error."""
     job = job_of(next(iter(subject.models.values())), SINGLE, 5)
     schedule = {**job["training"]["schedule"], "peak_lr": 1e30, "min_lr": 1e29, "warmup_steps": 1}
@@ -166,7 +166,7 @@ PLANTED_FAULTS = (
 )
 
 
-def faults(subject: FrameworkSubject) -> str:
+def check_planted_faults(subject: FrameworkSubject) -> str:
     """Check that the comparison sees every planted fault that applies, in each small model."""
     seen_count = 0
     for family, model in subject.models.items():
@@ -179,7 +179,7 @@ def faults(subject: FrameworkSubject) -> str:
                 subject.say(f"planted {family}: {planted.name}: seen")
     # the other form of GELU, with large weights
     if {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) and "gpt" in subject.models:
-        model = with_large_weights(subject.models["gpt"])
+        model = enlarge_weights(subject.models["gpt"])
         reference = torch_curve_of_job(subject, job_of(model, SINGLE, STEPS)).curve
         curve = subject.train(job_of({**model, "activation": "gelu"}, SINGLE, STEPS))
         if is_within_sharp_limits(compare(curve, reference)):

@@ -21,7 +21,7 @@ from levelfield.specs.selector import Selector
 from levelfield.testing.findings import Check, CheckFinding, Fails, Missing, run_check
 from levelfield.testing.framework_kit import evidence_checks, fault_checks, layout_checks
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
-from levelfield.testing.plan_checks import planned
+from levelfield.testing.plan_checks import make_plan
 
 
 def check_schema(subject: FrameworkSubject) -> str:
@@ -88,7 +88,7 @@ def check_launch_plan(subject: FrameworkSubject) -> str:
             case=case, framework=subject.name, version=subject.version, target=subject.vendor.name, devices=1
         )
         try:
-            plan = planned(lookup.find_selection(subject.registry, selector), selector, "smoke")
+            plan = make_plan(lookup.find_selection(subject.registry, selector), selector, "smoke")
         except UsageError as error:
             reason = str(error)
             continue
@@ -101,21 +101,21 @@ CHECKS: tuple[Check[FrameworkSubject], ...] = (
     Check("sources", check_sources),
     Check("reaches", check_device_access),
     Check("launch", check_launch_plan),
-    Check("events", evidence_checks.events),
-    Check("one-process", partial(layout_checks.training, only_one_process=True), only_fast=True),
-    Check("large-weights", layout_checks.large_weights),
-    Check("parts", layout_checks.parts),
-    Check("large-tensors", layout_checks.large_tensors),
-    Check("repeats", layout_checks.repeats),
-    Check("dropout", layout_checks.dropout),
-    Check("choices", layout_checks.choices),
-    Check("capture", evidence_checks.capture),
-    Check("weights", evidence_checks.weights),
-    Check("refusals", fault_checks.refusals),
-    Check("nan", fault_checks.nan),
-    Check("killed", fault_checks.killed, slow=True),
-    Check("faults", fault_checks.faults, slow=True),
-    Check("training", layout_checks.training, slow=True),
+    Check("events", evidence_checks.check_events),
+    Check("one-process", partial(layout_checks.check_training, only_one_process=True), only_fast=True),
+    Check("large-weights", layout_checks.check_large_weights),
+    Check("parts", layout_checks.check_parts),
+    Check("large-tensors", layout_checks.check_large_tensors),
+    Check("repeats", layout_checks.check_repeats),
+    Check("dropout", layout_checks.check_dropout),
+    Check("choices", layout_checks.check_expert_choices),
+    Check("capture", evidence_checks.check_capture),
+    Check("weights", evidence_checks.check_weights),
+    Check("refusals", fault_checks.check_refusals),
+    Check("nan", fault_checks.check_nan_loss),
+    Check("killed", fault_checks.check_killed_rank, slow=True),
+    Check("faults", fault_checks.check_planted_faults, slow=True),
+    Check("training", layout_checks.check_training, slow=True),
 )
 
 

@@ -25,11 +25,11 @@ from levelfield.testing.framework_kit.small_jobs import (
     PART_MODELS,
     SINGLE,
     Variant,
+    enlarge_vocabulary,
+    enlarge_weights,
     has_parts,
     job_of,
     offered_variants,
-    with_large_vocabulary,
-    with_large_weights,
 )
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
 from levelfield.worker.architecture import Model as WorkerModel
@@ -74,19 +74,19 @@ def offered_runs(subject: FrameworkSubject) -> Iterator[OfferedRun]:
                     yield OfferedRun(family, precision, variant)
 
 
-def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
+def check_training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
     """Check all trainings. The finding names those that do not pass."""
     runs = []
     for offer in offered_runs(subject):
         if only_one_process and offer.variant.ranks > 1:
             continue
-        runs.append(layout_run(subject, offer))
-        subject.say(f"{offer}: {_run_words(runs[-1])}")
+        runs.append(train_offered_run(subject, offer))
+        subject.say(f"{offer}: {_run_summary(runs[-1])}")
     subject.shared["runs"] = tuple(runs)
     failed_runs = [run for run in runs if not run.passed]
     if failed_runs:
         first = (
-            f"{failed_runs[0].family} {failed_runs[0].precision} {failed_runs[0].name}: {_run_words(failed_runs[0])}"
+            f"{failed_runs[0].family} {failed_runs[0].precision} {failed_runs[0].name}: {_run_summary(failed_runs[0])}"
         )
         section = 5 if all(run.layout.world_size > 1 for run in failed_runs) else 4
         hint = f"see section {section} of docs/writing-a-framework.md"
@@ -95,12 +95,12 @@ def training(subject: FrameworkSubject, only_one_process: bool = False) -> str:
     return f"{len(runs)} trainings as torch's; compared with {source}"
 
 
-def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
+def train_offered_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
     """Train once and return the difference from torch's curve, or the failure."""
     difference, failure = None, None
     model = subject.models[offer.family]
     basis = (subject.manifest, subject.folder, subject.kind)
-    row = row_head(training_code_digest(*basis))
+    row = row_provenance(training_code_digest(*basis))
     try:
         curve = subject.train(job_of(model, offer.variant, precision=offer.precision))
         reference = torch_curve(subject, offer.family)
@@ -127,7 +127,7 @@ def layout_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun:
     )
 
 
-def row_head(code: str) -> dict[str, Any]:
+def row_provenance(code: str) -> dict[str, Any]:
     """Return what a row that is measured now, by the code of this digest, says of itself."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return {"date": date, "commit": commit_of(checkout()), "code": code}
@@ -166,7 +166,7 @@ def routing_fault(model: dict[str, Any], precision: Precision, curve: Curve, ref
     return f"{sentence}; {moved_choices} choices of experts differ"
 
 
-def _run_words(run: MatrixRun) -> str:
+def _run_summary(run: MatrixRun) -> str:
     """Return `passed`, the failure, or the figures that are beyond their limits."""
     if run.passed:
         return "passed"
@@ -182,11 +182,11 @@ def _figure_text(value: float | None) -> str:
     return "none" if value is None else f"{value:.1e}"
 
 
-def large_weights(subject: FrameworkSubject) -> str:
+def check_large_weights(subject: FrameworkSubject) -> str:
     """Check each small model with larger weights, in few steps: a wrong constant of a function shows only there."""
     differences = {}
     for family, model in subject.models.items():
-        job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
+        job = job_of(enlarge_weights(model), SINGLE, FEW_STEPS)
         reference = torch_curve_of_job(subject, job)
         differences[family] = difference = compare(subject.train(job), reference.curve)
         if not is_within_sharp_limits(difference):
@@ -198,7 +198,7 @@ def large_weights(subject: FrameworkSubject) -> str:
     return f"losses with larger weights within {SHARP_LIMITS.loss:g} of torch's: {losses}"
 
 
-def parts(subject: FrameworkSubject) -> str:
+def check_parts(subject: FrameworkSubject) -> str:
     """Check each declared part that the small models lack, in few steps with large weights, and list the others."""
     declared = set(subject.manifest.architecture)
     known_parts = {name for model in subject.models.values() for name in Model.model_validate(model).parts}
@@ -207,7 +207,7 @@ def parts(subject: FrameworkSubject) -> str:
         model = PART_MODELS.get(part)
         if model is None or not has_parts(subject.manifest, model):
             continue
-        job = job_of(with_large_weights(model), SINGLE, FEW_STEPS)
+        job = job_of(enlarge_weights(model), SINGLE, FEW_STEPS)
         try:
             difference = compare(subject.train(job), torch_curve_of_job(subject, job).curve)
         except Missing:
@@ -232,10 +232,10 @@ def parts(subject: FrameworkSubject) -> str:
     return summary
 
 
-def large_tensors(subject: FrameworkSubject) -> str:
+def check_large_tensors(subject: FrameworkSubject) -> str:
     """Check gradient norms with an embedding of a million elements, in few steps. Clipping divides by the norm."""
     family, model = next(iter(subject.models.items()))
-    job = job_of(with_large_vocabulary(model), SINGLE, LARGE_STEPS)
+    job = job_of(enlarge_vocabulary(model), SINGLE, LARGE_STEPS)
     difference = compare(subject.train(job), torch_curve_of_job(subject, job).curve)
     what = f"{family} with {job['model']['vocab_size']:,} words"
     norms = {"the gradient norm": difference.grad_norm, "a parameter's gradient norm": difference.parameter_norm}
@@ -254,7 +254,7 @@ def is_within_sharp_limits(difference: Difference) -> bool:
     return near and difference.same_weights and difference.same_tokens
 
 
-def repeats(subject: FrameworkSubject) -> str:
+def check_repeats(subject: FrameworkSubject) -> str:
     """Check that the same job gives the same curve again: bit for bit on a processor."""
     family, model = next(iter(subject.models.items()))
     job = job_of(model, SINGLE, 5)
@@ -266,13 +266,13 @@ def repeats(subject: FrameworkSubject) -> str:
     return f"{family} twice: {'the same bits' if first == second else 'within the limits'}"
 
 
-def choices(subject: FrameworkSubject) -> str:
+def check_expert_choices(subject: FrameworkSubject) -> str:
     """Check that a mixture follows the choices of experts that its job holds: here other ones than its own."""
     family, model = next((pair for pair in subject.models.items() if pair[1].get("experts")), (None, None))
     if model is None:
         raise NotApplicable("the manifest has no experts")
     job = job_of(model, SINGLE, LARGE_STEPS)
-    experts = random_choices(job)
+    experts = random_expert_choices(job)
     curve = subject.train({**job, "choices": {"known": packed(experts, model["experts"]["count"])}})
     layers = [layer for layer in range(model["layers"]) if is_mixture(parse(WorkerModel, model, "model"), layer)]
     for step, number in itertools.product(range(LARGE_STEPS), range(len(layers))):
@@ -287,7 +287,7 @@ def choices(subject: FrameworkSubject) -> str:
     return f"{family} takes the experts that its job names"
 
 
-def random_choices(job: dict[str, Any]) -> NDArray[np.int64]:
+def random_expert_choices(job: dict[str, Any]) -> NDArray[np.int64]:
     """Return choices of different experts for each token, drawn alike each time, in the shape of ChoiceRecord."""
     model, training = job["model"], job["training"]
     layers = sum(is_mixture(parse(WorkerModel, model, "model"), layer) for layer in range(model["layers"]))
@@ -296,7 +296,7 @@ def random_choices(job: dict[str, Any]) -> NDArray[np.int64]:
     return np.random.default_rng(7).random((*tokens, count)).argsort(-1)[..., :chosen]
 
 
-def dropout(subject: FrameworkSubject) -> str:
+def check_dropout(subject: FrameworkSubject) -> str:
     """Check that dropout changes the curve, and that a run with dropout repeats itself."""
     if "dropout" not in subject.manifest.architecture:
         raise NotApplicable("the manifest has no dropout")

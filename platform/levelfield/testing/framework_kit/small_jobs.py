@@ -52,7 +52,7 @@ COMMON_MODELS = ("gpt", "llama")  # what every framework trains
 _TWO_LAYER_MODELS = {name: {**MODELS[name], "layers": 2} for name in COMMON_MODELS}
 _ROPE_SCALING = {"original_length": 16, "low_factor": None, "high_factor": None, "beta_fast": None, "beta_slow": None,
            "magnitude": None, "factor": 4.0}  # fmt: skip
-_LATENT = {"query_rank": 16, "key_value_rank": 12, "plain_size": 8, "rotary_size": 4, "value_size": 8}
+_LATENT_ATTENTION = {"query_rank": 16, "key_value_rank": 12, "plain_size": 8, "rotary_size": 4, "value_size": 8}
 _LLAMA_CHANGES: dict[str, dict[str, Any]] = {
     "geglu_tanh": {"activation": "geglu_tanh"},
     "tied_embeddings": {"tied_embeddings": True},
@@ -66,7 +66,7 @@ _LLAMA_CHANGES: dict[str, dict[str, Any]] = {
     "rope_linear": {"rope_scaling": {**_ROPE_SCALING, "kind": "linear", "original_length": None}},
     "rope_llama3": {"rope_scaling": MODELS["qwen"]["rope_scaling"]},
     "rope_yarn": {"rope_scaling": {**_ROPE_SCALING, "kind": "yarn", "beta_fast": 4.0, "beta_slow": 1.0}},
-    "latent_attention": {"kv_heads": 4, "latent_attention": _LATENT},
+    "latent_attention": {"kv_heads": 4, "latent_attention": _LATENT_ATTENTION},
 }
 # By part of a model that not every small model has: a model with it.
 PART_MODELS: dict[str, dict[str, Any]] = {
@@ -122,7 +122,7 @@ def job_of(
     }  # fmt: skip
 
 
-def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
+def enlarge_weights(model: dict[str, Any]) -> dict[str, Any]:
     """Return the model with weights five times as large, so that activation functions are not nearly linear.
 
     With small weights they are, and a wrong constant in one of them changes no digit that is compared.
@@ -130,7 +130,7 @@ def with_large_weights(model: dict[str, Any]) -> dict[str, Any]:
     return {**model, "init_std": 0.1}
 
 
-def with_large_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
+def enlarge_vocabulary(model: dict[str, Any]) -> dict[str, Any]:
     """Return one layer of the model with an embedding of a million elements.
 
     A float32 sum over so many, added one after another, is wrong in the fourth or fifth digit.
@@ -203,11 +203,11 @@ def offered_variants(
         if variant.layout.get("expert", 1) > 1 and not model.get("experts"):
             continue
         job = job_of(model, variant, precision=precision)
-        if not refusal(implementation, kind, job):
+        if not refusal_reason(implementation, kind, job):
             yield variant
 
 
-def refusal(implementation: ImplementationFile, kind: str, job: dict[str, Any]) -> str | None:
+def refusal_reason(implementation: ImplementationFile, kind: str, job: dict[str, Any]) -> str | None:
     """Return why the manifest or the model's sizes exclude this job; None where they do not."""
     steps = job["training"]["steps"]
     content = {  # as a case at this size would have it

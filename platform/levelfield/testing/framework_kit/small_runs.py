@@ -16,10 +16,10 @@ from typing import Any
 from levelfield.checkout import checkout
 from levelfield.run.launchers.launched_ranks import free_port
 
-LIMIT_SECONDS = 600.0
+TIME_LIMIT_SECONDS = 600.0
 SETTLE_SECONDS = 30.0  # for the other ranks, after one has failed
 POLL_SECONDS = 0.02
-MOST_OUTPUT = 3000
+MAX_OUTPUT_BYTES = 3000
 Watch = Callable[[Sequence["subprocess.Popen[bytes]"]], None]
 
 
@@ -69,7 +69,7 @@ def run_small(
     others: Mapping[int, Mapping[str, Any]] | None = None,
     only: Sequence[int] | None = None,
     watch: Watch | None = None,
-    limit: float = LIMIT_SECONDS,
+    limit: float = TIME_LIMIT_SECONDS,
 ) -> SmallRun:
     """Run a job in one process for each rank, with its files in `folder`, and return how all ended.
 
@@ -100,7 +100,7 @@ def run_small(
             left += outlived
     ranks = []
     for rank, process in zip(started, processes, strict=True):
-        output = (folder / f"rank{rank}.log").read_bytes()[-MOST_OUTPUT:].decode(errors="replace")
+        output = (folder / f"rank{rank}.log").read_bytes()[-MAX_OUTPUT_BYTES:].decode(errors="replace")
         ranks.append(SmallRank(process.returncode, tuple(read_events(folder / f"rank{rank}.jsonl")), output))
     return SmallRun(tuple(ranks), stopped, left, seconds)
 

@@ -11,7 +11,7 @@ from levelfield.measure.raw_facts import FinalSlice
 from levelfield.measure.weights import final_weights
 from levelfield.specs.recorded_runs import Difference
 
-NOISE = 1e-6
+GRADIENT_NOISE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def first_steps(curve: Curve, steps: int) -> Curve:
 
 
 def compare(curve: Curve, reference: Curve) -> Difference:
-    losses = [_relative(a, b) for a, b in zip(curve.losses, reference.losses, strict=True)]
-    norms = [_relative(a, b) for a, b in zip(curve.grad_norms, reference.grad_norms, strict=True)]
+    losses = [_relative_difference(a, b) for a, b in zip(curve.losses, reference.losses, strict=True)]
+    norms = [_relative_difference(a, b) for a, b in zip(curve.grad_norms, reference.grad_norms, strict=True)]
     totals = (
-        _relative(_root(math.fsum(squares.values())), curve.grad_norms[step - 1])
+        _relative_difference(_norm(math.fsum(squares.values())), curve.grad_norms[step - 1])
         for step, squares in curve.gradients.items()
     )
     same_tokens = curve.token_checksums == reference.token_checksums and curve.tokens == reference.tokens
@@ -114,7 +114,7 @@ def compare_routing(curve: Curve, reference: Curve) -> tuple[float, int]:
     for step, layers in reference.experts.items():
         for layer, counts in layers.items():
             moved += sum(abs(a - b) for a, b in zip(curve.experts[step][layer], counts, strict=True)) // 2
-    return max(_relative(a, b) for a, b in zip(curve.auxiliary, reference.auxiliary, strict=True)), moved
+    return max(_relative_difference(a, b) for a, b in zip(curve.auxiliary, reference.auxiliary, strict=True)), moved
 
 
 def _parameter_difference(curve: Curve, reference: Curve) -> float:
@@ -128,18 +128,18 @@ def _parameter_difference(curve: Curve, reference: Curve) -> float:
         return math.inf
     differences = []
     for step, squares in reference.gradients.items():
-        least = NOISE * reference.grad_norms[step - 1]
+        least = GRADIENT_NOISE * reference.grad_norms[step - 1]
         for name, square in squares.items():
-            difference = abs(_root(curve.gradients[step][name]) - _root(square)) / max(_root(square), least)
+            difference = abs(_norm(curve.gradients[step][name]) - _norm(square)) / max(_norm(square), least)
             differences.append(difference if math.isfinite(difference) else math.inf)
     return max(differences)
 
 
-def _root(square: float) -> float:
+def _norm(square: float) -> float:
     return math.sqrt(square) if square >= 0 else math.nan
 
 
-def _relative(value: float, reference: float) -> float:
+def _relative_difference(value: float, reference: float) -> float:
     """Infinite for anything that is not a finite number, so that no comparison with a limit accepts it.
 
     Infinite too for a number where the reference is 0, such as the loss of a router that has none.
