@@ -156,21 +156,22 @@ def _compare_curves(options: argparse.Namespace) -> int:
 
     files, our_count = [*options.ours, *options.against], len(options.ours)
     curves = [read_curve(path, options.tag) for path in files]
-    first_files = first_curve_of_each_run(curves)  # by the number of a file: that of the first file with the same run
-    for number, first in enumerate(first_files):
+    first_numbers = first_curve_of_each_run(curves)  # for each file: the number of its run's first file
+    for number, first in enumerate(first_numbers):
         if number >= our_count > first:  # a run on both sides would draw the two means together
             raise UsageError(
                 f"{files[number]}: found the curve of {files[first]}, which stands on the other side; give each run on "
                 "one side only. Runs that share weights and tokens are compared by `align`"
             )
-    repeats = [
+    repeat_messages = [
         f"{files[number]} has the curve of {files[first]}: they count as one run"
-        for number, first in enumerate(first_files)
+        for number, first in enumerate(first_numbers)
         if first != number
     ]
-    longest_files = {first_files[n]: n for n in sorted(range(len(files)), key=lambda n: len(curves[n]))}
+    # A run is compared by its longest file.
+    longest_files = {first_numbers[n]: n for n in sorted(range(len(files)), key=lambda n: len(curves[n]))}
     sides = [
-        sorted({longest_files[first_files[n]] for n in side})
+        sorted({longest_files[first_numbers[n]] for n in side})
         for side in (range(our_count), range(our_count, len(files)))
     ]
     ours, theirs = ([curves[number] for number in side] for side in sides)
@@ -187,14 +188,18 @@ def _compare_curves(options: argparse.Namespace) -> int:
     is_restricted = options.from_step is not None or to_step is not None
     default_comparison = compare_tails(ours, theirs, options.margin, names=names) if is_restricted else None
     if options.json:
-        counts = {"runs": len(ours), "against": len(theirs), "repeated": repeats}
+        counts = {"runs": len(ours), "against": len(theirs), "repeated": repeat_messages}
         print(
             json_text(
                 {**asdict(comparison), **counts, "default_tail": default_comparison and asdict(default_comparison)}
             )
         )
     else:
-        print("\n".join(_curve_lines(comparison, default_comparison, repeats, f"{len(ours)} against {len(theirs)}")))
+        print(
+            "\n".join(
+                _curve_lines(comparison, default_comparison, repeat_messages, f"{len(ours)} against {len(theirs)}")
+            )
+        )
     return 0 if comparison.word == "within the margin" else GateFailed.exit_code
 
 
@@ -203,10 +208,10 @@ def _truncate(curve: LoggedCurve, last_step: int) -> dict[int, float | None]:
 
 
 def _curve_lines(
-    comparison: TailComparison, default_comparison: TailComparison | None, repeats: list[str], run_counts: str
+    comparison: TailComparison, default_comparison: TailComparison | None, repeat_messages: list[str], run_counts: str
 ) -> list[str]:
     """Return word, reason and figures in lines of at most 80 columns. default_comparison: that of the default tail."""
-    rows = [("", repeat) for repeat in repeats]
+    rows = [("", repeat) for repeat in repeat_messages]
     if default_comparison is not None:
         steps = (
             f"steps {default_comparison.steps[0]} to {default_comparison.steps[1]}: "

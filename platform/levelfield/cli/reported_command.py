@@ -138,8 +138,8 @@ def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]
         f"{row.name}: {row.format}; the speed is of {row.lines} line(s), steps {row.steps[0]} to {row.steps[1]}",
     )
     fields = ("case", "chip", "devices", "layout", "micro_batch", "global_batch", "sequence_length", "precision")
-    stated = [f"{name.replace('_', ' ')} {getattr(row, name)}" for name in fields if getattr(row, name) is not None]
-    yield "work", ", ".join(stated) or "the log does not print it"
+    work_texts = [f"{name.replace('_', ' ')} {getattr(row, name)}" for name in fields if getattr(row, name) is not None]
+    yield "work", ", ".join(work_texts) or "the log does not print it"
     if row.given:
         yield "given", f"by your word: {', '.join(name.replace('_', ' ') for name in row.given)}"
     for name, figure in row.figures.items():
