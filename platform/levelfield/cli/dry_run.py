@@ -42,32 +42,32 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
     if as_json:
         contents = []
         for plan in plans:
-            request, paths = _request(plan, runs)
+            request, paths = _launch_request(plan, runs)
             job = job_content(plan, paths)
             contents.append({"plan": plan.model_dump(mode="json"), "request": request.to_dict(), "job": job})
         print(json_text(contents))
     else:
-        single_runs = [_text(plan, runs) for plan in plans if plan.entry is None]
+        single_runs = [_plan_text(plan, runs) for plan in plans if plan.entry is None]
         suites = ["\n".join(tables.plan_lines(suite)) for suite in tables.grouped_by_suite(plans)]
         print("\n\n".join([*single_runs, *suites]))
     return 0
 
 
-def _text(plan: Plan, runs: Path) -> str:
+def _plan_text(plan: Plan, runs: Path) -> str:
     """Return the plan in lines that fit the terminal. What a launcher sends is shown as it is, without new breaks."""
-    request, paths = _request(plan, runs)
-    return "\n".join([*(labelled(*row, 13) for row in _rows(plan, request, paths)), *_submissions(request)])
+    request, paths = _launch_request(plan, runs)
+    return "\n".join([*(labelled(*row, 13) for row in _plan_rows(plan, request, paths)), *_submission_lines(request)])
 
 
 def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
-    """Print the arithmetic of each plan's memory and time. Return 0. Raises UsageError where none is predicted."""
+    """Print the arithmetic of each plan's memory and time. Return 0. Raises UsageError where nothing is predicted."""
     if not dry_run:
         raise UsageError("--explain: found no --dry-run; add it")
-    print("\n\n".join("\n".join(_explain_plan(plan, registry)) for plan in plans))
+    print("\n\n".join("\n".join(_arithmetic_lines(plan, registry)) for plan in plans))
     return 0
 
 
-def _explain_plan(plan: Plan, registry: Registry) -> Iterator[str]:
+def _arithmetic_lines(plan: Plan, registry: Registry) -> Iterator[str]:
     hardware = plan.hardware
     selection = lookup.find_selection(registry, plan.selector)
     question = question_of(LayoutTask(selection, plan.work, hardware.nodes, hardware.devices_per_node))
@@ -89,13 +89,13 @@ def _reason_without_prediction(selection: Selection, plan: Plan) -> str:
     return f"the memory of {chip} is not known; add memory_bytes to its vendor.yaml or to your --chips file"
 
 
-def _request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
+def _launch_request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
     runtime, launcher = runtime_and_launcher(plan)
     return launcher.request(plan, paths, runtime).public(), paths
 
 
-def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledText]:
+def _plan_rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledText]:
     hardware, training, memory = plan.hardware, plan.work.training, plan.expected_memory
     yield "case", f"{plan.case} ({plan.scale}: {plan.scale_reason})"
     yield (
@@ -115,41 +115,41 @@ def _rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledTex
         if origin != "default" or name not in FREE_FIELDS or not FREE_FIELDS[name].is_framework_specific:
             yield ROW_LABELS.get(name, name), f"{_value_text(value)}  ({origin})"
     yield "accumulation", str(plan.accumulation)
-    yield from _predicted(plan)
+    yield from _prediction_rows(plan)
     yield "memory", f"{gib(memory.total_bytes)} expected on the fullest device, of {gib(memory.available_bytes)}"
     yield "", ", ".join(f"{name} {gib(size)}" for name, size in memory.parts.items())
     peak = f"{plan.peak.tflops:.4g} TFLOP/s" if plan.peak.tflops else "unknown"
     yield "peak", f"{plan.peak.dtype} {peak}: {plan.peak.source}"
-    yield from _indented("", _peak_age_lines(plan))
+    yield from _labelled_once("", _peak_age_lines(plan))
     if plan.certificate:
         yield "certificate", _certificate_text(plan.certificate)
     yield "environment", _environment_text(plan)
     if plan.environment.lacking:
         lines = [line.strip() for line in plan.environment.lacking.splitlines()]
-        yield from _indented("", [f"CANNOT BE MADE here: {lines[0]}", *lines[1:]])
-    yield from _indented("", plan.environment.left_out)
+        yield from _labelled_once("", [f"CANNOT BE MADE here: {lines[0]}", *lines[1:]])
+    yield from _labelled_once("", plan.environment.left_out)
     if plan.preflight is not None:
-        yield from _preflight(plan, plan.preflight, paths)
+        yield from _preflight_rows(plan, plan.preflight, paths)
     yield "run", str(paths.root)
     yield "files", "plan.json request.json job.json provenance.json events/ telemetry.jsonl logs/"
     yield "", "outcome.json status.json result.json report.md"
-    yield from _indented("differs", plan.deviations)
-    yield from _indented("notice", plan.notices)
+    yield from _labelled_once("differs", plan.deviations)
+    yield from _labelled_once("notice", plan.notices)
     for node in request.nodes:
         if node.container:
-            yield from _container(node.node_rank, node.container)
-            yield from _indented(
+            yield from _container_rows(node.node_rank, node.container)
+            yield from _labelled_once(
                 "", [f"allowed: {what}" for what in (plan.container.allowed if plan.container else ())]
             )
-        yield from _ranks(node.processes, request.nodes[0].processes[0])
+        yield from _rank_rows(node.processes, request.nodes[0].processes[0])
     yield "", f"removed variables: {' '.join(request.removed_variables) or 'every variable of this host'}"
 
 
-def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[LabelledText]:
+def _rank_rows(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[LabelledText]:
     """Return the first rank in full, and how the others of a node differ from it. --json has every rank."""
     if first in processes:
         yield f"rank {first.rank}", shlex.join(first.argv)
-        yield from _variables(first.environment)
+        yield from _variable_rows(first.environment)
     others = [process for process in processes if process != first]
     if not others:
         return
@@ -165,27 +165,27 @@ def _ranks(processes: Sequence[ProcessWork], first: ProcessWork) -> Iterator[Lab
         yield "", shlex.join(different_argv)
 
 
-def _preflight(plan: Plan, preflight: PreflightPlan, paths: RunPaths) -> Iterator[LabelledText]:
-    """Return what runs before the training: the same launch with another program."""
-    request, _ = _request(preflight_plan(plan), paths.root.parent)
+def _preflight_rows(plan: Plan, preflight: PreflightPlan, paths: RunPaths) -> Iterator[LabelledText]:
+    """Return what runs before the training: the same launch with the program of the preflight."""
+    request, _ = _launch_request(preflight_plan(plan), paths.root.parent)
     ranks = f"{plan.hardware.nodes} x {plan.hardware.devices_per_node} ranks"
     yield "before it", f"a preflight of {ranks}: {shlex.join(request.nodes[0].processes[0].argv)}"
     if preflight.quiet:
         yield "", "no training beside others on a device or on the processors"
 
 
-def _submissions(request: Request) -> Iterator[str]:
-    """Return what a launcher gives to its engine: files, command and standard input. --json has its very bytes."""
+def _submission_lines(request: Request) -> Iterator[str]:
+    """Return what a launcher gives to its engine: files, command and standard input. --json has the exact bytes."""
     for submission in request.submissions:
         for name, text in submission.files.items():
             yield f"file {name}:"
             yield from text.splitlines()
         yield f"submit {submission.name}: {shlex.join(submission.argv)}"
         if submission.stdin is not None:
-            yield from _standard_input(submission.stdin)
+            yield from _standard_input_lines(submission.stdin)
 
 
-def _standard_input(text: str) -> Iterator[str]:
+def _standard_input_lines(text: str) -> Iterator[str]:
     """Return a standard input in readable form: its JSON indented, and after it the files that the JSON contains."""
     try:
         content = json.loads(text)
@@ -193,9 +193,9 @@ def _standard_input(text: str) -> Iterator[str]:
     except (ValueError, AttributeError):
         yield f"standard input: {text.rstrip()}"
         return
-    outline = {**content, "files": {name: FILE_PLACEHOLDER for name in files}} if files else content
+    content_without_files = {**content, "files": {name: FILE_PLACEHOLDER for name in files}} if files else content
     yield "standard input, sent as JSON in one line:"
-    yield from json_text(outline).splitlines()
+    yield from json_text(content_without_files).splitlines()
     for name, file in files.items():
         yield f"its file {name}:"
         yield from file.splitlines()
@@ -212,12 +212,12 @@ def _peak_age_lines(plan: Plan) -> Iterator[str]:
         yield f"the run measures it again: {reason}"
 
 
-def _indented(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:
-    """Return the texts below each other, the first with the label."""
+def _labelled_once(label: str, texts: Iterable[str]) -> Iterator[LabelledText]:
+    """Return a row for each text, the first with the label and the others without."""
     yield from (("" if index else label, text) for index, text in enumerate(texts))
 
 
-def _predicted(plan: Plan) -> Iterator[LabelledText]:
+def _prediction_rows(plan: Plan) -> Iterator[LabelledText]:
     """Return the planner's prediction for the chosen layout, and its next best layouts."""
     for number, row in enumerate(plan.predicted):
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
@@ -252,7 +252,7 @@ def _packages_text(environment: EnvironmentPlan) -> str:
     return "; then built against them: ".join(parts) + index
 
 
-def _container(node_rank: int, work: ContainerWork) -> Iterator[LabelledText]:
+def _container_rows(node_rank: int, work: ContainerWork) -> Iterator[LabelledText]:
     """Return a node's container: its image, and every mount, option and variable."""
     yield f"node {node_rank}", f"container {work.name} from {work.image}"
     yield "", shlex.join(work.argv)
@@ -261,10 +261,10 @@ def _container(node_rank: int, work: ContainerWork) -> Iterator[LabelledText]:
     yield from (("", f"{mode} {path}") for path, mode in sorted(work.mounts.items()))
     options = {key: value for key, value in asdict(work.options).items() if value}
     yield from (("", f"{key}: {options[key]}") for key in options if key not in ("environment", "network"))
-    yield from _variables(work.environment)
+    yield from _variable_rows(work.environment)
 
 
-def _variables(environment: dict[str, str]) -> Iterator[LabelledText]:
+def _variable_rows(environment: dict[str, str]) -> Iterator[LabelledText]:
     yield from (("", f"{name}={shlex.quote(value)}") for name, value in sorted(environment.items()))
 
 

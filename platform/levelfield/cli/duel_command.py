@@ -151,7 +151,7 @@ def _arm_runner(
 
 def _parse_side_options(option: str, text: str) -> tuple[TuningChoice, bool]:
     """Return the free fields that the options of --a or --b choose, and whether they have --base."""
-    from levelfield.cli.run_entries import choice_of
+    from levelfield.cli.run_entries import tuning_choice
 
     parser = argparse.ArgumentParser(prog=option, add_help=False, allow_abbrev=False, exit_on_error=False)
     add_free_field_options(parser)
@@ -162,7 +162,7 @@ def _parse_side_options(option: str, text: str) -> tuple[TuningChoice, bool]:
     if unknown:
         option_names = ", ".join(name for name in parser._option_string_actions if not name.startswith("--no-"))
         raise UsageError(f"{option}: found {' '.join(unknown)}, expected free options of a run: {option_names}")
-    return choice_of(choices), choices.base
+    return tuning_choice(choices), choices.base
 
 
 def _plan_arms(

@@ -91,37 +91,43 @@ examples:
   run_benchmarks.py environment image export torch --context --output torch.tar
 """
 
-# pip takes files with hashes and files without in commands of their own. An index may have its own build of torch.
-LOCKS = {
+# One command of pip takes either files with hashes or files without. An index may have its own build of torch.
+LOCK_FILES = {
     "Levelfield and its tests": ("requirements.lock", "requirements-dev.lock"),
     "the tests of models": ("requirements-torch.lock",),
 }
 
 
 def _make(options: argparse.Namespace) -> int:
-    """Make what is not made, and print the Python of each. Return 0."""
+    """Make the environments that do not exist, and print the Python of each. Return 0."""
     from levelfield.run.runtimes.environments import environment_in_use
 
     registry, uses = registry_of(options), tuple(options.uses)
     driver = None if options.any_driver else registry.machine.driver(options.vendor)
-    plans = [_environment(registry, name, options.vendor, uses, driver) for name in options.framework]
+    plans = [
+        _framework_environment(registry, framework, options.vendor, uses, driver) for framework in options.framework
+    ]
     for plan in plans:
         with environment_in_use(plan, Terminal().say):
             print(short_path(Path(plan.python)))
     return 0
 
 
-def _environment(
-    registry: Registry, name: str, vendor: str, uses: tuple[str, ...], driver: str | None
+def _framework_environment(
+    registry: Registry, framework: str, vendor: str, uses: tuple[str, ...], driver: str | None
 ) -> EnvironmentPlan:
-    """Return the environment. Raises NotHere, before any download, with what this machine lacks for it."""
+    """Return the plan of the environment. Raises NotHere, before any download, with what this machine lacks for it."""
     from levelfield.plan.environment import plan_environment
 
-    file, _folder = registry.implementation_of_label(name)
-    kind = registry.vendor_file(vendor).device_kind
-    if kind not in file.requirements:
-        raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there is no environment to make")
-    return plan_environment(file, kind, file.requirements[kind].stages(uses), None, "process", driver=driver)
+    manifest, _ = registry.implementation_of_label(framework)
+    device_kind = registry.vendor_file(vendor).device_kind
+    if device_kind not in manifest.requirements:
+        raise NotHere(
+            f"{framework} on {device_kind}: the vendor's own Python or image brings it; there is no environment to make"
+        )
+    return plan_environment(
+        manifest, device_kind, manifest.requirements[device_kind].stages(uses), None, "process", driver=driver
+    )
 
 
 def _fetch(options: argparse.Namespace) -> int:
@@ -134,20 +140,20 @@ def _fetch(options: argparse.Namespace) -> int:
     from levelfield.specs.requirements import Stages
 
     terminal, registry, folder = Terminal(), registry_of(options), options.folder.absolute()
-    kind = registry.vendor_file(options.vendor).device_kind
+    device_kind = registry.vendor_file(options.vendor).device_kind
     groups = [
         (name, sys.executable, ("--no-deps", *(f"--requirement={checkout() / lock}" for lock in locks)), Stages())
-        for name, locks in LOCKS.items()
+        for name, locks in LOCK_FILES.items()
     ]
     for name in options.framework or registry.labels():
         try:
-            python, stages = _needs(registry, name, kind, tuple(options.uses))
+            python, stages = _interpreter_and_stages(registry, name, device_kind, tuple(options.uses))
         except NotHere as error:
             if options.framework:
                 raise
             terminal.say(f"left out: {error}")
         else:
-            groups.append((f"{name} on {kind}", python, (PIP_REQUIREMENT, *stages.pip_packages), stages))
+            groups.append((f"{name} on {device_kind}", python, (PIP_REQUIREMENT, *stages.pip_packages), stages))
     for name, python, arguments, stages in groups:
         terminal.say(f"fetching the wheels of {name} with {python}")
         index = stages.index.setting if stages.index else None
@@ -158,40 +164,44 @@ def _fetch(options: argparse.Namespace) -> int:
     return 0
 
 
-def _needs(registry: Registry, name: str, kind: str, uses: tuple[str, ...]) -> tuple[str, Stages]:
+def _interpreter_and_stages(
+    registry: Registry, framework: str, device_kind: str, uses: tuple[str, ...]
+) -> tuple[str, Stages]:
     from levelfield.plan.build_checks import missing_need_sentences
     from levelfield.plan.environment import interpreter_for
 
-    file, _folder = registry.implementation_of_label(name)
-    if kind not in file.requirements:
-        raise NotHere(f"{name} on {kind}: the vendor's own Python or image brings it; there are no wheels to fetch")
-    python, stages = interpreter_for(file, kind).python, file.requirements[kind].stages(uses)
+    manifest, _ = registry.implementation_of_label(framework)
+    if device_kind not in manifest.requirements:
+        raise NotHere(
+            f"{framework} on {device_kind}: the vendor's own Python or image brings it; there are no wheels to fetch"
+        )
+    python, stages = interpreter_for(manifest, device_kind).python, manifest.requirements[device_kind].stages(uses)
     if lacking := list(missing_need_sentences(stages, None, is_already_made=False)):
-        raise NotHere(f"{name} on {kind}: " + "\n  ".join(lacking))
+        raise NotHere(f"{framework} on {device_kind}: " + "\n  ".join(lacking))
     return python, stages
 
 
-def _recipe(
+def _image_plan(
     registry: Registry, framework: str, vendor_name: str, base: str | None, base_has_framework: bool
 ) -> ImagePlan:
     from levelfield.plan.image_recipe import image_plan
     from levelfield.specs.requirements import Stages
 
-    implementation, folder = registry.implementation_of_label(framework)
+    manifest, folder = registry.implementation_of_label(framework)
     vendor = registry.vendor_file(vendor_name)
-    needs = implementation.requirements.get(vendor.device_kind)
-    stages = needs.stages() if needs else Stages()
+    requirements = manifest.requirements.get(vendor.device_kind)
+    stages = requirements.stages() if requirements else Stages()
     base = base or os.environ.get("LEVELFIELD_BASE_IMAGE")
-    return image_plan(implementation, folder, vendor, stages, base, base_has_framework)
+    return image_plan(manifest, folder, vendor, stages, base, base_has_framework)
 
 
-def _ready(recipe: ImagePlan, offline: bool) -> BuiltImage:
+def _ready_image(image: ImagePlan, offline: bool) -> BuiltImage:
     from levelfield.run.runtimes import images
     from levelfield.run.runtimes.engine import engine_ready
     from levelfield.specs.plan import ContainerPlan
     from levelfield.specs.vendor import ContainerOptions
 
-    plan = ContainerPlan(image=recipe, options=ContainerOptions(), visible={}, offline=offline)
+    plan = ContainerPlan(image=image, options=ContainerOptions(), visible={}, offline=offline)
     with engine_ready() as client:
         return images.ready_image(client, plan, Terminal().say)
 
@@ -199,8 +209,8 @@ def _ready(recipe: ImagePlan, offline: bool) -> BuiltImage:
 def _build(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     for framework in options.framework:
-        recipe = _recipe(registry, framework, options.vendor, options.base_image, options.base_has_framework)
-        built = _ready(recipe, options.offline)
+        image = _image_plan(registry, framework, options.vendor, options.base_image, options.base_has_framework)
+        built = _ready_image(image, options.offline)
         print(f"{built.tag}  {'built' if built.is_new else 'exists'}  {built.id}")
     return 0
 
@@ -210,37 +220,37 @@ def _export(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes.engine import engine_ready
     from levelfield.run.runtimes.wheels import image_wheels, verify
 
-    output, base = options.output, options.base_image
-    recipe = _recipe(registry_of(options), options.framework, options.vendor, base, options.base_has_framework)
+    output, base_image = options.output, options.base_image
+    image = _image_plan(registry_of(options), options.framework, options.vendor, base_image, options.base_has_framework)
     if options.context:
-        wheels = image_wheels(recipe, options.offline, Terminal().say)
+        wheels = image_wheels(image, options.offline, Terminal().say)
         verify(wheels)
-        with images.build_context(recipe, wheels) as tar, replacing(output, "b", through_link=True) as file:
+        with images.build_context(image, wheels) as tar, replacing(output, "b", through_link=True) as file:
             shutil.copyfileobj(tar, file)
         print(f"{output}: the build context; build it: `docker build -t NAME - < {output}`")
         return 0
-    built = _ready(recipe, options.offline)
+    built = _ready_image(image, options.offline)
     with engine_ready() as client:
         images.export_image(client, built.tag, output)
     print(f"{output}: {built.tag}; load it: `docker load -i {output}`")
     return 0
 
 
-def _make_options(parser: argparse.ArgumentParser) -> None:
+def _add_make_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
     option("--any-driver", action="store_true", help="whatever driver is here, if any: for a machine without devices")
-    _device_options(parser)
+    _add_device_options(parser)
 
 
-def _fetch_options(parser: argparse.ArgumentParser) -> None:
+def _add_fetch_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("folder", type=Path, metavar="DIR", help="the folder to fill")
     option("framework", nargs="*", metavar="FRAMEWORK", help="such as torch or jax_0.10.1 (default: every one)")
-    _device_options(parser)
+    _add_device_options(parser)
 
 
-def _device_options(parser: argparse.ArgumentParser) -> None:
+def _add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vendor", default="cpu", help="for this vendor's devices (default: cpu)")
     parser.add_argument(
         "--with",
@@ -252,20 +262,20 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _build_options(parser: argparse.ArgumentParser) -> None:
+def _add_build_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("framework", nargs="+", metavar="FRAMEWORK", help="such as torch or jax_0.10.1")
-    _recipe_options(parser)
+    _add_image_options(parser)
 
 
-def _export_options(parser: argparse.ArgumentParser) -> None:
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("framework", metavar="FRAMEWORK", help="such as torch")
-    _recipe_options(parser)
+    _add_image_options(parser)
     option("--output", type=Path, required=True, metavar="FILE", help="the tar file to write")
     option("--context", action="store_true", help="write Dockerfile and wheels, to build elsewhere; needs no engine")
 
 
-def _recipe_options(parser: argparse.ArgumentParser) -> None:
+def _add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vendor", default="cpu", help="build for this vendor's devices (default: cpu)")
     parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
     parser.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
@@ -274,10 +284,10 @@ def _recipe_options(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "environment": Command(ENVIRONMENT),
-    "environment make": Command(MAKE, _make_options, _make),
+    "environment make": Command(MAKE, _add_make_options, _make),
     "environment wheels": Command(WHEELS_HELP),
-    "environment wheels fetch": Command(FETCH, _fetch_options, _fetch),
+    "environment wheels fetch": Command(FETCH, _add_fetch_options, _fetch),
     "environment image": Command(IMAGE),
-    "environment image build": Command(IMAGE_BUILD, _build_options, _build),
-    "environment image export": Command(IMAGE_EXPORT, _export_options, _export),
+    "environment image build": Command(IMAGE_BUILD, _add_build_options, _build),
+    "environment image export": Command(IMAGE_EXPORT, _add_export_options, _export),
 }

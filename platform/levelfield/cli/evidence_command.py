@@ -78,25 +78,25 @@ examples:
   run_benchmarks.py evidence verify run.zip --json
   run_benchmarks.py evidence verify run.zip --allowed-signers FILE --signer NAME
 """
-_SHOWN = 12  # contradictions of a run; --json has all
+_MOST_CONTRADICTIONS = 12  # printed for a run; --json has all
 
 
-def _collect_options(parser: argparse.ArgumentParser) -> None:
+def _add_collect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 4 if the result differs")
 
 
 def _collect(options: argparse.Namespace) -> int:
-    """Collect every run that can be. Raises the error of one that goes on, is damaged or differs, after the others."""
+    """Collect every run that can be collected. Raises the errors of the other runs at the end."""
     selected = NamedRuns(runs_folder(options), options.run)
     for paths in selected.finished_runs():
         with selected.collecting_errors():
-            _check(paths) if options.check else _write(paths)
+            _check_result(paths) if options.check else _write_result(paths)
     selected.raise_errors()
     return 0
 
 
-def _write(paths: RunPaths) -> None:
+def _write_result(paths: RunPaths) -> None:
     """Write result and report. Raises GateFailed for a tampered run, whose result then says so."""
     from levelfield.report.result_words import status
     from levelfield.run.runner import finish
@@ -107,7 +107,7 @@ def _write(paths: RunPaths) -> None:
         raise GateFailed(f"{result.run_id} is tampered: {result.seal.reason}")
 
 
-def _check(paths: RunPaths) -> None:
+def _check_result(paths: RunPaths) -> None:
     from levelfield.judge.collector import collect
     from levelfield.specs.base import dump
 
@@ -122,14 +122,14 @@ def _check(paths: RunPaths) -> None:
     print(f"{paths.result}: the raw files give the same result")
 
 
-def _bundle_options(parser: argparse.ArgumentParser) -> None:
+def _add_bundle_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the archive to write; a new file")
     parser.add_argument("--sign", type=Path, metavar="KEY", help="sign the manifest by `ssh-keygen -Y sign`")
 
 
 def _bundle(options: argparse.Namespace) -> int:
-    """Write the bundle and return 0. Raises GateFailed for a tampered run. Nothing is written where it raises."""
+    """Write the bundle and return 0. Raises GateFailed for a tampered run, and then writes nothing."""
     from levelfield.evidence.bundle_archive import make_archive, make_signature
     from levelfield.evidence.bundle_reader import bundle_of
     from levelfield.evidence.packing import bundle_members, pack_runs
@@ -146,12 +146,12 @@ def _bundle(options: argparse.Namespace) -> int:
         bundle = pack_runs(runs, progress)
     manifest = dump(bundle.manifest).encode()
     content = make_archive(bundle_members(manifest, bundle.runs, make_signature(manifest, key) if key else None))
-    made, registry = bundle_of(content, str(path)), registry_of(options)
-    for run in made.runs:  # before others see it refused
-        for wrong in verify_run(run, registry, made).contradictions[:1]:
+    reread, registry = bundle_of(content, str(path)), registry_of(options)
+    for run in reread.runs:  # before others see it refused
+        for contradiction in verify_run(run, registry, reread).contradictions[:1]:
             raise UsageError(
-                f"bundle: {run.name} does not follow from its own files: {wrong.field}: stated {wrong.stated}, "
-                f"recomputed {wrong.recomputed}"
+                f"bundle: {run.name} does not follow from its own files: {contradiction.field}: "
+                f"stated {contradiction.stated}, recomputed {contradiction.recomputed}"
             )
     with usage_error_if_unwritable(path):
         write_new_file(path, content)
@@ -160,23 +160,23 @@ def _bundle(options: argparse.Namespace) -> int:
 
 
 def _packed_rows(bundle: PackedRuns, path: Path, size: int, key: Path | None) -> Iterator[LabelledText]:
-    manifest, times = bundle.manifest, Counter[str]()
+    manifest, replacement_counts = bundle.manifest, Counter[str]()
     yield "bundle", f"{path}: {len(bundle.runs)} run(s), {size:,} bytes"
     for name, run in manifest.runs.items():
         redacted = sum(not entry.is_whole for entry in run.files.values())
         yield "run", f"{name}: {run.seal.word}, {len(run.files)} files, {redacted} of them redacted"
     for replacement in manifest.replacements:
-        times[replacement.kind] += replacement.times
-    replaced = ", ".join(f"{kind} {count}x" for kind, count in sorted(times.items()))
-    left = (
+        replacement_counts[replacement.kind] += replacement.times
+    replaced = ", ".join(f"{kind} {count}x" for kind, count in sorted(replacement_counts.items()))
+    unredacted = (
         f"{manifest.kept} name(s) left, which are also ordinary words" if manifest.kept else "no name left unredacted"
     )
-    yield "replaced", f"{replaced or 'nothing'}; {left}"
+    yield "replaced", f"{replaced or 'nothing'}; {unredacted}"
     yield "signed", f"with {key}" if key else "no; --sign KEY does"
     yield "digest", manifest.digest
 
 
-def _verify_options(parser: argparse.ArgumentParser) -> None:
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("bundle", type=Path, metavar="BUNDLE", help="an archive of `evidence bundle`")
     option("--allowed-signers", type=Path, metavar="FILE", help="whose keys count, in the format of `man ssh-keygen`")
@@ -197,8 +197,8 @@ def _verify(options: argparse.Namespace) -> int:
         raise GateFailed(f"{options.bundle}: found no signature, expected one of the allowed signers")
     signer = None
     if options.allowed_signers and bundle.signature is not None:
-        key = verify_signature(bundle.manifest_bytes, bundle.signature, options.allowed_signers, options.signer)
-        signer = f"{key.name}: {key.key}"
+        signer_key = verify_signature(bundle.manifest_bytes, bundle.signature, options.allowed_signers, options.signer)
+        signer = f"{signer_key.name}: {signer_key.key}"
     runs: list[VerifiedRun] = []
     with Terminal().bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:
         registry = registry_of(options)
@@ -218,11 +218,11 @@ def _verify(options: argparse.Namespace) -> int:
         }
         print(json_text(content))
     else:
-        print("\n".join(labelled(*row, 9) for row in _verified_rows(options.bundle, bundle, signer, runs)))
+        print("\n".join(labelled(*row, 9) for row in _verification_rows(options.bundle, bundle, signer, runs)))
     return 0 if all(run.word == "follows" for run in runs) else GateFailed.exit_code
 
 
-def _verified_rows(
+def _verification_rows(
     path: Path, bundle: Bundle, signer: str | None, runs: Sequence[VerifiedRun]
 ) -> Iterator[LabelledText]:
     unchecked = "yes, and not checked: give --allowed-signers FILE" if bundle.signature else "no"
@@ -231,18 +231,19 @@ def _verified_rows(
     yield "signed", signer or unchecked
     for run in runs:
         yield "run", f"{run.name}: {run.word}"
-        yield from (("", line) for line in _run_lines(run))
-    wrong = sum(run.word != "follows" for run in runs)
-    follow = "all metrics reproduce from the raw files; their authenticity is not proven (docs/evidence.md)"
-    yield "shown", f"{wrong} of {len(runs)} run(s) do not reproduce from their raw files" if wrong else follow
+        yield from (("", line) for line in _verified_run_lines(run))
+    conclusion = "all metrics reproduce from the raw files; their authenticity is not proven (docs/evidence.md)"
+    if failed := sum(run.word != "follows" for run in runs):
+        conclusion = f"{failed} of {len(runs)} run(s) do not reproduce from their raw files"
+    yield "shown", conclusion
 
 
-def _run_lines(run: VerifiedRun) -> Iterator[str]:
+def _verified_run_lines(run: VerifiedRun) -> Iterator[str]:
     yield f"{run.seal.word}{f': {run.seal.reason}' if run.seal.reason else ''}"
     yield f"code: {run.code}"
-    for wrong in run.contradictions[:_SHOWN]:
-        yield f"{wrong.field}: stated {wrong.stated}, recomputed {wrong.recomputed}"
-    if (more := len(run.contradictions) - _SHOWN) > 0:
+    for contradiction in run.contradictions[:_MOST_CONTRADICTIONS]:
+        yield f"{contradiction.field}: stated {contradiction.stated}, recomputed {contradiction.recomputed}"
+    if (more := len(run.contradictions) - _MOST_CONTRADICTIONS) > 0:
         yield f"and {more} more (--json)"
     if run.redacted:
         yield f"without names, otherwise as sealed: {', '.join(run.redacted)}"
@@ -253,7 +254,7 @@ def _run_lines(run: VerifiedRun) -> Iterator[str]:
 
 COMMANDS = {
     "evidence": Command(EVIDENCE),
-    "evidence collect": Command(COLLECT, _collect_options, _collect),
-    "evidence bundle": Command(BUNDLE, _bundle_options, _bundle),
-    "evidence verify": Command(VERIFY, _verify_options, _verify),
+    "evidence collect": Command(COLLECT, _add_collect_options, _collect),
+    "evidence bundle": Command(BUNDLE, _add_bundle_options, _bundle),
+    "evidence verify": Command(VERIFY, _add_verify_options, _verify),
 }

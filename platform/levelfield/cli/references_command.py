@@ -77,10 +77,10 @@ example:
 
 # In a step the losses of the shipped references rise by 2 % at most. Two that rose by 46 and 110 % multiplied rounding
 # by a hundred, and honest runs of other frameworks were diverged.
-STEEP = 0.1
+STEEP_RISE = 0.1
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list_references(options: argparse.Namespace) -> int:
     from levelfield.judge.noise import independent_noise
     from levelfield.measure.calibration import describe_rows
 
@@ -104,17 +104,17 @@ def _promote(options: argparse.Namespace) -> int:
     plan = read_plan(paths)
     reference = promoted_reference(paths, options.reason, find_reference(registry, plan), options.replace)
     reference = add_bf16_gradients(reference, plan, map(registry.reference, sorted(registry.references)))
-    _write(reference, registry, options.plugins)
+    _write_reference(reference, registry, options.plugins)
     if remark := jump_remark(reference):
         print(wrapped(remark, 2))
     return 0
 
 
-def _noise(options: argparse.Namespace) -> int:
-    """Record one row for each run. A run that is refused keeps the reference as it was."""
+def _record_noise(options: argparse.Namespace) -> int:
+    """Record one row for each run. Where one is refused, the reference stays as it was."""
     from levelfield.judge.promotion import with_noise
 
-    reason, registry = _override(options.replace, options.reason), registry_of(options)
+    reason, registry = _override_reason(options.replace, options.reason), registry_of(options)
     reference = registry.reference(options.name)
     runs = [find_finished_run(runs_folder(options), run) for run in options.run]
     for paths in runs:
@@ -123,16 +123,16 @@ def _noise(options: argparse.Namespace) -> int:
     for row in reference.noise:
         if row.run_id in run_ids:
             print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
-    _write(reference, registry, options.plugins)
+    _write_reference(reference, registry, options.plugins)
     return 0
 
 
 def jump_remark(reference: Reference) -> str | None:
-    """Return what to do about a loss that jumps, or None."""
+    """Return what to do about a loss that jumps, or None where none does."""
     from levelfield.measure.curves import largest_rise
 
     step, rise = largest_rise(dict(enumerate(reference.losses, start=1)))
-    if rise < STEEP:
+    if rise < STEEP_RISE:
         return None
     return (
         f"remark: the loss rises by {rise:.0%} at step {step}. Such a jump multiplies rounding, so that honest runs of "
@@ -140,7 +140,7 @@ def jump_remark(reference: Reference) -> str | None:
     )
 
 
-def _override(replaces: bool, reason: str | None) -> str | None:
+def _override_reason(replaces: bool, reason: str | None) -> str | None:
     """Return the reason of --replace, or None. Raises UsageError when only one of --replace and --reason is given."""
     if replaces and not (reason or "").strip():
         raise UsageError('--replace takes noise from a run beyond the limits: give the reason too, --reason "..."')
@@ -149,16 +149,16 @@ def _override(replaces: bool, reason: str | None) -> str | None:
     return reason if replaces else None
 
 
-def _write(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> None:
-    """Write a reference where it is stored; a new one beside its case, if that is in a folder of --plugins."""
+def _write_reference(reference: Reference, registry: Registry, plugins: Sequence[Path]) -> None:
+    """Write a reference to its file. A new one goes beside its case, if that is in a folder of --plugins."""
     from levelfield.specs.base import dump
     from levelfield.specs.derivation import split_name
 
     path = registry.references.get(reference.name)
     if path is None:
         case = registry.all_cases.get(split_name(reference.case)[0])
-        beside = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
-        folder = next(iter([*beside, *plugins]), checkout())
+        plugin_folders = [folder for folder in plugins if case and case.absolute().is_relative_to(folder.absolute())]
+        folder = next(iter([*plugin_folders, *plugins]), checkout())
         path = folder / "configs" / "references" / f"{reference.name}.json"
     with usage_error_if_unwritable(path, ""):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,68 +178,70 @@ def _calibrate(options: argparse.Namespace) -> int:
     from levelfield.run import scheduler
     from levelfield.studies.variations import variation_entries
 
-    reason, registry, runs = _override(options.replace, options.reason), registry_of(options), runs_folder(options)
-    stored = partial(find_reference, registry)
+    reason = _override_reason(options.replace, options.reason)
+    registry, runs = registry_of(options), runs_folder(options)
+    find_stored_reference = partial(find_reference, registry)
     (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
     plan = scheduler.plan_with_known_peak(job)
-    reference = stored(plan)
+    reference = find_stored_reference(plan)
     if reference is None:
         raise UsageError(
             f"{plan.case} has no reference at scale {plan.scale}; make one first: `align references promote RUN "
             "--reason ...`"
         )
     terminal = Terminal(quiet=options.json, record_run=run_recorder(options.store, options.no_store))
-    failed, refused = False, list[str]()
+    has_failed_run, refusals = False, list[str]()
     jobs = scheduler.jobs(registry, variation_entries(registry, plan), None)
-    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), stored):
+    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), find_stored_reference):
         terminal.show_status(result)
         if result.status.word != "valid":
-            failed = True
+            has_failed_run = True
             continue
         try:
             reference = with_noise(reference, find_run(runs, result.run_id), reason)
         except GateFailed as error:
-            refused.append(str(error))
+            refusals.append(str(error))
             continue
-        _write(reference, registry, options.plugins)  # after each run: an interrupted calibration keeps what it has
-    if refused and not failed:
-        raise GateFailed("\n".join(refused))
-    for message in refused:
+        # After each run: an interrupted calibration keeps what it has.
+        _write_reference(reference, registry, options.plugins)
+    if refusals and not has_failed_run:
+        raise GateFailed("\n".join(refusals))
+    for message in refusals:
         print(message, file=sys.stderr)
-    return RunFailed.exit_code if failed else 0
+    return RunFailed.exit_code if has_failed_run else 0
 
 
-def _promote_options(parser: argparse.ArgumentParser) -> None:
+def _add_promote_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="the reason; the reference stores it")
     parser.add_argument("--replace", action="store_true", help="even if the run fails against the present reference")
 
 
-def _noise_options(parser: argparse.ArgumentParser) -> None:
+def _add_noise_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the reference")
     parser.add_argument(
         "run", nargs="+", metavar="RUN", help="valid runs of the case with another layout, thread count or framework"
     )
-    _override_options(parser)
+    _add_override_options(parser)
 
 
-def _calibrate_options(parser: argparse.ArgumentParser) -> None:
+def _add_calibrate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE:FRAMEWORK", help="a case string")
-    _override_options(parser)
+    _add_override_options(parser)
     add_recording_options(parser)
     add_json_option(parser)
     add_chips_option(parser)
 
 
-def _override_options(parser: argparse.ArgumentParser) -> None:
+def _add_override_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replace", action="store_true", help="take noise also from runs beyond the limits")
     parser.add_argument("--reason", metavar="TEXT", help="the reason for --replace; the reference stores it")
 
 
 COMMANDS = {
     "align references": Command(REFERENCES),
-    "align references list": Command(LIST, execute=_list),
-    "align references promote": Command(PROMOTE, _promote_options, _promote),
-    "align references noise": Command(NOISE, _noise_options, _noise),
-    "align calibrate": Command(CALIBRATE, _calibrate_options, _calibrate, trains=True),
+    "align references list": Command(LIST, execute=_list_references),
+    "align references promote": Command(PROMOTE, _add_promote_options, _promote),
+    "align references noise": Command(NOISE, _add_noise_options, _record_noise),
+    "align calibrate": Command(CALIBRATE, _add_calibrate_options, _calibrate, trains=True),
 }

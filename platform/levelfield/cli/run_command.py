@@ -160,9 +160,9 @@ def execute(options: argparse.Namespace) -> int:
     Return 0 when every run is valid and none differs from its reference, 3 when a run is not valid, 4 when a valid run
     differs from its reference, 130 when interrupted.
     """
-    from levelfield.cli.run_entries import run_all
+    from levelfield.cli.run_entries import run_or_show
 
-    return run_all(options)
+    return run_or_show(options)
 
 
 COMMANDS = {"run": Command(_HELP, add_options, execute, trains=True)}

@@ -1,4 +1,4 @@
-"""The entries that the options of a run name, their jobs run or shown, and the exit code."""
+"""The entries that the options of a run name: runs or shows them, and gives the exit code."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from levelfield.specs.suite import NamedHardware, read_hardware
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.node_series import node_counts, series_entries, series_scaling
 
-_MISALIGNED = ("diverged", "different")
+_MISALIGNED_VERDICTS = ("diverged", "different")
 Certify = Callable[[Job], CertificateAttempt]
 
 
-def run_all(options: argparse.Namespace) -> int:
+def run_or_show(options: argparse.Namespace) -> int:
     """Run what the options name, or show it. Return the exit code of `run`."""
     is_quiet, runs = options.quiet or options.json, runs_folder(options)
     terminal = Terminal(quiet=is_quiet, record_run=run_recorder(options.store, options.no_store))
@@ -51,38 +51,38 @@ def run_all(options: argparse.Namespace) -> int:
         paths = find_run(runs, options.attach)
         result = runner.attach(paths, registry.vendor(read_plan(paths).hardware.vendor), terminal.listener())
         terminal.show_status(result)
-        return _ended([result], runs, bool(options.nodes), options.json, terminal)
-    work = scheduler.entries(registry, options.case, options.suite, _request(options))
+        return _print_results([result], runs, bool(options.nodes), options.json, terminal)
+    entries = scheduler.entries(registry, options.case, options.suite, _user_request(options))
     if options.nodes:
-        work = series_entries(work, node_counts(options.nodes), options.weak)
+        entries = series_entries(entries, node_counts(options.nodes), options.weak)
     elif options.weak:
         raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
-    work = _selected(work, options.entry, options.framework)
-    work, strategy = _apply_flagperf_files(work, options.strategy, options.hosts, options.dry_run)
-    jobs = scheduler.jobs(registry, work, None if options.data is None else terminal.check_corpus(options.data))
+    entries = _select_entries(entries, options.entry, options.framework)
+    entries, strategy = _apply_flagperf_files(entries, options.strategy, options.hosts, options.dry_run)
+    jobs = scheduler.jobs(registry, entries, None if options.data is None else terminal.check_corpus(options.data))
     if strategy:
-        jobs = _checked(jobs, strategy)
+        jobs = _check_strategy(jobs, strategy)
     if options.explain:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
-        stored = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
-        foreseen = [certificate_maker.preview_certificate(registry, job, options.no_certificate) for job in stored]
-        return dry_run.show(list(map(scheduler.plan_with_known_peak, foreseen)), runs, as_json=options.json)
+        certified = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
+        previewed = [certificate_maker.preview_certificate(registry, job, options.no_certificate) for job in certified]
+        return dry_run.show(list(map(scheduler.plan_with_known_peak, previewed)), runs, as_json=options.json)
     certify = certificate_maker.skip_certification
     if not options.no_certificate:
         certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify
     results = run_jobs(jobs, runs, terminal, registry, certify)
-    return _ended(results, runs, bool(options.nodes), options.json, terminal)
+    return _print_results(results, runs, bool(options.nodes), options.json, terminal)
 
 
-def _ended(results: list[Result], runs: Path, is_series: bool, as_json: bool, terminal: Terminal) -> int:
-    scaled = list(series_scaling(results, runs)) if is_series else []
+def _print_results(results: list[Result], runs: Path, is_series: bool, as_json: bool, terminal: Terminal) -> int:
+    scaling_tables = list(series_scaling(results, runs)) if is_series else []
     if as_json:
-        values = [scaling.as_values(table) for table in scaled if not isinstance(table, str)]
-        print(results_as_json(results, repeats_digests(results, runs), values), end="")
+        series_values = [scaling.as_values(table) for table in scaling_tables if not isinstance(table, str)]
+        print(results_as_json(results, repeats_digests(results, runs), series_values), end="")
     else:
         terminal.print_summary(results, runs)
-        terminal.print_scaling(scaled)
+        terminal.print_scaling(scaling_tables)
     return exit_code(results)
 
 
@@ -103,10 +103,10 @@ def exit_code(results: list[Result]) -> int:
         return INTERRUPTED
     if any(r.status.word != "valid" for r in results):
         return RunFailed.exit_code
-    return GateFailed.exit_code if any(r.alignment.verdict in _MISALIGNED for r in results) else 0
+    return GateFailed.exit_code if any(r.alignment.verdict in _MISALIGNED_VERDICTS for r in results) else 0
 
 
-def _request(options: argparse.Namespace) -> UserRequest:
+def _user_request(options: argparse.Namespace) -> UserRequest:
     if options.explain_step is not None and not 1 <= options.explain_step <= MOST_EXPLAINED_STEPS:
         raise UsageError(f"--explain-step: found {options.explain_step}, expected 1 to {MOST_EXPLAINED_STEPS} steps")
     if options.repeat is not None and not 1 <= options.repeat <= MOST_COUNTS["repeats"]:
@@ -114,7 +114,7 @@ def _request(options: argparse.Namespace) -> UserRequest:
     refuse_unknown_permissions(options.allow)
     return UserRequest(
         scale=options.scale,
-        choice=choice_of(options, _options_set(options, ("strategy",))),
+        choice=tuning_choice(options, _option_values(options, ("strategy",))),
         base=options.base,
         repeat=options.repeat,
         python=options.python,
@@ -128,36 +128,41 @@ def _request(options: argparse.Namespace) -> UserRequest:
         offline=options.offline,
         container_memory_bytes=options.container_memory,
         allow=tuple(options.allow),
-        hardware=_hardware(options.assume_hardware, options.dry_run),
-        derivation=parse(Derivation, _options_set(options, Derivation.model_fields), "command line"),
+        hardware=_parse_assumed_hardware(options.assume_hardware, options.dry_run),
+        derivation=parse(Derivation, _option_values(options, Derivation.model_fields), "command line"),
         launch=launch_plan(options.launcher, options.site, options.hosts, options.plugins),
         preflight=options.preflight,
         quiet_machine=options.quiet_machine,
-        devices=_devices(options.devices),
+        devices=_parse_device_numbers(options.devices),
         node_power=node_power_site(options.site),
     )
 
 
-def choice_of(options: argparse.Namespace, further: Iterable[str] = ()) -> TuningChoice:
-    """Return the free fields that the options choose. further: what else chooses some. Raises UsageError."""
-    fields = _options_set(options, FREE_FIELDS)
+def tuning_choice(options: argparse.Namespace, other_options: Iterable[str] = ()) -> TuningChoice:
+    """Return the free fields that the options choose.
+
+    other_options: options that were set and that also choose free fields, so that --base excludes them.
+    Raises UsageError.
+    """
+    fields = _option_values(options, FREE_FIELDS)
     if options.env:
         variables = [text.partition("=") for text in options.env]
         for name, equals, value in variables:
             if not equals or not name:
                 raise UsageError(f"--env: found '{name}{equals}{value}', expected NAME=VALUE")
         fields["environment"] = {name: value for name, _, value in variables}
-    if options.base and (others := [*fields, *further]):
-        raise UsageError(f"--base: found {', '.join(others)} as well, expected the defaults alone; leave one out")
+    if options.base and (conflicting := [*fields, *other_options]):
+        raise UsageError(f"--base: found {', '.join(conflicting)} as well, expected the defaults alone; leave one out")
     return parse(TuningChoice, fields, "command line")
 
 
-def _options_set(options: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
+def _option_values(options: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
+    """Return the values of those of these options that are set."""
     return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
-def _devices(text: str | None) -> tuple[int, ...]:
-    """Return the device numbers of `0-3,6`; empty for None."""
+def _parse_device_numbers(text: str | None) -> tuple[int, ...]:
+    """Return the device numbers that `0-3,6` stands for; none for None."""
     if text is None:
         return ()
     parts = [re.fullmatch(r"(\d{1,4})(?:-(\d{1,4}))?", part) for part in text.split(",")]
@@ -168,7 +173,7 @@ def _devices(text: str | None) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
+def _parse_assumed_hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
     if text is None:
         return None
     if not dry_run:
@@ -179,8 +184,10 @@ def _hardware(text: str | None, dry_run: bool) -> NamedHardware | None:
         raise UsageError(f"--assume-hardware: {error}") from None
 
 
-def _selected(entries: Sequence[Entry], names: Sequence[str], framework: str | None) -> list[Entry]:
-    """Return the entries of these names, all without names, through `framework`. Cases outside of suites stay.
+def _select_entries(entries: Sequence[Entry], names: Sequence[str], framework: str | None) -> list[Entry]:
+    """Return the entries with these names, or all where there are none; with `framework`, they run by it.
+
+    Cases outside of suites stay as they are.
 
     Raises UsageError where no suite is given, UnknownName for a name that no suite has.
     """
@@ -193,14 +200,14 @@ def _selected(entries: Sequence[Entry], names: Sequence[str], framework: str | N
     for name in names:
         if name not in entry_names:
             raise UnknownName("entry of the suites", name, entry_names)
-    selected = []
+    matching = []
     for entry in entries:
         if entry.suite and framework:
             case, _, *rest = entry.text.split(":")
             entry = replace(entry, text=":".join((case, framework, *rest)))
         if not names or entry.suite is None or entry.suite.name in names:
-            selected.append(entry)
-    return selected
+            matching.append(entry)
+    return matching
 
 
 def _apply_flagperf_files(
@@ -229,7 +236,7 @@ def _apply_flagperf_files(
 
 
 def _check_nodes(case: str, nodes: int, hosts_file: Path, dry_run: bool) -> None:
-    """Raises UsageError for a case string that cannot be planned on so many nodes."""
+    """Raise UsageError for a case string that cannot be planned on so many nodes."""
     parts = case.count(":") + 1
     stated_nodes = parse_selector(case).nodes if parts > 3 else None
     if stated_nodes not in (None, nodes):
@@ -242,8 +249,8 @@ def _check_nodes(case: str, nodes: int, hosts_file: Path, dry_run: bool) -> None
         raise UsageError(f"--hosts {hosts_file}: --case '{case}' names no chip; write case:framework:chip")
 
 
-def _checked(jobs: Iterator[Job], strategy: Strategy) -> Iterator[Job]:
-    """Return the jobs; raises UsageError for the first that the strategy's file contradicts, before any runs."""
+def _check_strategy(jobs: Iterator[Job], strategy: Strategy) -> Iterator[Job]:
+    """Return the jobs. Raises UsageError, before any runs, for the first that the strategy's file contradicts."""
     planned = list(jobs)
     for job in planned:
         strategy.check(job.plan)

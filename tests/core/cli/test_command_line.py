@@ -213,7 +213,7 @@ def test_the_longest_words_win() -> None:
         called("report", "latest") == "report_command._report"
         and called("report", "pages", "x") == "report_command._pages"
     )
-    assert called("align", "references", "list") == "references_command._list"
+    assert called("align", "references", "list") == "references_command._list_references"
     assert called("--case", "x") == called("run", "--case", "x") == "run_command.execute"
 
 

@@ -56,7 +56,7 @@ def test_no_two_rows_have_one_name(case: str, capsys: pytest.CaptureFixture[str]
 
 def submission(stdin: str | None) -> list[str]:
     request: Any = SimpleNamespace(submissions=(Submission("h1", ("ssh", "h1", "a b"), stdin=stdin),))
-    return list(dry_run._submissions(request))
+    return list(dry_run._submission_lines(request))
 
 
 @pytest.mark.parametrize("files", [True, False])

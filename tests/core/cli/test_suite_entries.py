@@ -62,10 +62,10 @@ def test_parts_of_suites_that_are_not_there_are_refused(
     ("text", "numbers"), [(None, ()), ("0-3", (0, 1, 2, 3)), ("0,2,5", (0, 2, 5)), ("6,0-1", (6, 0, 1))]
 )
 def test_devices_are_numbers_and_ranges(text: str | None, numbers: tuple[int, ...]) -> None:
-    assert run_entries._devices(text) == numbers
+    assert run_entries._parse_device_numbers(text) == numbers
 
 
 @pytest.mark.parametrize("text", ["", "a", "0,", "0-", "3-0", "0,3-1", "0,0", "0-2,1", "-1", "0;1", "0-99999"])
 def test_other_devices_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=rf"--devices: found '{re.escape(text)}',"):
-        run_entries._devices(text)
+        run_entries._parse_device_numbers(text)

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 from levelfield.cli.command_line import parse_command_line
-from levelfield.cli.run_entries import choice_of
+from levelfield.cli.run_entries import tuning_choice
 from levelfield.errors import DocumentError
 from levelfield.specs.base import parse
 from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option_name
@@ -42,7 +42,7 @@ def test_the_options_of_a_value_are_read_back_as_that_value(name: str) -> None:
     changes = {name: OTHER[name], **({"recompute": "full"} if name == RECOMPUTE_LAYERS else {})}
     tuning = Tuning(**changes)
     assert set(tuning.differing) == set(changes)
-    choice = choice_of(parse_command_line(["run", "--case", "tiny:fake", *tuning.options]))
+    choice = tuning_choice(parse_command_line(["run", "--case", "tiny:fake", *tuning.options]))
     assert getattr(choice, name) == (str(OTHER[name]) if name == "layout" else OTHER[name])
 
 
