@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from levelfield.catalog.registry import Registry
-from levelfield.cli.plan_tables import bill_cells, expected, nothing_fits, plan_content, training_notes
+from levelfield.cli.plan_tables import bill_cells, no_fit_reason, plan_content, prediction_error_lines, training_notes
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import count_parameters
@@ -148,9 +148,9 @@ def _notes(plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: 
             f"ratios between {vendors} chips, over {CHIP_PAIRS} published pairs: "
             f"median error {100 * median_error:.0f} %, max {100 * max_error:.0f} %"
         )
-    notes = [(plan.name, sentence) for plan in plans if plan.speed for sentence in expected(plan.plan)]
+    notes = [(plan.name, sentence) for plan in plans if plan.speed for sentence in prediction_error_lines(plan.plan)]
     notes += [(plan.name, f"assumed: {remark}") for plan in plans for remark in plan.plan.remarks]
-    notes += [(plan.name, nothing_fits(plan.plan)) for plan in plans if plan.row is None]
+    notes += [(plan.name, no_fit_reason(plan.plan)) for plan in plans if plan.row is None]
     notes += [(name, f"no plan: {error}") for name, error in refusals.items()]
     yield from _merge_notes(notes, names)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
 from levelfield.catalog.registry import Registry
-from levelfield.cli.plan_tables import explained
+from levelfield.cli.plan_tables import arithmetic_lines
 from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import count_parameters
@@ -77,7 +77,7 @@ def _arithmetic_lines(plan: Plan, registry: Registry) -> Iterator[str]:
     if assumed:
         yield wrapped(f"assumed, as not public of {selection.chip.name}: {', '.join(assumed)}, of an A100-SXM4-80GB", 2)
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "
-    yield from explained(question, predict(question, plan.tuning), assumed=bool(assumed))
+    yield from arithmetic_lines(question, predict(question, plan.tuning), assumed=bool(assumed))
 
 
 def _reason_without_prediction(selection: Selection, plan: Plan) -> str:

@@ -78,24 +78,24 @@ examples:
 """
 
 
-DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_DATE_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
-def _reason_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    _series(parser, nargs)
+def _add_reason_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    _add_series_argument(parser, nargs)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="the reason; the event stores it")
     parser.add_argument("--who", metavar="NAME", help="who states it (default: the user's name)")
     add_store_option(parser)
 
 
-def _until_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    _reason_options(parser, nargs)
+def _add_until_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    _add_reason_options(parser, nargs)
     parser.add_argument("--until", metavar="DATE", help="the acceptance ends after this day, such as 2026-12-31")
 
 
-def _accept_options(parser: argparse.ArgumentParser) -> None:
+def _add_accept_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", action="append", default=[], metavar="ID", help="evidence; may be repeated")
-    _until_options(parser, nargs="?")
+    _add_until_options(parser, nargs="?")
     many = parser.add_argument_group("many series")
     many.add_argument("--all", action="store_true", help="every series of the night whose evidence suffices")
     many.add_argument("--night", metavar="N", help="with --all: of this night (default: the newest)")
@@ -104,65 +104,67 @@ def _accept_options(parser: argparse.ArgumentParser) -> None:
     many.add_argument("--json", action="store_true", help="with --all: print JSON")
 
 
-def _step_options(parser: argparse.ArgumentParser) -> None:
+def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--everywhere", action="store_true", help="the same change in every other series that has it")
-    _until_options(parser)
+    _add_until_options(parser)
 
 
-def _levels_options(parser: argparse.ArgumentParser) -> None:
-    _series(parser, nargs="?")
+def _add_levels_options(parser: argparse.ArgumentParser) -> None:
+    _add_series_argument(parser, nargs="?")
     add_json_option(parser)
     add_store_option(parser)
 
 
-def _history_options(parser: argparse.ArgumentParser) -> None:
-    _series(parser)
+def _add_history_options(parser: argparse.ArgumentParser) -> None:
+    _add_series_argument(parser)
     parser.add_argument("--chart", action="store_true", help="draw the last nights with characters")
     add_json_option(parser)
     add_store_option(parser)
 
 
-def _series(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+def _add_series_argument(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
     parser.add_argument("series", nargs=nargs, metavar="SERIES", help="a case with one series, a label or a digest")
 
 
-def _state(options: argparse.Namespace, kind: str) -> int:
-    """Add the event and print it. Return 0. Raises UsageError where the evidence accepts nothing."""
+def _add_event(options: argparse.Namespace, kind: str) -> int:
+    """Add an event of this kind and print it. Return 0. Raises UsageError where the evidence does not suffice."""
     from levelfield.nights import baselines
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import conditions_of, level_evidence, one_series
 
-    until = None if kind == "note" else _day(options.until)
+    until = None if kind == "note" else _parse_day(options.until)
     with open_store(options.store) as store:
         series = one_series(store, options.series)
-        others: list[StoreEvent] = []
+        same_step_events: list[StoreEvent] = []
         who, at, points = options.who or user_name(), utc_now(), store.points([series.digest])[series.digest]
         if kind == "level":
             (evidence,) = level_evidence(store, [series.digest], at, options.run)
             event = baselines.accepted_baseline(evidence, who, options.reason, at, until)
         elif kind == "step":
             event = baselines.accepted_step(series.digest, points, who, options.reason, at, until)
-            others = baselines.same_steps(event, store.points(), conditions_of(store)) if options.everywhere else []
+            same_step_events = (
+                baselines.same_steps(event, store.points(), conditions_of(store)) if options.everywhere else []
+            )
         else:
             event = baselines.note(series.digest, who, options.reason, at)
-        for new in (event, *others):
+        for new in (event, *same_step_events):
             store.add_event(new)
-        lines = [*_waits(points), _kept_build(store, event)] if event.kind == "baseline" else []
-    if others:
-        lines.append(f"and the same change in {len(others)} other series")
-    print("\n".join([series.series.label, *event_lines([event]), *lines]))
+        remarks = [*_waiting_lines(points), _keep_build(store, event)] if event.kind == "baseline" else []
+    if same_step_events:
+        remarks.append(f"and the same change in {len(same_step_events)} other series")
+    print("\n".join([series.series.label, *event_lines([event]), *remarks]))
     return 0
 
 
 def _accept(options: argparse.Namespace) -> int:
     """Accept one series or all. Raises UsageError for options that do not go together."""
-    of_all = [name for name in ("night", "worse", "dry_run", "json") if getattr(options, name)]
+    all_only_options = [name for name in ("night", "worse", "dry_run", "json") if getattr(options, name)]
     if options.all and (options.series or options.run):
         raise UsageError("nightly accept --all: found also a series or --run; expected --all alone")
-    if not options.all and (of_all or not options.series):
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in of_all) or "no series"
+    if not options.all and (all_only_options or not options.series):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in all_only_options) or "no series"
         raise UsageError(f"nightly accept: found {names} without --all; expected a series, or --all")
-    return _accept_all(options) if options.all else _state(options, "level")
+    return _accept_all(options) if options.all else _add_event(options, "level")
 
 
 def _accept_all(options: argparse.Namespace) -> int:
@@ -175,50 +177,50 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.series.level import FEWEST_NIGHTS
     from levelfield.specs.record import branch_of
 
-    until, who, at, lines = _day(options.until), options.who or user_name(), utc_now(), list[str]()
+    until, who, at, remarks = _parse_day(options.until), options.who or user_name(), utc_now(), list[str]()
     with open_store(options.store) as store:
-        name = chosen_night(store, options.night)
-        if branch_of(name):
+        night_name = chosen_night(store, options.night)
+        if branch_of(night_name):
             raise UsageError(
-                f"nightly accept --night {name}: found a night of a branch, expected one of the default branch, whose "
-                "levels these are"
+                f"nightly accept --night {night_name}: found a night of a branch, expected one of the default branch, "
+                "whose levels these are"
             )
-        night = gate_input(store, name, None)
+        night = gate_input(store, night_name, None)
         tonights = sorted(night.tonights, key=night.label)
-        runs = {point.run_id: series for series in tonights for point in night.tonights[series]}
-        failed = [f for f in compared(night, night.stored_pairs).findings if f.word in FAILURES and not options.worse]
-        worse = {runs.get(run or "", f.series): f.word for f in failed for run in (f.run_id, *f.runs)}
+        series_by_run = {point.run_id: series for series in tonights for point in night.tonights[series]}
+        failing = [f for f in compared(night, night.stored_pairs).findings if f.word in FAILURES and not options.worse]
+        worse_words = {series_by_run.get(run or "", f.series): f.word for f in failing for run in (f.run_id, *f.runs)}
         accepted = baselines.accepted_baselines(
-            level_evidence(store, tonights, at), worse, who, options.reason, at, until
+            level_evidence(store, tonights, at), worse_words, who, options.reason, at, until
         )
         if not options.dry_run:
             for event in accepted.events:
                 store.add_event(event)
             # A night has one build for many series.
-            lines += dict.fromkeys(_kept_build(store, event) for event in accepted.events)
-        names = [event.series or "" for event in accepted.events]
-        if young := [night.label(name) for name in names if _waits(night.points[name])]:
-            lines.append(wrapped(f"compared once there are {FEWEST_NIGHTS} nights: {', '.join(young)}", 2))
-    code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refused.items()
+            remarks += dict.fromkeys(_keep_build(store, event) for event in accepted.events)
+        accepted_series = [event.series or "" for event in accepted.events]
+        if waiting := [night.label(series) for series in accepted_series if _waiting_lines(night.points[series])]:
+            remarks.append(wrapped(f"compared once there are {FEWEST_NIGHTS} nights: {', '.join(waiting)}", 2))
+    exit_code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refused.items()
     if options.json:
-        rows = [{"series": name, "label": night.label(name), "why": reason} for name, reason in refused]
+        refused_rows = [{"series": series, "label": night.label(series), "why": why} for series, why in refused]
         events = [event.model_dump(mode="json") for event in accepted.events]
         head = {"schema": "levelfield.accepted/1", "dry_run": options.dry_run}
-        print(json_text({**head, "accepted": events, "refused": rows}))
-        return code
-    for name, event in zip(names, accepted.events, strict=True):
-        print("\n".join([night.label(name), *event_lines([event])]))
-    for name, reason in refused:
-        print("\n".join([night.label(name), wrapped(f"  not accepted: {reason}", 4)]))
+        print(json_text({**head, "accepted": events, "refused": refused_rows}))
+        return exit_code
+    for series, event in zip(accepted_series, accepted.events, strict=True):
+        print("\n".join([night.label(series), *event_lines([event])]))
+    for series, reason in refused:
+        print("\n".join([night.label(series), wrapped(f"  not accepted: {reason}", 4)]))
     verb = "would be accepted" if options.dry_run else "accepted"
-    print("\n".join([*lines, f"{len(accepted.events)} {verb}, {len(refused)} not"]))
-    return code
+    print("\n".join([*remarks, f"{len(accepted.events)} {verb}, {len(refused)} not"]))
+    return exit_code
 
 
-def _kept_build(store: Store, event: StoreEvent) -> str:
-    """Check the accepted build out, so that pairs can run it later, and say so. A repository may lose its commit.
+def _keep_build(store: Store, event: StoreEvent) -> str:
+    """Check out the accepted build, so that pairs can run it later, and return a sentence about it.
 
-    It is the newest one of the evidence that a commit holds, as in pairs.
+    A repository may lose its commit. The build is the newest of the evidence that a commit holds, as in pairs.
     """
     from levelfield.run.builds import checkout_build
 
@@ -233,13 +235,13 @@ def _kept_build(store: Store, event: StoreEvent) -> str:
     return f"the build {build} is kept for pairs"
 
 
-def _list(options: argparse.Namespace) -> int:
+def _list_events(options: argparse.Namespace) -> int:
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import one_series
 
     with open_store(options.store, read_only=True) as store:
-        chosen = one_series(store, options.series).digest if options.series else None
-        events = [event for event in store.events(chosen) if event.series]
+        digest = one_series(store, options.series).digest if options.series else None
+        events = [event for event in store.events(digest) if event.series]
         labels = {s.digest: s.series.label for s in store.series()}
     if options.json:
         print(json_text([{"schema": e.schema_name(), **e.model_dump(mode="json")} for e in events]))
@@ -251,13 +253,13 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
-def _day(text: str | None) -> str | None:
-    """Return the day. Raises UsageError for one that is past: what ends before it begins never holds."""
+def _parse_day(text: str | None) -> str | None:
+    """Return the date of --until. Raises UsageError for one that is past: such an acceptance would never hold."""
     if text is None:
         return None
     today = datetime.now(timezone.utc).date()
     try:
-        day = date.fromisoformat(text if DATE.fullmatch(text) else "")
+        day = date.fromisoformat(text if _DATE_PATTERN.fullmatch(text) else "")
     except ValueError:
         raise UsageError(f"--until: found '{text}', expected a date such as 2026-12-31") from None
     if day < today:
@@ -265,16 +267,16 @@ def _day(text: str | None) -> str | None:
     return text
 
 
-def _waits(points: Sequence[Point]) -> list[str]:
-    """Say from when on nights are compared with a level that was accepted on fewer nights than a gate needs."""
+def _waiting_lines(points: Sequence[Point]) -> list[str]:
+    """Return from when on nights are compared with a level of fewer nights than the gate needs; else nothing."""
     from levelfield.series.level import FEWEST_NIGHTS
     from levelfield.series.segments import level_points, night_of
 
     nights = len({night_of(point) for point in level_points(points)})
     if nights >= FEWEST_NIGHTS:
         return []
-    so_far = f"nights are compared with it once there are {FEWEST_NIGHTS}, to know how they scatter: {nights} so far"
-    return [wrapped(so_far, 2)]
+    sentence = f"nights are compared with it once there are {FEWEST_NIGHTS}, to know how they scatter: {nights} so far"
+    return [wrapped(sentence, 2)]
 
 
 def _history(options: argparse.Namespace) -> int:
@@ -306,9 +308,9 @@ def _history(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "nightly accept": Command(ACCEPT, _accept_options, _accept),
-    "nightly accept-step": Command(STEP, _step_options, partial(_state, kind="step")),
-    "nightly note": Command(NOTE, _reason_options, partial(_state, kind="note")),
-    "nightly levels": Command(LEVELS, _levels_options, _list),
-    "nightly history": Command(HISTORY, _history_options, _history),
+    "nightly accept": Command(ACCEPT, _add_accept_options, _accept),
+    "nightly accept-step": Command(STEP, _add_step_options, partial(_add_event, kind="step")),
+    "nightly note": Command(NOTE, _add_reason_options, partial(_add_event, kind="note")),
+    "nightly levels": Command(LEVELS, _add_levels_options, _list_events),
+    "nightly history": Command(HISTORY, _add_history_options, _history),
 }

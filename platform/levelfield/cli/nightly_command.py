@@ -100,64 +100,78 @@ examples:
   run_benchmarks.py nightly bisect v1.0 HEAD --case tiny:jax --figure memory
 """
 FORMATS = ("text", "markdown", "junit", "json", "webhook")
-_NIGHT = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[0-9A-Za-z.-]{0,53})")
+_NIGHT_NAME = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[0-9A-Za-z.-]{0,53})")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
-_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
+_SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
-def _run_options(parser: argparse.ArgumentParser) -> None:
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--suite", required=True, metavar="NAME|FILE", help="the list of cases")
-    option("--budget", type=_duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
-    option("--night", type=_night, metavar="NAME", help="name of the night (default: today in UTC)")
-    option("--branch", type=_branch, metavar="NAME", help="a night of this branch: compared with the levels, in none")
+    option("--budget", type=_parse_duration, metavar="TIME", help="such as 90m or 3h (default: no limit)")
+    option("--night", type=_parse_night_name, metavar="NAME", help="name of the night (default: today in UTC)")
+    option(
+        "--branch",
+        type=_parse_branch_name,
+        metavar="NAME",
+        help="a night of this branch: compared with the levels, in none",
+    )
     add_store_option(parser)
     add_container_options(parser)
     add_python_option(parser, "train with this Python")
     add_chips_option(parser)
     option("--no-control", action="store_true", help="do not measure first whether the machine is in line")
-    option("--pairs", type=_count, default=100, metavar="N", help="pairs of the night, likeliest first (default: 100)")
+    option(
+        "--pairs",
+        type=_parse_pair_count,
+        default=100,
+        metavar="N",
+        help="pairs of the night, likeliest first (default: 100)",
+    )
     option("--no-confirm", action="store_true", help="run no pairs: two nights running decide")
     option(
-        "--bisect-budget", type=_duration, metavar="TIME", help="search the commits of a regression, as long as this"
+        "--bisect-budget",
+        type=_parse_duration,
+        metavar="TIME",
+        help="search the commits of a regression, as long as this",
     )
     option("--html", type=Path, metavar="DIR", help="write the pages there")
-    _page_url(parser)
+    _add_page_url_option(parser)
     option("--markdown", type=Path, metavar="FILE", help="write the findings for a merge request")
     option("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
     option("--webhook-file", type=Path, metavar="FILE", help="send the end as JSON to the URL in this file (a secret)")
     option("--json", action="store_true", help="print the findings as JSON")
     option("--progress", action="store_true", help="print what is done also without a terminal")
     option("--quiet", action="store_true", help="print nothing before the end")
-    _strictness(parser)
+    _add_strictness_options(parser)
 
 
-def _strictness(parser: argparse.ArgumentParser) -> None:
+def _add_strictness_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="4 also for what is open: inconclusive, new, improved")
     parser.add_argument("--advisory", action="store_true", help="report everything and end with 0")
 
 
-def _page_url(parser: argparse.ArgumentParser) -> None:
+def _add_page_url_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-url", metavar="URL", help="where these pages are published: findings link to them")
 
 
-def _duration(text: str) -> float:
+def _parse_duration(text: str) -> float:
     """Return the seconds of `90m`, `3h`, `45s` or `3600`. Raises ArgumentTypeError."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None or float(match[1]) <= 0:
         raise argparse.ArgumentTypeError(f"found '{text}', expected a time such as 90m or 3h")
-    return float(match[1]) * _UNITS[match[2]]
+    return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
 
 
-def _count(text: str) -> int:
+def _parse_pair_count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"found '{text}', expected a whole number from 1 to 10000")
     return int(text)
 
 
-def _night(text: str) -> str:
-    """Return the name. Nights are in the order of their names, so one without a date would hide all later ones."""
-    match = _NIGHT.fullmatch(text)
+def _parse_night_name(text: str) -> str:
+    """Return the name of a night. Nights are sorted by name, so one without a date would hide all later ones."""
+    match = _NIGHT_NAME.fullmatch(text)
     try:
         date.fromisoformat(match[1] if match else "")
     except ValueError:
@@ -166,8 +180,8 @@ def _night(text: str) -> str:
     return text
 
 
-def _branch(text: str) -> str:
-    """Return the name as a part of the name of a night. Raises ArgumentTypeError."""
+def _parse_branch_name(text: str) -> str:
+    """Return the branch as a part of a night's name. Raises ArgumentTypeError."""
     name = re.sub(r"[^0-9A-Za-z._]+", "-", text)[:60].strip("-")
     if not name:
         raise argparse.ArgumentTypeError(f"found '{text}', expected the name of a branch with a letter or a digit")
@@ -175,7 +189,7 @@ def _branch(text: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run the night. Where the checkout has other code by now, this process becomes one of the night's own checkout."""
+    """Run the night. Where the checkout has changed, this process continues as one of the night's checkout."""
     from levelfield.nights.night_code import CheckoutMoved
     from levelfield.specs.record import BRANCH_MARK
 
@@ -186,21 +200,21 @@ def _run(options: argparse.Namespace) -> int:
         return _run_here(options, night)
     except CheckoutMoved as moved:
         program = [sys.executable, str(moved.build.folder / "run_benchmarks.py")]
-        words = _words_of(moved.build.folder, options, sys.argv[1:])
-        same = ["--night", name, "--runs", str(runs_folder(options).absolute())]
+        arguments = _arguments_for_build(moved.build.folder, options, sys.argv[1:])
+        night_and_runs = ["--night", name, "--runs", str(runs_folder(options).absolute())]
         sys.stdout.flush()
-        os.execve(sys.executable, [*program, *words, *same], variables)
+        os.execve(sys.executable, [*program, *arguments, *night_and_runs], variables)
 
 
-def _words_of(build: Path, options: argparse.Namespace, arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, with the build's own file of the suite and folders of plugins for those of this checkout."""
-    files = {str(path) for path in (Path(options.suite), *options.plugins) if path.exists()}
-    for word in arguments:
-        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+def _arguments_for_build(build: Path, options: argparse.Namespace, arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments, with the suite's file and the plugin folders of this checkout replaced by the build's."""
+    named_files = {str(path) for path in (Path(options.suite), *options.plugins) if path.exists()}
+    for argument in arguments:
+        option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
         path = Path(value).absolute()
-        is_inside = str(Path(value)) in files and path.is_relative_to(checkout())
+        is_inside = str(Path(value)) in named_files and path.is_relative_to(checkout())
         build_path = build / path.relative_to(checkout()) if is_inside else path
-        yield f"{option}{equals}{build_path}" if is_inside and build_path.exists() else word
+        yield f"{option}{equals}{build_path}" if is_inside and build_path.exists() else argument
 
 
 def _run_here(options: argparse.Namespace, night: str) -> int:
@@ -231,7 +245,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
     )
     # A terminal for people who watch, else one for those who read the end in the morning.
     is_watched = options.progress or (sys.stderr.isatty() and not (options.quiet or options.json))
-    output, url = Terminal() if is_watched else NoteTaker(), webhook_url(options.webhook_file)
+    output, webhook = Terminal() if is_watched else NoteTaker(), webhook_url(options.webhook_file)
     with NightSession.opened(request, registry_of(options), output) as session:
         try:
             report = session.judge() if session.run_entries() else None
@@ -244,12 +258,12 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
         index = str(options.html / "index.html") if options.html else None
         page = FindingPage(
             report.first_line, night, report.findings, options.strict, options.advisory, tickets,
-            _link(options.page_url), session.suite, index, (*getattr(output, "notes", ()), *report.notes),
+            _index_url(options.page_url), session.suite, index, (*getattr(output, "notes", ()), *report.notes),
             _named_file(session.store, options.store), report.order,
         )  # fmt: skip
         # The findings come first: a full disk must not take them.
         print(WRITERS["json" if options.json else "text"](page), end="", flush=True)
-        problems = list(_unwritten(page, {"markdown": options.markdown, "junit": options.junit}))
+        problems = list(_write_finding_files(page, {"markdown": options.markdown, "junit": options.junit}))
         if options.html:
             try:
                 _write_site(session, options.html, page)
@@ -257,7 +271,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
                 problems.append(str(error))
     for problem in problems:
         print(wrapped(f"levelfield: error: {problem}", 12), file=sys.stderr)
-    if url and (reason := delivered(url, WRITERS["webhook"](page))):
+    if webhook and (reason := delivered(webhook, WRITERS["webhook"](page))):
         print(wrapped(f"levelfield: the webhook did not take the night: {reason}", 12), file=sys.stderr)
     return page.exit_code or (UsageError.exit_code if problems else 0)
 
@@ -276,8 +290,8 @@ def _write_site(session: NightSession, folder: Path, page: FindingPage) -> None:
         build_pages(results, folder, session.registry, content, progress, tickets=tickets)
 
 
-def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:
-    """Write the files of a night by their form. Yield why one cannot be; the others are written all the same."""
+def _write_finding_files(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:
+    """Write the findings into files by their format. Yield why a file cannot be written; the others are written."""
     from levelfield.series.finding_forms import WRITERS
 
     for form, path in files.items():
@@ -285,18 +299,18 @@ def _unwritten(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[
             if path:
                 write_atomically(path, WRITERS[form](page), through_link=True)
         except OSError as error:
-            wrong = f"{path}: cannot be written: {error.strerror}"
-            yield f"{wrong}; the night is stored, `nightly gate --output` writes it"
+            problem = f"{path}: cannot be written: {error.strerror}"
+            yield f"{problem}; the night is stored, `nightly gate --output` writes it"
 
 
-def _gate_options(parser: argparse.ArgumentParser) -> None:
+def _add_gate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--night", metavar="N", help="the night, such as 2026-11-22 (default: the newest)")
     parser.add_argument("--suite", metavar="NAME", help="only the entries of this suite")
     forms = f"{', '.join(FORMATS)} (default: text)"
     parser.add_argument("--format", choices=FORMATS, default="text", metavar="FORMAT", help=forms)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE, and the first line to stderr")
-    _page_url(parser)
-    _strictness(parser)
+    _add_page_url_option(parser)
+    _add_strictness_options(parser)
     add_store_option(parser)
 
 
@@ -318,7 +332,7 @@ def _gate(options: argparse.Namespace) -> int:
         store_file = _named_file(store, options.store)
     page = FindingPage(
         report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,
-        _link(options.page_url), options.suite, notes=report.notes, store=store_file, order=report.order,
+        _index_url(options.page_url), options.suite, notes=report.notes, store=store_file, order=report.order,
     )  # fmt: skip
     if options.output:
         write_atomically(options.output, WRITERS[options.format](page), through_link=True)
@@ -333,11 +347,11 @@ def _named_file(store: Store, option: str | None) -> str | None:
     return str(store.address.path) if option and store.address.path else None
 
 
-def _link(page_url: str | None) -> str | None:
+def _index_url(page_url: str | None) -> str | None:
     return f"{page_url.rstrip('/')}/index.html" if page_url else None
 
 
-def _bisect_options(parser: argparse.ArgumentParser) -> None:
+def _add_bisect_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("good", metavar="GOOD", help="a good commit")
     option("bad", metavar="BAD", help="a bad one after it")
@@ -370,33 +384,37 @@ def _bisect(options: argparse.Namespace) -> int:
     good, figure = checkout_build(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_folder(options), options.plugins, terminal.say)
 
-    def side_of(commit: str) -> Side:
+    def judge_commit(commit: str) -> Side:
         build = checkout_build(commit, say=terminal.say)
         terminal.say(f"trying {build}")
         side = trials.judge(build)
         terminal.say(f"{build} is {side}")
         return side
 
-    bad = first_bad(commits, side_of)
-    names = [commit[:12] for commit in commits]
-    undecided = [names[place] for place in bad.undecided]
+    search = first_bad(commits, judge_commit)
+    short_commits = [commit[:12] for commit in commits]
+    undecided = [short_commits[place] for place in search.undecided]
     if options.json:
-        answers = [{"build": names[trial.index], "answer": trial.side} for trial in bad.trials]
-        content = {"last_good": names[bad.good], "first_bad": names[bad.bad], "undecided": undecided}
-        print(json_text({"schema": "levelfield.bisect/1", **content, "trials": answers}))
+        trials_content = [{"build": short_commits[trial.index], "answer": trial.side} for trial in search.trials]
+        content = {
+            "last_good": short_commits[search.good],
+            "first_bad": short_commits[search.bad],
+            "undecided": undecided,
+        }
+        print(json_text({"schema": "levelfield.bisect/1", **content, "trials": trials_content}))
         return 0
-    print(f"first bad  {names[bad.bad]}\nlast good  {names[bad.good]}")
+    print(f"first bad  {short_commits[search.bad]}\nlast good  {short_commits[search.good]}")
     if undecided:
         print(labelled("undecided", ", ".join(undecided), 11))
-    print(f"tried      {len(bad.trials)} of {len(names)} builds")
-    (last,), _ = commit_log(commits[bad.good], commits[bad.bad], 1)
-    print(labelled("it says", f"{last.subject} ({last.author})", 11))
+    print(f"tried      {len(search.trials)} of {len(short_commits)} builds")
+    (first_bad_commit,), _ = commit_log(commits[search.good], commits[search.bad], 1)
+    print(labelled("it says", f"{first_bad_commit.subject} ({first_bad_commit.author})", 11))
     return 0
 
 
 COMMANDS = {
     "nightly": Command(NIGHTLY),
-    "nightly run": Command(RUN, _run_options, _run, trains=True),
-    "nightly gate": Command(GATE, _gate_options, _gate),
-    "nightly bisect": Command(BISECT, _bisect_options, _bisect, trains=True),
+    "nightly run": Command(RUN, _add_run_options, _run, trains=True),
+    "nightly gate": Command(GATE, _add_gate_options, _gate),
+    "nightly bisect": Command(BISECT, _add_bisect_options, _bisect, trains=True),
 }

@@ -69,13 +69,13 @@ examples:
   run_benchmarks.py plan sweep llama3_8b:megatron --top 3
 """
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "nvfp4")  # no case has nvfp4: it is predicted only
-_TOKENS = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
-_THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_TOKEN_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
+_TOKEN_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 MOST_TOKENS = 1e18
-KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
+ATTENTION_KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
 
 
-def _plan_options(parser: argparse.ArgumentParser) -> None:
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option(
         "case", metavar="CASE", help="a name of `show cases`; or a case string, case:framework[:chip[:nodes[:devices]]]"
@@ -123,7 +123,7 @@ def _plan_options(parser: argparse.ArgumentParser) -> None:
     program = parser.add_argument_group("how the training is programmed (default: as models/* does)").add_argument
     program("--calibrate", metavar="RUN", help="set one rate by a run of your own on this chip: " + RUN_HELP)
     program("--program", metavar="NAME", help="another training stack, a name of `show programs`")
-    program("--attention", choices=KERNELS, metavar="KERNEL", help=", ".join(KERNELS))
+    program("--attention", choices=ATTENTION_KERNELS, metavar="KERNEL", help=", ".join(ATTENTION_KERNELS))
     program(
         "--tensor-overlap",
         type=float,
@@ -136,15 +136,19 @@ def _plan(options: argparse.Namespace) -> int:
     """Print the ranking, one row's arithmetic, or the best row of each chip. Return 0, also when no layout fits."""
     from levelfield.catalog.chip_names import find_chips
     from levelfield.cli.chip_plans import print_chip_plans
-    from levelfield.cli.plan_tables import plan_content, plan_lines, print_explained
+    from levelfield.cli.plan_tables import plan_content, plan_lines, print_arithmetic
     from levelfield.studies.chip_planner import ChipPlanner
 
     choices = _split_case_string(options)
     registry = registry_of(options)
     chips = find_chips(registry, choices["chip"])
     if len(chips) > 1:
-        one_chip = {"explain": options.explain, "calibrate": options.calibrate, "show-oom": options.show_oom or None}
-        for name in (name for name, value in one_chip.items() if value is not None):
+        one_chip_options = {
+            "explain": options.explain,
+            "calibrate": options.calibrate,
+            "show-oom": options.show_oom or None,
+        }
+        for name in (name for name, value in one_chip_options.items() if value is not None):
             raise UsageError(f"--{name}: found {len(chips)} chips, expected one; leave --{name} or the others out")
     if options.top < 1:
         raise UsageError(f"--top: found {options.top}, expected 1 or more")
@@ -158,7 +162,7 @@ def _plan(options: argparse.Namespace) -> int:
     finally:
         gc.enable()
     if options.explain is not None:
-        print_explained(plan, options.explain, options.json)
+        print_arithmetic(plan, options.explain, options.json)
     elif options.json:
         print(json_text(plan_content(plan, plan.ranking.rows[: options.top])))
     else:
@@ -199,30 +203,30 @@ def _plan_request(choices: Mapping[str, Any], runs: Path, prices: Prices | None)
         layout=parse_layout(choices["layout"]).layout if choices["layout"] else None,
         **{name: choices[name] for name in ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")},
     )
-    same = ("case", "scale", "nodes", "devices", "network", "precision", "program", "attention")
+    shared_names = ("case", "scale", "nodes", "devices", "network", "precision", "program", "attention")
     return PlanRequest(
-        **{name: choices[name] for name in (*same, "tensor_overlap", "calibrate")},
+        **{name: choices[name] for name in (*shared_names, "tensor_overlap", "calibrate")},
         beyond=choices["show_oom"],
         framework=choices["framework"] or "torch",
         constraints=constraints,
         runs=runs,
-        tokens=_tokens(choices["tokens"]),
+        tokens=_parse_tokens(choices["tokens"]),
         prices=prices,
     )
 
 
-def _tokens(text: str | None) -> float | None:
+def _parse_tokens(text: str | None) -> float | None:
     """Return the number of tokens that `300B` or `1.5T` stands for. Raises UsageError."""
     if text is None:
         return None
-    match = _TOKENS.fullmatch(text.strip())
-    tokens = float(match[1]) * _THOUSANDS[match[2].upper()] if match else 0.0
+    match = _TOKEN_COUNT.fullmatch(text.strip())
+    tokens = float(match[1]) * _TOKEN_UNITS[match[2].upper()] if match else 0.0
     if not 1 <= tokens <= MOST_TOKENS:
         raise UsageError(f"--tokens: found '{text[:40]}', expected 1 to 1e18 tokens, such as 300B, 1.5T or 2e12")
     return tokens
 
 
-def _sweep_options(parser: argparse.ArgumentParser) -> None:
+def _add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", metavar="CASE", help="a case string: case:framework[:chip[:nodes[:devices]]]")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of layouts to run (default: 3)")
     add_scale_option(parser)
@@ -256,7 +260,7 @@ def _sweep(options: argparse.Namespace) -> int:
         )
     selection = lookup.find_selection(registry, selector)
     request = UserRequest(scale=options.scale, python=options.python)
-    chosen, _ = choose_scale(Decision(options.case, selector, selection, request, options.scale))
+    scaled_case, _ = choose_scale(Decision(options.case, selector, selection, request, options.scale))
     devices = selector.devices or selection.default_devices
     rates = None
     if selection.vendor.is_host:
@@ -266,46 +270,46 @@ def _sweep(options: argparse.Namespace) -> int:
                 f"sweep {options.case}: the rates of this host are not known, and a dry run measures nothing; "
                 f"`plan {selector.case} --chip {selection.vendor.name}` measures them (about a minute)"
             )
-    question = local_question(registry, selection, chosen.work, devices, rates)
+    question = local_question(registry, selection, scaled_case.work, devices, rates)
     rows = distinct_rows(search_layouts(question).rows)[: options.top]
     if not rows:
         raise UsageError(f"sweep {options.case}: no layout fits; `plan` shows what the smallest needs")
-    pairs = [predicted_run(row) for row in rows]
+    predicted_runs = [predicted_run(row) for row in rows]
     if not options.dry_run:
-        work = row_entries(rows, selector, selection.vendor.name, devices, request, chosen.scale)
-        jobs = scheduler.jobs(registry, work, None)
+        entries = row_entries(rows, selector, selection.vendor.name, devices, request, scaled_case.scale)
+        jobs = scheduler.jobs(registry, entries, None)
         results = run_jobs(jobs, runs_folder(options), terminal, registry)
-        pairs = [predicted_run(row, result) for row, result in zip_longest(rows, results)]
+        predicted_runs = [predicted_run(row, result) for row, result in zip_longest(rows, results)]
     if options.json:
-        content = {"schema": "levelfield.sweep/1", "rows": [_sweep_content(pair) for pair in pairs]}
+        content = {"schema": "levelfield.sweep/1", "rows": [_sweep_content(run) for run in predicted_runs]}
         print(json_text(content))
     else:
-        print("\n".join(_sweep_lines(pairs)))
-    return exit_code([pair.result for pair in pairs if pair.result])
+        print("\n".join(_sweep_lines(predicted_runs)))
+    return exit_code([run.result for run in predicted_runs if run.result])
 
 
-def _sweep_lines(pairs: Sequence[PredictedRun]) -> Iterator[str]:
+def _sweep_lines(predicted_runs: Sequence[PredictedRun]) -> Iterator[str]:
     yield padded(("", "tokens/s/device", "GiB"), (37, -21, -14), gap="")
     widths = (21, -5, 8, -10, -9, -5, -6, -6)
     yield padded(("layout", "micro", "again", "predicted", "measured", "off", "pred.", "meas."), widths, " ")
-    for pair in pairs:
-        row, rate, off, memory = pair.row, pair.measured_rate, pair.rate_difference, pair.measured_memory
+    for run in predicted_runs:
+        row, rate, difference, memory = run.row, run.measured_rate, run.rate_difference, run.measured_memory
         measured = (
             f"{rate:,.0f}" if rate else NONE,
-            NONE if off is None else f"{off:+.0%}",
+            NONE if difference is None else f"{difference:+.0%}",
             f"{row.memory.total / GIB:.2f}",
             f"{memory / GIB:.2f}" if memory else NONE,
         )
         predicted = (row.layout, row.tuning.micro_batch, row.tuning.recomputation, f"{row.tokens_per_second:,.0f}")
         yield padded((*predicted, *measured), widths, " ")
-    for pair in pairs:
-        if pair.result and status(pair.result) != "valid":
-            texts = (str(pair.row.layout), status(pair.result), pair.result.status.evidence)
+    for run in predicted_runs:
+        if run.result and status(run.result) != "valid":
+            texts = (str(run.row.layout), status(run.result), run.result.status.evidence)
             yield wrapped(": ".join(filter(None, texts)), 4)
 
 
-def _sweep_content(pair: PredictedRun) -> dict[str, object]:
-    row = pair.row
+def _sweep_content(run: PredictedRun) -> dict[str, object]:
+    row = run.row
     return {
         "layout": str(row.layout),
         "micro_batch": row.tuning.micro_batch,
@@ -313,15 +317,15 @@ def _sweep_content(pair: PredictedRun) -> dict[str, object]:
         "recompute_layers": row.tuning.recompute_layers,
         "virtual_pipeline": row.tuning.virtual_pipeline,
         "predicted_tokens_per_second_per_device": row.tokens_per_second,
-        "measured_tokens_per_second_per_device": pair.measured_rate,
+        "measured_tokens_per_second_per_device": run.measured_rate,
         "predicted_memory_bytes": row.memory.total,
-        "measured_memory_bytes": pair.measured_memory,
-        "run": pair.result.run_id if pair.result else None,
-        "status": pair.result.status.word if pair.result else "not-run",
+        "measured_memory_bytes": run.measured_memory,
+        "run": run.result.run_id if run.result else None,
+        "status": run.result.status.word if run.result else "not-run",
     }
 
 
 COMMANDS = {
-    "plan": Command(PLAN, _plan_options, _plan),
-    "plan sweep": Command(SWEEP, _sweep_options, _sweep, trains=True),
+    "plan": Command(PLAN, _add_plan_options, _plan),
+    "plan sweep": Command(SWEEP, _add_sweep_options, _sweep, trains=True),
 }

@@ -19,35 +19,35 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.studies.chip_planner import AnsweredPlan
 
-_WIDTHS = (-3, 23, -5, -6, 9, -5, -8)  # of a row's number and of what every table of rows shows
-_MOST_NUMBERS = 12  # of a list in a sentence
+_ROW_WIDTHS = (-3, 23, -5, -6, 9, -5, -8)  # of a row's number and of what every table of rows shows
+_MOST_LISTED = 12  # of a list in a sentence
 
 
 def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
     """Yield what is planned, its first rows, and what the figures mean."""
-    request, question, ranking, beyond = plan.request, plan.question, plan.ranking, plan.request.beyond
+    request, question, ranking, oom_count = plan.request, plan.question, plan.ranking, plan.request.beyond
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
     yield f"{request.case} ({request.scale}) by {request.framework} on {plan.devices.nodes} x {plan.devices.per_node}"
     yield f"{plan.chip.name}, {capacity}; predicted, not measured"
-    count = count_parameters(question.work.model, question.work.training.sequence_length)
-    yield parameters_in_words(count.total, count.active)
+    parameter_count = count_parameters(question.work.model, question.work.training.sequence_length)
+    yield parameters_in_words(parameter_count.total, parameter_count.active)
     yield from (wrapped(f"assumed: {remark}", 2) for remark in plan.remarks)
     yield ""
     if ranking.rows:
         rows = ranking.rows[:top]
         numbered = [(number, row, _speed_cells(plan, row)) for number, row in enumerate(rows, 1)]
         yield from (*_table(plan, "row", numbered, (" MFU,", HEADLINE_FORMULA), (-5, 8)), "")
-        yield from _training(plan, rows)
-        yield from _breakdown(plan, ranking.rows[0]) if request.constraints.layout else ()
+        yield from _training_lines(plan, rows)
+        yield from _breakdown_lines(plan, ranking.rows[0]) if request.constraints.layout else ()
     else:
-        yield from (wrapped(nothing_fits(plan), 2), "")
+        yield from (wrapped(no_fit_reason(plan), 2), "")
         if request.tokens is not None:
             cost = " and no cost" if request.prices else ""
             sentence = f"a training on {request.tokens:,.0f} tokens has no time{cost} here, as no layout runs it"
             yield from (wrapped(sentence, 2), "")
-        beyond = max(beyond, 1 if request.constraints.layout else 0)
-    yield from _beyond(plan, beyond)
-    yield from _not_offered(plan)
+        oom_count = max(oom_count, 1 if request.constraints.layout else 0)
+    yield from _oom_lines(plan, oom_count)
+    yield from _not_offered_lines(plan)
     if ranking.rows:
         yield f"{len(ranking.rows):,} of {ranking.considered:,} layouts fit; --explain ROW shows the arithmetic"
         yield from (labelled(f"  {label}", text, 13) for label, text in _legend(plan, rows))
@@ -55,15 +55,15 @@ def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
 
 def _table(
     plan: AnsweredPlan,
-    numbers: str,
+    number_heading: str,
     rows: Iterable[tuple[object, LayoutEstimate, tuple[str, ...]]],
-    further: tuple[str, ...],
-    widths: tuple[int, ...],
+    extra_headings: tuple[str, ...],
+    extra_widths: tuple[int, ...],
 ) -> Iterator[str]:
-    """Yield a table of rows with their numbers and cells of their own, below the headings `numbers` and `further`."""
+    """Yield a table of rows. Each is a number, the layout and the cells of the extra columns."""
     speed = "assumed" if plan.assumes_rates else "tokens/s"
-    widths = (*_WIDTHS, *widths)
-    yield padded((numbers, "layout", "micro", "VPP", "recompute", "GiB", speed, *further), widths, " ")
+    widths = (*_ROW_WIDTHS, *extra_widths)
+    yield padded((number_heading, "layout", "micro", "VPP", "recompute", "GiB", speed, *extra_headings), widths, " ")
     for number, row, cells in rows:
         tuning = row.tuning
         choices = row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recomputation
@@ -78,7 +78,7 @@ def _speed_cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, str]:
 
 
 def _legend(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[LabelledText]:
-    """Yield what the columns mean; of the notations only what these rows have."""
+    """Yield what the columns mean, and the notations that these rows use."""
     if any(row.layout.sharding_stage for row in rows):
         yield "SH2SP8", "ZeRO stage 2, states sharded over 8 ranks"
     if any(row.tuning.virtual_pipeline > 1 for row in rows):
@@ -91,12 +91,12 @@ def _legend(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[Labe
     if plan.assumes_rates:
         yield "assumed", "speed over row 1's, by assumed rates; they give no speed and no MFU"
         return
-    yield "tokens/s", "; ".join(["per device", *expected(plan)])
+    yield "tokens/s", "; ".join(["per device", *prediction_error_lines(plan)])
     yield "MFU", f"by formula {HEADLINE_FORMULA}, of the {plan.precision} peak"
 
 
-def expected(plan: AnsweredPlan) -> Iterator[str]:
-    """Yield how far published runs of unknown training stacks were from the plan; nothing on a host."""
+def prediction_error_lines(plan: AnsweredPlan) -> Iterator[str]:
+    """Yield how far published runs were from the predicted speed; nothing on a host."""
     if plan.question.on_host:
         return
     if plan.question.work.model.experts is not None:
@@ -112,7 +112,7 @@ def _not_calibrated(plan: AnsweredPlan) -> str:
     return f"{plan.vendor}: not calibrated; error unknown"
 
 
-def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
+def _training_lines(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
     """Yield what a training on --tokens takes by each row."""
     prices = plan.request.prices
     if plan.request.tokens is None:
@@ -126,7 +126,7 @@ def _training(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[st
         cells = ((number, *bill_cells(bill)) for number, bill in enumerate(bills, 1))
         for row in (columns, *cells):
             yield padded(row[: len(columns)], (-3, -12, -16, -14, -16), " ")
-        yield wrapped(_bill_interval(plan, rows), 2)
+        yield wrapped(_bill_interval_text(plan, rows), 2)
         yield from (wrapped(note, 2) for note in training_notes(plan, bills[0]))
     yield ""
 
@@ -137,25 +137,27 @@ def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
     return significant(bill.days), hours, significant(bill.megawatt_hours), significant(bill.cost)
 
 
-def _bill_interval(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
-    """Return between what the figures of a row lie, by the interval of its speed: the row that a default run takes."""
+def _bill_interval_text(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
+    """Return the intervals of the figures, by that of the speed, for the row that a default run takes."""
     row = plan.ranking.rows.with_margin_first()[0]
-    if (ends := plan.bills_at_ends(row)) is None:
+    if (bounds := plan.bills_at_ends(row)) is None:
         near = "no published run is near to this one"
         return f"no interval: {near if plan.vendor in SPEED_VENDORS else _not_calibrated(plan)}"
     figures: dict[str, list[float | None]] = {
-        "days": [end.days for end in ends],
-        "MWh": [end.megawatt_hours for end in ends],
-        plan.request.prices.currency if plan.request.prices else "": [end.cost for end in ends],
+        "days": [bound.days for bound in bounds],
+        "MWh": [bound.megawatt_hours for bound in bounds],
+        plan.request.prices.currency if plan.request.prices else "": [bound.cost for bound in bounds],
     }
-    between = ", ".join(f"{' to '.join(map(significant, both))} {unit}" for unit, both in figures.items() if all(both))
+    intervals = ", ".join(
+        f"{' to '.join(map(significant, bound_pair))} {unit}" for unit, bound_pair in figures.items() if all(bound_pair)
+    )
     low, high = SPEED_INTERVAL
     number = next((f"row {n}" for n, other in enumerate(rows, 1) if other == row), f"{row.layout}, not shown here")
-    return f"{number}, 90 % interval: {between} (speed {100 * low:.0f}-{100 * high:.0f} % of the predicted)"
+    return f"{number}, 90 % interval: {intervals} (speed {100 * low:.0f}-{100 * high:.0f} % of the predicted)"
 
 
 def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
-    """Yield what the figures of a training hold and where they are from."""
+    """Yield what the figures of a training include and where they come from."""
     from levelfield.report.costs import price_lines  # it imports numpy, which no other plan needs
 
     chip, prices = plan.chip, plan.request.prices
@@ -170,23 +172,23 @@ def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
     yield "restarts, evaluation and checkpoints are not in it"
 
 
-def _beyond(plan: AnsweredPlan, count: int) -> Iterator[str]:
-    """Yield the rows that do not fit and need least, with what they need beyond the memory."""
+def _oom_lines(plan: AnsweredPlan, count: int) -> Iterator[str]:
+    """Yield the rows that do not fit, from the least memory on, with what they need beyond that of the device."""
     rows, capacity = plan.ranking.beyond[:count], plan.question.capacity_bytes
     if not rows or capacity is None:
         return
-    over = [("", row, (f"{(row.memory.total - capacity) / GIB:+.1f}",)) for row in rows]
-    yield from (*_table(plan, "", over, ("over",), (-6,)), "")
+    excess = [("", row, (f"{(row.memory.total - capacity) / GIB:+.1f}",)) for row in rows]
+    yield from (*_table(plan, "", excess, ("over",), (-6,)), "")
     if count == 1:
-        yield from _breakdown(plan, rows[0])
+        yield from _breakdown_lines(plan, rows[0])
 
 
-def _not_offered(plan: AnsweredPlan) -> Iterator[str]:
+def _not_offered_lines(plan: AnsweredPlan) -> Iterator[str]:
     """Yield the rows that need what the framework does not offer, with what that is."""
     if not plan.not_offered:
         return
-    needs = [(row, _lacks(plan, row)) for row in plan.not_offered]
-    rows = [("", row, (lacks[0] if len(lacks) == 1 else "several",)) for row, lacks in needs]
+    missing_by_row = [(row, _missing_features(plan, row)) for row in plan.not_offered]
+    rows = [("", row, (missing[0] if len(missing) == 1 else "several",)) for row, missing in missing_by_row]
     yield from _table(plan, "", rows, ("needs",), (-7,))
     yield wrapped(
         f"{plan.question.constants.framework} does not offer context or expert parallelism, stages of unequal layers "
@@ -197,11 +199,11 @@ def _not_offered(plan: AnsweredPlan) -> Iterator[str]:
     yield ""
 
 
-def _lacks(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, ...]:
+def _missing_features(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, ...]:
     return plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)
 
 
-def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
+def _breakdown_lines(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
     """Yield the parts of a row's memory, and of its time where the chip's rates are known."""
     memory = ", ".join(f"{name} {size / GIB:.1f}" for name, size in row.memory._asdict().items() if size)
     yield wrapped(f"GiB: {memory}".replace("_", " "), 2)
@@ -211,20 +213,20 @@ def _breakdown(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
     yield ""
 
 
-def nothing_fits(plan: AnsweredPlan) -> str:
+def no_fit_reason(plan: AnsweredPlan) -> str:
     """Return why no row fits: the least that one needs, or the numbers that do not divide."""
     nearest = plan.ranking.least_memory
     if nearest is None:
-        return _what_divides(plan.question)
+        return _no_layout_reason(plan.question)
     need, have = nearest.memory.total / GIB, (plan.question.capacity_bytes or 0) / GIB
     smallest = f"{nearest.layout} micro-batch {nearest.tuning.micro_batch}: {need:.1f} GiB, of {have:.1f} GiB"
     return f"no layout fits; the smallest is {smallest}"
 
 
-def _what_divides(question: LayoutQuestion) -> str:
+def _no_layout_reason(question: LayoutQuestion) -> str:
     model, batch, constraints = question.work.model, question.work.training.global_batch, question.constraints
     tensor = [n for n in divisors(model.kv_heads) if not (model.heads % n or model.vocab_size % n)]
-    stages = f"pipeline divides {model.layers} layers ({_numbers(divisors(model.layers))})"
+    stages = f"pipeline divides {model.layers} layers ({_number_list(divisors(model.layers))})"
     if "uneven" in question.offer.parallelism:
         stages = f"pipeline is at most {model.layers} layers"
     rows = f" with micro-batch {constraints.micro_batch}" if constraints.micro_batch else ""
@@ -232,18 +234,18 @@ def _what_divides(question: LayoutQuestion) -> str:
     return (
         f"no layout of {question.devices} devices{rows}: data x tensor x pipeline has to be {question.devices}, where "
         f"tensor divides {model.heads} heads, {model.kv_heads} key-value heads and the vocabulary of "
-        f"{model.vocab_size} ({_numbers(tensor)}), {stages}, and data divides the global batch of {batch} "
-        f"({_numbers(divisors(batch))}); {question.constants.framework} offers "
+        f"{model.vocab_size} ({_number_list(tensor)}), {stages}, and data divides the global batch of {batch} "
+        f"({_number_list(divisors(batch))}); {question.constants.framework} offers "
         f"{', '.join(sorted(question.offer.parallelism)) or 'no parallelism'}. Try another number of devices"
     )
 
 
-def _numbers(numbers: list[int]) -> str:
-    return ", ".join([*map(str, numbers[:_MOST_NUMBERS]), *(["..."] if len(numbers) > _MOST_NUMBERS else [])])
+def _number_list(numbers: list[int]) -> str:
+    return ", ".join([*map(str, numbers[:_MOST_LISTED]), *(["..."] if len(numbers) > _MOST_LISTED else [])])
 
 
 def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str, object]:
-    """Return the plan as JSON has it, with these of its rows."""
+    """Return the plan with these of its rows, for JSON."""
     work, ranking = plan.question.work, plan.ranking
     count = count_parameters(work.model, work.training.sequence_length)
     return {
@@ -279,7 +281,7 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
         "virtual_pipeline": tuning.virtual_pipeline,
         "recompute": tuning.recompute,
         "recompute_layers": tuning.recompute_layers,
-        "needs_what_is_not_offered": list(_lacks(plan, row)),
+        "needs_what_is_not_offered": list(_missing_features(plan, row)),
         "memory_bytes": row.memory.total,
         "memory_parts_bytes": row.memory._asdict(),
         "step_seconds": None if assumes_rates else row.time.total,
@@ -291,13 +293,13 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
     if assumes_rates:
         content["speed_over_first_row"] = plan.speed_share(row)
     if plan.request.tokens is not None:
-        ends = plan.bills_at_ends(row)
+        bounds = plan.bills_at_ends(row)
         content["training"] = None if assumes_rates else asdict(plan.bill(row))
-        content["training_interval"] = None if ends is None else [asdict(end) for end in ends]
+        content["training_interval"] = None if bounds is None else [asdict(bound) for bound in bounds]
     return content
 
 
-def print_explained(plan: AnsweredPlan, number: int, as_json: bool) -> None:
+def print_arithmetic(plan: AnsweredPlan, number: int, as_json: bool) -> None:
     """Print the arithmetic of one row. Raises UsageError for a number that no row has."""
     rows = plan.ranking.rows or plan.ranking.beyond
     if not 1 <= number <= len(rows):
@@ -310,12 +312,15 @@ def print_explained(plan: AnsweredPlan, number: int, as_json: bool) -> None:
         content: dict[str, object] = {name: [asdict(term) for term in part] for name, part in terms.items()}
         print(json_text({**content, **({"assumed": assumed} if assumed else {})}))
     else:
-        lines = explained(question, row, assumed=bool(assumed))
+        lines = arithmetic_lines(question, row, assumed=bool(assumed))
         print("\n".join([*(wrapped(f"assumed: {remark}", 2) for remark in assumed), *lines]))
 
 
-def explained(question: LayoutQuestion, row: LayoutEstimate, assumed: bool = False) -> Iterator[str]:
-    """Return each part of memory and time with its numbers and the source of its formula. assumed: so are the rates."""
+def arithmetic_lines(question: LayoutQuestion, row: LayoutEstimate, assumed: bool = False) -> Iterator[str]:
+    """Yield the parts of memory and time with their numbers and the sources of their formulas.
+
+    assumed: the rates of the chip are assumed, so that no speed follows from them.
+    """
     yield f"{row.layout}, micro-batch {row.tuning.micro_batch}, recomputed: {row.tuning.recomputation}"
     yield f"\nmemory of the fullest device: {row.memory.total / GIB:.2f} GiB\n"
     yield from _term_lines(memory_terms(question, row), GIB, "GiB")
@@ -324,7 +329,7 @@ def explained(question: LayoutQuestion, row: LayoutEstimate, assumed: bool = Fal
     yield from _term_lines(time_terms(question, row), 1, "s")
 
 
-def _term_lines(terms: list[Term], unit: float, name: str) -> Iterator[str]:
+def _term_lines(terms: list[Term], unit_size: float, unit_name: str) -> Iterator[str]:
     for term in terms:
-        yield padded((term.part, f"{term.value / unit:.3f}", f"{name} = {term.arithmetic}"), (17, -9), " ")
+        yield padded((term.part, f"{term.value / unit_size:.3f}", f"{unit_name} = {term.arithmetic}"), (17, -9), " ")
         yield wrapped(f"    {term.words} [{term.source}]", 4)

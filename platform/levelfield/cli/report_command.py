@@ -79,16 +79,18 @@ examples:
   run_benchmarks.py report pages site --prices prices.yaml
   run_benchmarks.py report pages private RUN --overlay --store public.sqlite
 """
-FOREIGN = ("flagperf", "oneflow", "osdi")
-_NAMED = 5  # runs of a message
+FOREIGN_FORMATS = ("flagperf", "oneflow", "osdi")
+_MOST_NAMED_RUNS = 5  # in a message
 
 
-def _report_options(parser: argparse.ArgumentParser) -> None:
+def _add_report_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("run", nargs="+", metavar="RUN", help=RUN_HELP)
     forms = ("table", "markdown", "csv", "json")
     add_format_options(
-        parser, (*forms, *FOREIGN), f"{', '.join(forms)}; {', '.join(FOREIGN)}: the columns of these reports"
+        parser,
+        (*forms, *FOREIGN_FORMATS),
+        f"{', '.join(forms)}; {', '.join(FOREIGN_FORMATS)}: the columns of these reports",
     )
     option("--log-interval", type=int, metavar="N", help="with --format oneflow: its table of every N batches, too")
     option("--with-published", action="store_true", help="add published rows of the same case, by one convention")
@@ -106,26 +108,26 @@ def _report(options: argparse.Namespace) -> int:
     from levelfield.compare.published_rows import format_figure_rows
     from levelfield.report.tables import format_with_hidden, hidden_columns
 
-    _refuse_together(options)
+    _refuse_conflicting_options(options)
     form, registry, selected = options.format, registry_of(options), NamedRuns(runs_folder(options), options.run)
     hidden = hidden_columns(options.hide or ())
     runs: dict[tuple[str, str | None], tuple[RunPaths, Result]] = {}  # a run that is named twice counts once
-    with ExitStack() as opened:
-        for paths, result in _collected(selected, registry, opened):
+    with ExitStack() as bundle_files:
+        for paths, result in _collect_runs(selected, registry, bundle_files):
             with selected.collecting_errors():
                 files = result.seal.digest if result.seal else None
-                runs.setdefault((result.run_id, files), (paths, _real(result)))
-        folders, results = [paths for paths, _ in runs.values()], [result for _, result in runs.values()]
+                runs.setdefault((result.run_id, files), (paths, _refuse_pretended(result)))
+        run_paths, results = [paths for paths, _ in runs.values()], [result for _, result in runs.values()]
         if not results or hidden:
             selected.raise_errors()
         if hidden:
             text = format_with_hidden(form, results, hidden)
-        elif form in FOREIGN:
-            text = _foreign(form, options.log_interval, folders, results, registry)
+        elif form in FOREIGN_FORMATS:
+            text = _foreign_text(form, options.log_interval, run_paths, results, registry)
         elif options.with_published:
             text = format_figure_rows(form, results, registry)
         else:
-            text = _text(form, folders, results, load_prices(options.prices, registry))
+            text = _results_text(form, run_paths, results, load_prices(options.prices, registry))
     if options.output is None:
         print(printable(text), end="")
     else:
@@ -135,7 +137,9 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _collected(selected: NamedRuns, registry: Registry, opened: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
+def _collect_runs(
+    selected: NamedRuns, registry: Registry, bundle_files: ExitStack
+) -> Iterator[tuple[RunPaths, Result]]:
     """Yield each named run and its result. Those of bundles have their files until `opened` ends."""
     from levelfield.judge.collector import collect
     from levelfield.studies.compared_runs import bundle_results, parse_bundle_name
@@ -143,14 +147,14 @@ def _collected(selected: NamedRuns, registry: Registry, opened: ExitStack) -> It
     for name in selected.names:
         with selected.collecting_errors():
             if bundle := parse_bundle_name(name):
-                yield from bundle_results(*bundle, registry, opened)
+                yield from bundle_results(*bundle, registry, bundle_files)
             else:
                 paths = find_finished_run(selected.runs, name)
                 yield paths, collect(paths)
 
 
-def _real(result: Result) -> Result:
-    """Return the result. Raises UsageError for one of pretended devices, which has nothing to report."""
+def _refuse_pretended(result: Result) -> Result:
+    """Return the result. Raises UsageError for one of pretended devices: there is nothing to report."""
     from levelfield.specs.result import PRETENDED
 
     if result.status.failure == PRETENDED:
@@ -160,55 +164,59 @@ def _real(result: Result) -> Result:
     return result
 
 
-def _refuse_together(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that need different tables."""
-    columns = [f"--format {options.format}"] if options.format in FOREIGN else []
-    others = [f"--{name}" for name in ("hide", "with-published", "prices") if getattr(options, name.replace("-", "_"))]
+def _refuse_conflicting_options(options: argparse.Namespace) -> None:
+    """Raise UsageError for options that need different tables."""
+    foreign_columns = [f"--format {options.format}"] if options.format in FOREIGN_FORMATS else []
+    conflicting = [
+        f"--{name}" for name in ("hide", "with-published", "prices") if getattr(options, name.replace("-", "_"))
+    ]
     if options.log_interval is not None and (options.format != "oneflow" or options.log_interval < 1):
         raise UsageError(
             f"--log-interval: found {options.log_interval} with --format {options.format}, expected a number from 1 "
             "with --format oneflow"
         )
-    if len(columns) + len(others) > 1:
-        raise UsageError(f"report: {', '.join([*columns, *others])} need different tables; give only one of them")
+    if len(foreign_columns) + len(conflicting) > 1:
+        raise UsageError(
+            f"report: {', '.join([*foreign_columns, *conflicting])} need different tables; give only one of them"
+        )
 
 
-def _foreign(
-    form: str, log_interval: int | None, folders: Sequence[RunPaths], results: Sequence[Result], registry: Registry
+def _foreign_text(
+    form: str, log_interval: int | None, run_paths: Sequence[RunPaths], results: Sequence[Result], registry: Registry
 ) -> str:
-    """Return the columns of another report, and with an interval its table of every so many batches."""
+    """Return the columns of another report, and its table of every `log_interval` batches where one is given."""
     from levelfield.publish.foreign_columns import format_report, interval_table
     from levelfield.publish.foreign_tables import reported_runs as foreign_runs
     from levelfield.rundir.raw_files import read_raw
 
-    plans = [read_plan(paths) for paths in folders]
-    lines = [format_report(form, foreign_runs(results, plans, registry))]
+    plans = [read_plan(paths) for paths in run_paths]
+    tables = [format_report(form, foreign_runs(results, plans, registry))]
     if log_interval is not None:
-        runs = zip(results, plans, map(read_raw, folders), strict=True)
-        lines += [interval_table(result, plan, raw, log_interval) for result, plan, raw in runs]
-    return "\n".join(lines)
+        runs = zip(results, plans, map(read_raw, run_paths), strict=True)
+        tables += [interval_table(result, plan, raw, log_interval) for result, plan, raw in runs]
+    return "\n".join(tables)
 
 
-def _text(form: str, folders: Sequence[RunPaths], results: Sequence[Result], prices: Prices | None) -> str:
+def _results_text(form: str, run_paths: Sequence[RunPaths], results: Sequence[Result], prices: Prices | None) -> str:
     from levelfield.report.costs import RunCosts, format_results
     from levelfield.report.one_run import result_lines, run_report
 
     costs = RunCosts(prices) if prices else None
     if len(results) > 1 or form in ("csv", "json"):
-        return format_results(form, results, [read_plan(paths).repeats_digest for paths in folders], costs)
+        return format_results(form, results, [read_plan(paths).repeats_digest for paths in run_paths], costs)
     rows = [("cost", *costs.explained(results[0]))] if costs else []
     if form == "markdown":
-        return run_report(results[0], read_plan(folders[0]), rows)
+        return run_report(results[0], read_plan(run_paths[0]), rows)
     return "\n".join([*result_lines(results[0], rows), ""])
 
 
-def _explain_options(parser: argparse.ArgumentParser) -> None:
+def _add_explain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", metavar="RUN", help=f"one run or two; {RUN_HELP}")
     add_format_options(parser)
 
 
 def _explain(options: argparse.Namespace) -> int:
-    """Print the parts of a run's step, or the way from one run's step to another's. Return 0."""
+    """Print the parts of a run's step, or how the steps of two runs differ. Return 0."""
     from levelfield.catalog.registry import Registry
     from levelfield.explain.explanation import planned_step, step_parts
     from levelfield.explain.step_tables import step_sheets
@@ -218,25 +226,25 @@ def _explain(options: argparse.Namespace) -> int:
     if len(options.run) > 2:
         raise UsageError(f"report explain: found {len(options.run)} runs, expected one or two")
     selected = NamedRuns(runs_folder(options), options.run)
-    folders = list(selected.finished_runs())
+    run_paths = list(selected.finished_runs())
     selected.raise_errors()
-    parts = [step_parts(paths) for paths in folders]
+    parts = [step_parts(paths) for paths in run_paths]
     if len(parts) == 2:
-        print(_difference(options.format, folders, parts), end="")
+        print(_difference_text(options.format, run_paths, parts), end="")
         return 0
-    plan, registry = read_plan(folders[0]), Registry()
+    plan, registry = read_plan(run_paths[0]), Registry()
     host = stored_host_rates(registry) if plan.hardware.is_host else None
     step = parts[0].model_copy(update={"planned": planned_step(plan, parts[0], registry, host)})
     print(dump(step) if options.format == "json" else format_sheets(options.format, step_sheets(step)), end="")
     return 0
 
 
-def _difference(form: str, folders: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
+def _difference_text(form: str, run_paths: Sequence[RunPaths], parts: Sequence[StepParts]) -> str:
     """Return the difference of two runs as text. Raises GateFailed where their work is not equal."""
     from levelfield.explain.step_difference import difference_json, step_difference
     from levelfield.explain.step_tables import difference_lines, difference_sheet, waterfall
 
-    first, second = (read_plan(paths) for paths in folders)
+    first, second = (read_plan(paths) for paths in run_paths)
     if first.work_digest != second.work_digest:
         raise GateFailed(
             f"{first.run_id} and {second.run_id}: found different work ({first.case} at {first.scale} scale, "
@@ -271,7 +279,7 @@ def _pages(options: argparse.Namespace) -> int:
     selected, registry = NamedRuns(runs_folder(options), options.run), registry_of(options)
     prices = load_prices(options.prices, registry)
     with (
-        _results(selected, options.store, options.overlay) as (results, findings, tickets),
+        _page_results(selected, options.store, options.overlay) as (results, findings, tickets),
         Terminal().bytes_progress("writing pages") as progress,
     ):
         built = build_pages(results, options.folder, registry, findings, progress, options.overlay, prices, tickets)
@@ -281,12 +289,12 @@ def _pages(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _results(
-    selected: NamedRuns, address: str | None, beside: bool
+def _page_results(
+    selected: NamedRuns, address: str | None, overlay: bool
 ) -> Iterator[tuple[StoredResults, list[dict[str, object]], Tickets]]:
-    """Give the named runs, with `beside` those of the store too; else the store, with its last night.
+    """Yield the named runs, with `overlay` also those of the store, and no findings.
 
-    Of that night it gives findings and their tickets. The store is only read.
+    Without names: the store's results, and the findings and tickets of its last night. The store is only read.
     """
     from levelfield.catalog.registry import Registry
     from levelfield.evidence.verification import recomputed_record
@@ -300,21 +308,22 @@ def _results(
             records.append(recomputed_record(paths, registry, step_parts_or_none(paths)))
     if selected.names and not records:
         selected.raise_errors()
-    if selected.names and not beside:
-        with RunSources(selected.runs, None, registry) as places:
-            duels = places.duel_events()
+    if selected.names and not overlay:
+        with RunSources(selected.runs, None, registry) as sources:
+            duels = sources.duel_events()
         yield InMemoryStore(records, duels), [], {}
         return
     with open_store(address, read_only=True) as store:
         if selected.names:
             nights = store.nights()
-            stored = {night: store.findings(night) for night in nights}
-            expected = {night: store.expected(night) for night in nights}
-            yield InMemoryStore([*store.records(store.run_ids()), *records], store.events(), stored, expected), [], {}
+            findings_by_night = {night: store.findings(night) for night in nights}
+            expected_by_night = {night: store.expected(night) for night in nights}
+            records = [*store.records(store.run_ids()), *records]
+            yield InMemoryStore(records, store.events(), findings_by_night, expected_by_night), [], {}
             return
         results = results_for_pages(store, address, selected.runs)
-        ours = {"", *results.points()}
-        findings, tickets = last_night_findings(store, results.nights(), selected.runs, ours)
+        series = {"", *results.points()}
+        findings, tickets = last_night_findings(store, results.nights(), selected.runs, series)
         yield results, [finding.model_dump(mode="json") for finding in findings], tickets
 
 
@@ -325,15 +334,15 @@ def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
     if built.rebuilt_count < built.series_count:
         yield f"series   {built.rebuilt_count:,} written again; the others did not change"
     if built.unreadable_ids:
-        first = ", ".join(built.unreadable_ids[:_NAMED])
-        yield wrapped(f"left out {len(built.unreadable_ids):,} run(s) whose time cannot be read: {first}", 9)
+        names = ", ".join(built.unreadable_ids[:_MOST_NAMED_RUNS])
+        yield wrapped(f"left out {len(built.unreadable_ids):,} run(s) whose time cannot be read: {names}", 9)
     yield wrapped(f"look     open {folder / 'index.html'}", 9)
     if built.left_out_count:
         all_runs = f"report pages {folder} --store {address_of(None).text}"
         yield wrapped(f"left out {built.left_out_count:,} run(s) of other checkouts; all runs: {all_runs}", 9)
 
 
-def _pages_options(parser: argparse.ArgumentParser) -> None:
+def _add_pages_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="write the pages into this folder")
     parser.add_argument(
         "run", nargs="*", metavar="RUN", help=f"{RUN_HELP}; none: those of this checkout, or of --store"
@@ -344,7 +353,7 @@ def _pages_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "report": Command(REPORT, _report_options, _report),
-    "report explain": Command(EXPLAIN, _explain_options, _explain),
-    "report pages": Command(PAGES, _pages_options, _pages),
+    "report": Command(REPORT, _add_report_options, _report),
+    "report explain": Command(EXPLAIN, _add_explain_options, _explain),
+    "report pages": Command(PAGES, _add_pages_options, _pages),
 }

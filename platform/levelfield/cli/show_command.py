@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-_HELP = """\
+SHOW = """\
 List what there is, one line about each, or show every value of a case, at full
 and at smoke scale. NAME is a case or one of these kinds: cases, frameworks,
 vendors, chips, suites, published, programs. Without NAME: every kind. Programs
@@ -44,12 +44,12 @@ examples:
   run_benchmarks.py show llama3_8b --vendor nvidia --diff
 """
 KINDS = ("cases", "frameworks", "vendors", "chips", "suites", "published", "programs")
-HERE_WIDTH = 28
-CHIP_DATA = {"peaks", "achievable", "interconnect", "node", "power_watts", "power_source"}
-_OF_A_CASE = ("scale", "vendor", "diff", "framework", "chip", "devices")
+_HERE_COLUMN_WIDTH = 28
+CHIP_FIELDS = {"peaks", "achievable", "interconnect", "node", "power_watts", "power_source"}
+_CASE_OPTIONS = ("scale", "vendor", "diff", "framework", "chip", "devices")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def _add_show_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"a case, or {', '.join(KINDS)}")
     case = parser.add_argument_group("of a case")
     case.add_argument("--scale", choices=("full", "smoke"), help="only this scale (default: both)")
@@ -62,13 +62,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_chips_option(parser)
 
 
-def execute(options: argparse.Namespace) -> int:
+def _show(options: argparse.Namespace) -> int:
     """Print a listing or a case. Return 0. Raises UsageError for options of a case without one."""
     registry = registry_of(options)
     if options.name is not None and options.name not in KINDS:
         return _show_case(options, registry)
-    if stated := [f"--{name}" for name in _OF_A_CASE if getattr(options, name) not in (None, False)]:
-        raise UsageError(f"show: found {', '.join(stated)}, expected a case beside it: show CASE {stated[0]}")
+    if case_options := [f"--{name}" for name in _CASE_OPTIONS if getattr(options, name) not in (None, False)]:
+        raise UsageError(
+            f"show: found {', '.join(case_options)}, expected a case beside it: show CASE {case_options[0]}"
+        )
     print(listing(registry, options.name, options.json))
     return 0
 
@@ -76,30 +78,30 @@ def execute(options: argparse.Namespace) -> int:
 def listing(registry: Registry, kind: str | None, as_json: bool) -> str:
     """Return the names of a kind, by default of every kind."""
     kinds: dict[str, Callable[[], list[Row]]] = {
-        "cases": lambda: _cases(registry),
-        "frameworks": lambda: frameworks(registry),
-        "vendors": lambda: _vendors(registry),
-        "chips": lambda: _chips(registry),
+        "cases": lambda: _case_rows(registry),
+        "frameworks": lambda: framework_rows(registry),
+        "vendors": lambda: _vendor_rows(registry),
+        "chips": lambda: _chip_rows(registry),
         "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
         "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
-        "programs": lambda: _programs(registry),
+        "programs": lambda: _program_rows(registry),
     }
     rows = {name: kinds[name]() for name in ([kind] if kind else kinds)}
     if as_json:
         return json_text(rows)
-    return "\n\n".join("\n".join([name, *LINES.get(name, entry_lines)(entries)]) for name, entries in rows.items())
+    return "\n\n".join("\n".join([name, *FORMATTERS.get(name, entry_lines)(entries)]) for name, entries in rows.items())
 
 
 def _case_lines(rows: list[Row]) -> list[str]:
-    """Return a line for each case that stands by itself, and one about those that suites have for their rows."""
-    derived = [row for row in rows if row["suite"]]
-    suites = ", ".join(sorted({row["suite"] for row in derived}))
-    more = [wrapped(f"  and {len(derived)} that rows of suites train: {suites}", 4)] if derived else []
-    return entry_lines([row for row in rows if not row["suite"]]) + more
+    """Return a line for each case, and one line about all those that only rows of suites train."""
+    suite_rows = [row for row in rows if row["suite"]]
+    suites = ", ".join(sorted({row["suite"] for row in suite_rows}))
+    summary = [wrapped(f"  and {len(suite_rows)} that rows of suites train: {suites}", 4)] if suite_rows else []
+    return entry_lines([row for row in rows if not row["suite"]]) + summary
 
 
-def _whole_lines(rows: list[Row]) -> list[str]:
-    """Return whole texts, wrapped where they are long: a number that is cut is another number."""
+def _unclipped_lines(rows: list[Row]) -> list[str]:
+    """Return texts wrapped where they are long, not clipped: a clipped number is another number."""
     width = max((len(row["name"]) for row in rows), default=0) + 4
     return [wrapped(line, width) for line in align_rows([(f"  {r['name']}", r["says"]) for r in rows])] or ["  none"]
 
@@ -107,14 +109,14 @@ def _whole_lines(rows: list[Row]) -> list[str]:
 def _chip_lines(rows: list[Row]) -> list[str]:
     private = [(row["name"], row["overlay"]) for row in rows if row["overlay"]]
     lines = (f"  private: {name}: {', '.join(changed['fields'])}, by {changed['file']}" for name, changed in private)
-    return [*_whole_lines(rows), *(wrapped(line, 4) for line in lines)]
+    return [*_unclipped_lines(rows), *(wrapped(line, 4) for line in lines)]
 
 
 def _vendor_lines(rows: list[Row]) -> list[str]:
     """Return name, devices here, and what the vendor was verified on, wrapped where it is long."""
     table = [("  name", "here", "verified on")]
     for row in rows:
-        table.append((f"  {row['name']}", clipped(row["here"], HERE_WIDTH), row["verified"]))
+        table.append((f"  {row['name']}", clipped(row["here"], _HERE_COLUMN_WIDTH), row["verified"]))
     name, here_width, _ = column_widths(table)
     problems = [f"    {r['name']}: {r['problem']}" for r in rows if r["problem"]]
     lines = [wrapped(padded(row, (name, here_width)), name + here_width + 4) for row in table]
@@ -122,7 +124,7 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
 
 
 def framework_lines(rows: list[Row]) -> list[str]:
-    """Return name, version and families of models in columns; below, where its pins ran by kind of device."""
+    """Return name, version and families of models in columns, and below them where the pinned versions ran."""
     cells = [(f"  {row['name']}", row["version"], ", ".join(row["families"])) for row in rows]
     heads = align_rows([("  name", "version", "families of models"), *cells])
     lines = [heads[0]]
@@ -131,29 +133,29 @@ def framework_lines(rows: list[Row]) -> list[str]:
     return lines
 
 
-LINES: dict[str, Callable[[list[Row]], list[str]]] = {
+FORMATTERS: dict[str, Callable[[list[Row]], list[str]]] = {
     "cases": _case_lines,
     "vendors": _vendor_lines,
     "chips": _chip_lines,
-    "programs": _whole_lines,
+    "programs": _unclipped_lines,
     "frameworks": framework_lines,
 }
 
 
-def _cases(registry: Registry) -> list[Row]:
-    works = {registry.reference(name).identity.work for name in registry.references}
+def _case_rows(registry: Registry) -> list[Row]:
+    reference_works = {registry.reference(name).identity.work for name in registry.references}
     rows = []
     for name, path in registry.all_cases.items():
         case = registry.case(name)
-        has_reference = case.work("smoke").fingerprint() in works
+        has_reference = case.work("smoke").fingerprint() in reference_works
         row: Row = {"name": name, "says": case.title if has_reference else f"no reference; {case.title}"}
         row |= {"family": case.model.family, "digest": case.fingerprint(), "has_reference": has_reference}
         rows.append({**row, "suite": None if name in registry.cases else path.stem})
     return rows
 
 
-def frameworks(registry: Registry) -> list[Row]:
-    """Return name, version, families of models, and where the pins ran, of each version of a framework."""
+def framework_rows(registry: Registry) -> list[Row]:
+    """Return a row for each version of a framework: families of models, and where the pinned versions ran."""
     from levelfield.specs.implementation import SIMULATED
 
     rows, rehearsals = [], _rehearsals(registry)
@@ -162,7 +164,7 @@ def frameworks(registry: Registry) -> list[Row]:
         verified = {}
         for kind, needs in manifest.requirements.items():
             ran = "pinned versions not run yet" if needs.verified == "none" else needs.verified
-            verified[kind] = _joined(ran, rehearsals.latest(framework=name, kind=kind))
+            verified[kind] = _verified_text(ran, rehearsals.latest(framework=name, kind=kind))
         verified |= {"every device": SIMULATED} if manifest.simulated else {}
         row: Row = {"name": name, "version": manifest.version, "families": manifest.families}
         row["says"] = f"{row['version']}  {', '.join(row['families'])}  {'; '.join(map(': '.join, verified.items()))}"
@@ -170,15 +172,15 @@ def frameworks(registry: Registry) -> list[Row]:
     return rows
 
 
-def _vendors(registry: Registry) -> list[Row]:
+def _vendor_rows(registry: Registry) -> list[Row]:
     rows, rehearsals = [], _rehearsals(registry)
     for name in sorted(registry.vendors):
         devices = registry.machine.devices(name)
-        verified = _joined(registry.vendor_file(name).verified, rehearsals.latest(vendor=name))
-        unknown = devices.problem is not None and not devices
-        here = f"{len(devices)} ({devices[0].description})" if devices else "unknown" if unknown else "no"
+        verified = _verified_text(registry.vendor_file(name).verified, rehearsals.latest(vendor=name))
+        is_unknown = devices.problem is not None and not devices
+        here = f"{len(devices)} ({devices[0].description})" if devices else "unknown" if is_unknown else "no"
         row: Row = {"name": name, "says": f"here: {here}; verified: {verified}"}
-        row |= {"devices": None if unknown else len(devices), "problem": devices.problem}
+        row |= {"devices": None if is_unknown else len(devices), "problem": devices.problem}
         rows.append({**row, "here": here, "verified": verified})
     return rows
 
@@ -190,23 +192,23 @@ def _rehearsals(registry: Registry) -> Rehearsals:
     return Rehearsals(registry)
 
 
-def _joined(ran: str, rehearsed: str | None) -> str:
+def _verified_text(ran: str, rehearsed: str | None) -> str:
     return f"{ran}; {rehearsed}" if rehearsed else ran
 
 
-def _chips(registry: Registry) -> list[Row]:
+def _chip_rows(registry: Registry) -> list[Row]:
     rows = []
     for vendor in sorted(registry.vendors):
         spec = registry.vendor_file(vendor)
         for chip in spec.chips:
             overlay = registry.overlay.used(spec, chip) if registry.overlay else None
-            says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; {_rates(chip)}"
-            row: Row = {"name": chip.name, "says": says, **chip.model_dump(mode="json", include=CHIP_DATA)}
+            says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; {_chip_rates(chip)}"
+            row: Row = {"name": chip.name, "says": says, **chip.model_dump(mode="json", include=CHIP_FIELDS)}
             rows.append({**row, "overlay": overlay.model_dump(mode="json") if overlay else None})
     return rows
 
 
-def _programs(registry: Registry) -> list[Row]:
+def _program_rows(registry: Registry) -> list[Row]:
     rows = []
     for framework in sorted(registry.constants_files):
         constants = registry.constants(framework)
@@ -216,7 +218,7 @@ def _programs(registry: Registry) -> list[Row]:
     return rows
 
 
-def _rates(chip: Chip) -> str:
+def _chip_rates(chip: Chip) -> str:
     """Return published and measured peaks in TFLOP/s, links in GB/s each way, the network of a device, and power."""
     rates = [f"TFLOP/s: {_tflops(chip.peaks) or 'none published'}"]
     rates += [f"reached: {_tflops(chip.achievable)}"] if chip.achievable else []
@@ -246,20 +248,20 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
         raise UsageError(f"unknown case '{options.name}'; did you mean `show {near[0]}`?")
     case, vendor = registry.case(options.name), options.vendor
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
-    place = _place(options, registry)
+    place = _run_place(options, registry)
     rows = tuning_rows(registry, vendor, case.name) if vendor else ()
     if options.diff:
         _print_changes(case, vendor, rows, scales, place, options.json)
         return 0
-    tunings = {scale: _tuned(vendor, case, rows, scale, place) for scale in scales} if vendor else {}
+    tunings = {scale: _tuning_content(vendor, case, rows, scale, place) for scale in scales} if vendor else {}
     content: dict[str, object] = {
         "name": case.name,
         "title": case.title,
         "source": case.source,
         "tokenizer": case.tokenizer,
         "digest": case.fingerprint(),
-        **_extended(registry, case.name),
-        **{scale: _work(case, scale) | tunings.get(scale, {}) for scale in scales},
+        **_extension_content(registry, case.name),
+        **{scale: _work_content(case, scale) | tunings.get(scale, {}) for scale in scales},
     }
     if options.json:
         print(json_text(content))
@@ -268,25 +270,28 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
     return 0
 
 
-def _extended(registry: Registry, name: str) -> dict[str, object]:
+def _extension_content(registry: Registry, name: str) -> dict[str, object]:
     """Return the case that this one extends and the changes; nothing for a case that extends none."""
     extension = registry.extension(name)
     if extension is None:
         return {}
-    beside = {"smoke": extension.smoke, "tuning": extension.tuning}
-    return {"extends": extension.extends, "changes": {**extension.changes, **{k: v for k, v in beside.items() if v}}}
+    other_changes = {"smoke": extension.smoke, "tuning": extension.tuning}
+    return {
+        "extends": extension.extends,
+        "changes": {**extension.changes, **{k: v for k, v in other_changes.items() if v}},
+    }
 
 
-def _place(options: argparse.Namespace, registry: Registry) -> RunPlace:
+def _run_place(options: argparse.Namespace, registry: Registry) -> RunPlace:
     """Return the place for which rows are selected. Raises UsageError for unknown names, or without a vendor."""
     from levelfield.catalog.tuning_changes import RunPlace
 
     if options.vendor is None:
-        beside = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
-        beside["--devices"] = options.devices is not None
-        if alone := [name for name, value in beside.items() if value]:
+        vendor_options = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
+        vendor_options["--devices"] = options.devices is not None
+        if stated := [name for name, value in vendor_options.items() if value]:
             raise UsageError(
-                f"show: {', '.join(alone)}: found no --vendor; add --vendor NAME; known: {', '.join(registry.vendors)}"
+                f"show: {', '.join(stated)}: found no --vendor; add --vendor NAME; known: {', '.join(registry.vendors)}"
             )
         return RunPlace()
     vendor = registry.vendor_file(options.vendor)
@@ -300,7 +305,7 @@ def _place(options: argparse.Namespace, registry: Registry) -> RunPlace:
     return RunPlace(chip.name if chip else None, options.framework, options.devices)
 
 
-def _work(case: Case, scale: Scale) -> dict[str, object]:
+def _work_content(case: Case, scale: Scale) -> dict[str, object]:
     from levelfield.measure.parameter_counts import count_parameters
 
     work = case.work(scale)
@@ -312,16 +317,18 @@ def _work(case: Case, scale: Scale) -> dict[str, object]:
     return {**head, **work.model_dump(mode="json"), "default_tuning": chosen}
 
 
-def _tuned(vendor: str, case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, object]:
+def _tuning_content(
+    vendor: str, case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace
+) -> dict[str, object]:
     """Return the free fields with the vendor's rows that apply, and the conditions of the other rows."""
     from levelfield.catalog.tuning_changes import tuned_values
 
-    admitted = [row for row in rows if row.scale == scale and place.may_apply(row)]
+    possible = [row for row in rows if row.scale == scale and place.may_apply(row)]
     return {
         "vendor": vendor,
         "tuning": tuned_values(case, rows, scale, place),
-        "rows_applied": [row.why for row in admitted if place.applies(row, scale)],
-        "rows_elsewhere": [row.conditions for row in admitted if not place.applies(row, scale)],
+        "rows_applied": [row.why for row in possible if place.applies(row, scale)],
+        "rows_elsewhere": [row.conditions for row in possible if not place.applies(row, scale)],
     }
 
 
@@ -332,7 +339,7 @@ def _print_changes(
 
     changes = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}
     if as_json:
-        content = {scale: list(map(_changes_as_json, changed)) for scale, changed in changes.items()}
+        content = {scale: list(map(_change_content, changed)) for scale, changed in changes.items()}
         print(json_text({"case": case.name, "vendor": vendor, **content}))
         return
     for scale, changed in changes.items():
@@ -341,7 +348,7 @@ def _print_changes(
         print("\n".join(wrapped(line, 8) for line in lines))
 
 
-def _changes_as_json(row: RowChanges) -> dict[str, Any]:
+def _change_content(row: RowChanges) -> dict[str, Any]:
     changes = [{"field": c.field, "from": c.before, "to": c.after} for c in row.changes]
     return {"row": row.number, **row.row.conditions, "changes": changes, "why": row.row.why}
 
@@ -350,16 +357,18 @@ def _change_lines(row: RowChanges) -> Iterator[str]:
     where = ", ".join(f"{name} {value}" for name, value in row.row.conditions.items()) or "anywhere"
     yield f"  row {row.number}: {where}"
     for change in row.changes:
-        yield padded((f"    {change.field}", f"{_text_of(change.before)} -> {_text_of(change.after)}"), (20,), " ")
+        yield padded(
+            (f"    {change.field}", f"{_value_text(change.before)} -> {_value_text(change.after)}"), (20,), " "
+        )
     if not row.changes:
         yield "    no change: the case has these values"
     yield f"    why: {row.row.why}"
 
 
-def _text_of(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(f"{name}={text}" for name, text in value.items()) or "none"
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-COMMANDS = {"show": Command(_HELP, arguments, execute)}
+COMMANDS = {"show": Command(SHOW, _add_show_options, _show)}

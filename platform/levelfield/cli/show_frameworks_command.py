@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_json_option, registry_of
-from levelfield.cli.show_command import framework_lines, frameworks
+from levelfield.cli.show_command import framework_lines, framework_rows
 from levelfield.report.sheets import padded
 from levelfield.report.words import wrapped
 from levelfield.specs.readable_json import json_text
@@ -32,7 +32,7 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.catalog.support import support_rows
 
     registry = registry_of(options)
-    entries, support = frameworks(registry), list(support_rows(registry))
+    entries, support = framework_rows(registry), list(support_rows(registry))
     if options.json:
         rows_by_framework = {
             name: [asdict(row) for row in support if row.framework == name] for name in registry.labels()

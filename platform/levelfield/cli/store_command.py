@@ -110,13 +110,13 @@ example:
 
 FORMATS = ("jsonl", "csv")
 _MOST_DAYS = 36_500  # a hundred years
-_LISTED = 20  # messages about what could not be added
+_MOST_LISTED = 20  # messages about what could not be imported
 # Why a record is `reported`: anybody can edit a line of an export, or a result.json, and no seal would show it.
-_OF_AN_EXPORT = "it came from an export, without its raw files; import the run or its bundle"
-_OF_A_RESULT = "result.json was taken as it is (--trust-results); import the run without it"
+_EXPORT_REASON = "it came from an export, without its raw files; import the run or its bundle"
+_TRUSTED_RESULT_REASON = "result.json was taken as it is (--trust-results); import the run without it"
 
 
-def _import_options(parser: argparse.ArgumentParser) -> None:
+def _add_import_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", metavar="RUN|DIR|FILE", help="a run, a folder of runs, a bundle, an export")
     parser.add_argument(
         "--trust-results", action="store_true", help="take result.json as it is; default: compute it from the raw files"
@@ -125,7 +125,7 @@ def _import_options(parser: argparse.ArgumentParser) -> None:
     add_store_option(parser)
 
 
-def _export_options(parser: argparse.ArgumentParser) -> None:
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="jsonl", metavar="NAME", help="see above (default: jsonl)")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--since", metavar="DATE", help="only runs from this day on, such as 2026-11-01")
@@ -134,7 +134,7 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     add_store_option(parser)
 
 
-def _prune_options(parser: argparse.ArgumentParser) -> None:
+def _add_prune_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-days", type=int, metavar="N", help="remove runs that began more than N days ago")
     parser.add_argument("--case", metavar="NAME", help="only runs of this case")
     parser.add_argument("--run", metavar="ID", help="only this run, with all contents that were imported for it")
@@ -143,47 +143,47 @@ def _prune_options(parser: argparse.ArgumentParser) -> None:
     add_store_option(parser)
 
 
-def _json_and_store(parser: argparse.ArgumentParser) -> None:
+def _add_json_and_store_options(parser: argparse.ArgumentParser) -> None:
     add_json_option(parser)
     add_store_option(parser)
 
 
 def _import(options: argparse.Namespace) -> int:
-    """Add everything that can be. Raises UsageError with what could not, after the rest."""
+    """Import everything that can be imported. Raises UsageError with what could not, after the rest."""
     from levelfield.store.statements import add_statements
 
     source = _ImportSource(runs_folder(options), options.trust_results, Terminal(quiet=options.json))
     with open_store(options.store) as store:
         added = store.add(source.records(options.run))
         add_statements(store, source.statements)
-    events, not_sealed, problems = len(source.statements), source.not_sealed, source.problems
+    statement_count, not_sealed, problems = len(source.statements), source.not_sealed, source.problems
     if options.json:
         counts = {
             "new": added.new,
             "known": added.existing,
             "conflicts": list(added.conflicts),
-            "statements": events,
+            "statements": statement_count,
         }
         print(json_text({**counts, "not_sealed": not_sealed, "problems": problems}))
     else:
-        beside = f", {events:,} event(s), expectation(s) or finding(s)" if events else ""
-        print(f"{added.new:,} new, {added.existing:,} known already{beside}")
-        for reason, count in Counter(not_sealed.values()).most_common(_LISTED):
+        statements = f", {statement_count:,} event(s), expectation(s) or finding(s)" if statement_count else ""
+        print(f"{added.new:,} new, {added.existing:,} known already{statements}")
+        for reason, count in Counter(not_sealed.values()).most_common(_MOST_LISTED):
             first = next(run_id for run_id, other in not_sealed.items() if other == reason)
             runs = first if count == 1 else f"{count:,} runs, such as {first}"
             print(wrapped(f"in no comparison: {runs}: {reason}", 2))
-    conflict = (
+    conflict_message = (
         "run {0}: the store has other content for this id; both are kept aside and are in no history. Find out which "
         "is right, then `store prune --run {0}` and import that one"
     )
-    if problems := [*problems, *map(conflict.format, added.conflicts)]:
-        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
-        raise UsageError("\n".join([*problems[:_LISTED], *more]))
+    if problems := [*problems, *map(conflict_message.format, added.conflicts)]:
+        more = [f"and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
+        raise UsageError("\n".join([*problems[:_MOST_LISTED], *more]))
     return 0
 
 
 class _ImportSource:
-    """The records of paths and names, and what lay beside them."""
+    """Reads records by paths and names, and collects the statements and problems that came with them."""
 
     def __init__(self, runs: Path, trusts_results: bool, terminal: Terminal) -> None:
         self._runs, self._trusts_results, self._terminal = runs, trusts_results, terminal
@@ -199,44 +199,50 @@ class _ImportSource:
         return Registry()
 
     def records(self, names: Sequence[str]) -> Iterator[RunRecord]:
-        """Yield every record that can be made. The error of any other is added to `problems`."""
+        """Yield every record that can be made. The errors of the others are added to `problems`."""
         for path in map(Path, names):
-            read = self._runs_at if not path.is_file() else self._bundled if is_zipfile(path) else self._exported
-            with self._problem_added():
-                for record in read(path):
+            read_records = (
+                self._run_records
+                if not path.is_file()
+                else self._bundle_records
+                if is_zipfile(path)
+                else self._export_records
+            )
+            with self._errors_as_problems():
+                for record in read_records(path):
                     if record.evidence != "sealed":
                         reason = f": {record.evidence_reason}" if record.evidence_reason else ""
                         self.not_sealed[record.run_id] = f"{record.evidence}{reason}"
                     yield record
 
     @contextmanager
-    def _problem_added(self) -> Iterator[None]:
+    def _errors_as_problems(self) -> Iterator[None]:
         try:
             yield
         except LevelfieldError as error:
             self.problems.append(str(error))
 
-    def _exported(self, path: Path) -> Iterator[RunRecord]:
+    def _export_records(self, path: Path) -> Iterator[RunRecord]:
         from levelfield.specs.record import RunRecord
         from levelfield.store.record_lines import read_lines
 
         with suppress(OSError):  # read_lines names it
-            begin = read_regular(path, 2)
-            if begin == b"PK":
+            first_bytes = read_regular(path, 2)
+            if first_bytes == b"PK":
                 raise UsageError(
                     f"{path}: found the beginning of a zip without its end, expected a whole bundle; copy it again"
                 )
-            if begin[:1] not in (b"{", b""):
+            if first_bytes[:1] not in (b"{", b""):
                 do = "`evidence read` reads the logs of other tools"
                 raise UsageError(f"{path}: found no line of an export; {do}")
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                 if isinstance(document, RunRecord):
-                    yield document.reported(_OF_AN_EXPORT)
+                    yield document.reported(_EXPORT_REASON)
                 else:
                     self.statements.append(document)
 
-    def _bundled(self, path: Path) -> Iterator[RunRecord]:
+    def _bundle_records(self, path: Path) -> Iterator[RunRecord]:
         from levelfield.studies.compared_runs import bundle_records
 
         for run in bundle_records(path, self._registry):
@@ -245,7 +251,7 @@ class _ImportSource:
             else:
                 yield run
 
-    def _runs_at(self, path: Path) -> Iterator[RunRecord]:
+    def _run_records(self, path: Path) -> Iterator[RunRecord]:
         """Yield the run of a name, or all runs of a folder. Raises UsageError for a folder without runs."""
         if not path.is_dir() or (path / "plan.json").is_file():
             folders = [find_run(self._runs, str(path)).root]
@@ -255,7 +261,7 @@ class _ImportSource:
             raise UsageError(f"{path}: found no run there, expected folders with a plan.json")
         with self._terminal.bytes_progress(f"importing {len(folders)} run(s)") as progress:
             for number, folder in enumerate(folders, 1):
-                with self._problem_added():
+                with self._errors_as_problems():
                     yield self._record(RunPaths(folder))
                 progress(number, len(folders))
 
@@ -275,12 +281,12 @@ class _ImportSource:
                 "nightly stores its pairs itself"
             )
         if self._trusts_results and paths.result.exists():
-            record = record_of(paths).reported(_OF_A_RESULT)
+            record = record_of(paths).reported(_TRUSTED_RESULT_REASON)
         else:
             record = recomputed_record(paths, self._registry, step_parts_or_none(paths))
         if folder not in self._nights:  # the states of nightlies lie beside the runs
             self._nights[folder] = {}
-            with self._problem_added():
+            with self._errors_as_problems():
                 self._nights[folder] = nights_of_runs(folder)
         if night := self._nights[folder].get(record.run_id):
             record = record.model_copy(update={"purpose": purpose_of(night), "night": night})
@@ -290,17 +296,17 @@ class _ImportSource:
 def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
     with open_store(options.store, read_only=True) as store:
-        is_whole = options.format == "jsonl" or options.pairs
-        records = store.records(store.run_ids(options.case, options.since, is_trend_only=not is_whole))
+        includes_pairs = options.format == "jsonl" or options.pairs
+        records = store.records(store.run_ids(options.case, options.since, is_trend_only=not includes_pairs))
         if options.output is None:
-            _write(options.format, sys.stdout, records, store)
+            _write_records(options.format, sys.stdout, records, store)
         else:
             with usage_error_if_unwritable(options.output), replacing(options.output, through_link=True) as file:
-                _write(options.format, file, records, store)
+                _write_records(options.format, file, records, store)
     return 0
 
 
-def _write(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
+def _write_records(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
     from levelfield.store.record_lines import line_of, table_row
     from levelfield.store.statements import statements_of
 
@@ -348,18 +354,18 @@ def _check(options: argparse.Namespace) -> int:
             with terminal.bytes_progress("checking") as progress:
                 problems = faults(store, progress)
             rows = row_counts(store)
-            where = store.address.text
+            address = store.address.text
     except DamagedStore as error:
         raise GateFailed(str(error)) from None
     if options.json:
-        print(json_text({"store": where, "rows": rows, "faults": problems}))
+        print(json_text({"store": address, "rows": rows, "faults": problems}))
     else:
         print(wrapped(", ".join(f"{count:,} {name}" for name, count in rows.items()), 2))
         print("\n".join(wrapped(fault, 2) for fault in problems) or "every row is what its digest says")
     return GateFailed.exit_code if problems else 0
 
 
-def _file_and_store(parser: argparse.ArgumentParser) -> None:
+def _add_backup_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the file of the backup")
     add_store_option(parser)
 
@@ -389,7 +395,7 @@ def _info(options: argparse.Namespace) -> int:
     from levelfield.store.upkeep import row_counts, size_bytes
 
     with open_store(options.store, read_only=is_missing(options.store)) as store:
-        rows, size, where, nights, series = (
+        rows, size, address, nights, series = (
             row_counts(store), size_bytes(store), store.address.text, len(store.nights()), store.series()
         )  # fmt: skip
     first, last = (
@@ -397,10 +403,10 @@ def _info(options: argparse.Namespace) -> int:
         max((entry.last for entry in series), default=None),
     )
     if options.json:
-        facts = {"store": where, "schema": VERSION, "bytes": size, "rows": rows, "first": first, "last": last}
+        facts = {"store": address, "schema": VERSION, "bytes": size, "rows": rows, "first": first, "last": last}
         print(json_text({**facts, "nights": nights}))
         return 0
-    print(f"store    {where}")
+    print(f"store    {address}")
     print(f"schema   {VERSION}, {size / 2**20:,.1f} MiB")
     print(labelled("rows", ", ".join(f"{count:,} {name}" for name, count in rows.items()), 9))
     print(f"runs     from {first or '-'} to {last or '-'}, {nights} night(s)")
@@ -409,11 +415,11 @@ def _info(options: argparse.Namespace) -> int:
 
 COMMANDS = {
     "store": Command(STORE),
-    "store import": Command(IMPORT, _import_options, _import),
-    "store export": Command(EXPORT, _export_options, _export),
-    "store prune": Command(PRUNE, _prune_options, _prune),
-    "store check": Command(CHECK, _json_and_store, _check),
-    "store backup": Command(BACKUP, _file_and_store, _backup),
-    "store restore": Command(RESTORE, _file_and_store, _restore),
-    "store info": Command(INFO, _json_and_store, _info),
+    "store import": Command(IMPORT, _add_import_options, _import),
+    "store export": Command(EXPORT, _add_export_options, _export),
+    "store prune": Command(PRUNE, _add_prune_options, _prune),
+    "store check": Command(CHECK, _add_json_and_store_options, _check),
+    "store backup": Command(BACKUP, _add_backup_options, _backup),
+    "store restore": Command(RESTORE, _add_backup_options, _restore),
+    "store info": Command(INFO, _add_json_and_store_options, _info),
 }

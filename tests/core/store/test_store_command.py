@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.cli.main import main
-from levelfield.cli.store_command import _OF_AN_EXPORT
+from levelfield.cli.store_command import _EXPORT_REASON
 from levelfield.cli.store_options import run_recorder
 from levelfield.nights.nightly import NightEntry, NightState, state_path, write_state
 from levelfield.run.runner import finish
@@ -191,7 +191,7 @@ def test_an_export_is_a_whole_copy(command: Command, run: RunPaths, tmp_path: Pa
         opened.expect("2026-01-02", "nightly", {"a": None, "b": "sha256:b"})
         opened.add_finding("2026-01-02", {"word": "no change", "change": 0.01})
         before = contents(opened)
-        before = ([record.reported(_OF_AN_EXPORT) for record in before[0]], *before[1:])
+        before = ([record.reported(_EXPORT_REASON) for record in before[0]], *before[1:])
     file, second = tmp_path / "all.jsonl", tmp_path / "second.sqlite"
     assert command("store", "export", "--output", file)[0] == 0
     output = command("store", "import", file, "--store", second)[1]
