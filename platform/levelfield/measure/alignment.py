@@ -284,8 +284,8 @@ def weight_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Pla
 
 def norm_difference(value: float, norms: Mapping[str, float], name: str) -> float:
     """Return |value - expected| / max(expected, NORM_FLOOR x the whole gradient's norm)."""
-    whole = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
-    difference = abs(value - norms[name]) / max(norms[name], NORM_FLOOR * whole, 1e-300)
+    whole_norm = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
+    difference = abs(value - norms[name]) / max(norms[name], NORM_FLOOR * whole_norm, 1e-300)
     return difference if math.isfinite(difference) else math.inf
 
 
@@ -416,11 +416,13 @@ def routing_layer(
 
 def spike_layer(run: TrainingCurve, reference: TrainingCurve) -> Layer:
     """Find steps whose loss jumps away from its neighbours, where the reference has no jump (measure/curves.py)."""
-    jumps, least = spike_steps(run.losses, reference.losses), spike_threshold(reference.losses)
+    jumps, threshold = spike_steps(run.losses, reference.losses), spike_threshold(reference.losses)
     if not jumps:
-        return Layer("spikes", True, None, least, "none")
+        return Layer("spikes", True, None, threshold, "none")
     step = min(jumps)
-    return Layer("spikes", False, jumps[step], least, f"step {step} jumps by {jumps[step]:.1%}, limit {least:.1%}")
+    return Layer(
+        "spikes", False, jumps[step], threshold, f"step {step} jumps by {jumps[step]:.1%}, limit {threshold:.1%}"
+    )
 
 
 def first_step_beyond(losses: Mapping[int, float], reference: Mapping[int, float], limit: Limit | None) -> int | None:

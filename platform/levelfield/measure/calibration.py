@@ -121,17 +121,19 @@ def tolerance_limits(noise: Sequence[Noise], source: str, precision: str = "fp32
     """
     if not noise:
         return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
-    rows, least = merge_noise(noise), LEAST_LIMITS[precision]._asdict()
-    rows_by_layer: dict[str, list[tuple[str, PlaceValues]]] = {name: [] for name in least}
+    rows, least_limits = merge_noise(noise), LEAST_LIMITS[precision]._asdict()
+    rows_by_layer: dict[str, list[tuple[str, PlaceValues]]] = {name: [] for name in least_limits}
     for row in rows:
-        for name in least:
+        for name in least_limits:
             values: PlaceValues | float | None = getattr(row, name)
             if values is not None:
                 rows_by_layer[name].append((row.kind, {None: values} if isinstance(values, (int, float)) else values))
     # norms and the window count only where they have rows, so that the limits of older references stay as they were
     layers = [layer_rows for name, layer_rows in rows_by_layer.items() if layer_rows or name not in ("norms", "window")]
     quantile = normal_quantile(sum(len(_named_places(part for _, part in layer_rows)) for layer_rows in layers))
-    limits = {name: _layer_limits(layer_rows, quantile, least[name]) for name, layer_rows in rows_by_layer.items()}
+    limits = {
+        name: _layer_limits(layer_rows, quantile, least_limits[name]) for name, layer_rows in rows_by_layer.items()
+    }
     return AlignmentLimits(
         limits["first_step"],
         limits["gradient"],

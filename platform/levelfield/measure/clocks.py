@@ -56,10 +56,10 @@ def platform_clock_reasons(
         ends = {r.step: r.end_ns for r in steps}
         if rank in sightings and {window.first_step - 1, window.last_step} <= ends.keys():
             rank_seconds = (ends[window.last_step] - ends[window.first_step - 1]) / NANOSECONDS
-            least, most = sightings[rank].seconds
+            shortest, longest = sightings[rank].seconds
             low, high = rank_seconds * (1 - TOLERANCE), rank_seconds * (1 + TOLERANCE)
-            if not (least - SLACK_SECONDS <= high and low <= most + SLACK_SECONDS):
-                lasted = f"{max(0.0, least):.2f} to {most:.2f} s"
+            if not (shortest - SLACK_SECONDS <= high and low <= longest + SLACK_SECONDS):
+                lasted = f"{max(0.0, shortest):.2f} to {longest:.2f} s"
                 reasons.append(
                     f"rank {rank} counted {rank_seconds:.2f} s for the window; on the platform's clock it lasted "
                     f"{lasted} (tolerance {TOLERANCE:.0%})"

@@ -245,8 +245,8 @@ def first_curve_of_each_run(curves: Sequence[LoggedCurve]) -> list[int]:
 
 def spike_steps(losses: Curve, reference: Curve) -> dict[int, float]:
     """Return the jump of each step that is a spike, where the reference has no jump of half that size."""
-    ours, theirs, least = loss_jumps(losses), loss_jumps(reference), spike_threshold(reference)
-    return {s: jump for s, jump in ours.items() if jump > least and not theirs.get(s, 0.0) > jump / 2}
+    ours, theirs, threshold = loss_jumps(losses), loss_jumps(reference), spike_threshold(reference)
+    return {s: jump for s, jump in ours.items() if jump > threshold and not theirs.get(s, 0.0) > jump / 2}
 
 
 def spike_threshold(reference: Curve) -> float:

@@ -120,8 +120,8 @@ def _largest_peak(values: Mapping[str, int | None], holder: str, source: str) ->
     unknown = [name for name in values if name not in peaks]
     if unknown or not peaks:
         return MemoryPeak(reason=f"{source} gave no figure for {holder} {unknown[0]}" if unknown else f"no {holder}")
-    if wrong := [name for name, value in peaks.items() if value <= 0]:
-        return MemoryPeak(reason=f"{source} gave {peaks[wrong[0]]} bytes for {holder} {wrong[0]}")
+    if not_positive := [name for name, value in peaks.items() if value <= 0]:
+        return MemoryPeak(reason=f"{source} gave {peaks[not_positive[0]]} bytes for {holder} {not_positive[0]}")
     name = max(peaks, key=lambda name: peaks[name])
     return MemoryPeak(peaks[name], name)
 

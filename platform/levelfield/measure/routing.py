@@ -150,9 +150,9 @@ class RoutingDifference(NamedTuple):
     @property
     def sentence(self) -> str:
         """The difference in words, such as `3 of 40,960 choices differ, first at step 17 layer 2`."""
-        whole = self.choices * len(self.changed)
+        total = self.choices * len(self.changed)
         where = f", first at step {self.first} layer {self.layer}" if self.first is not None else ""
-        return f"{sum(self.changed.values()):,} of {whole:,} choices differ{where}"
+        return f"{sum(self.changed.values()):,} of {total:,} choices differ{where}"
 
 
 def routing_difference(run: Routing, reference: Routing) -> RoutingDifference:
@@ -212,16 +212,16 @@ def judge_own_choices(choices: Mapping[int, OwnChoices], limits: ChoiceLimits | 
     changed_step = max(
         choices, key=lambda step: choices[step].changed / most_changed_choices(limits, choices[step].choices)
     )
-    margin, number, most = (
+    margin, number, most_allowed = (
         choices[margin_step].margin,
         choices[changed_step].changed,
         most_changed_choices(limits, choices[changed_step].choices),
     )
     place = f"step {margin_step} layer {choices[margin_step].layer}"
     text += f", the widest margin {margin:.1e} at {place}, limit {limits.margin:.0e}"
-    if number > most:
-        text += f"; most at step {changed_step}: {number:,}, limit {most:,.0f}"
-    return ChoiceFinding(margin <= limits.margin and number <= most, margin, limits.margin, text)
+    if number > most_allowed:
+        text += f"; most at step {changed_step}: {number:,}, limit {most_allowed:,.0f}"
+    return ChoiceFinding(margin <= limits.margin and number <= most_allowed, margin, limits.margin, text)
 
 
 def choice_reasons(
