@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("models/torch", "platform", "benchmarks/loops")
 sys.path[:0] = [str(ROOT / folder) for folder in FOLDERS]
 
-from levelfield.report.sheets import padded  # noqa: E402
+from levelfield.report.sheets import pad_row  # noqa: E402
 from torch_trainers import pretended, product_rate  # noqa: E402
 
 Row = dict[str, Any]
@@ -74,8 +74,8 @@ def text(row: Row) -> str:
     errors = ", ".join(f"{word} off by {row[key]:.1e}" for key, word in words.items() if key in row)
     rate = f"{row['rate'] / 1e12:.2f} T{row['unit']}/s" if row.get("rate") else ""
     if "left_out" in row:
-        return padded((row["name"], "left out:", row["left_out"]), WIDTHS)
-    return padded((row["name"], f"{row['ms']:.3f} ms" if row["ms"] else "", rate + errors), WIDTHS)
+        return pad_row((row["name"], "left out:", row["left_out"]), WIDTHS)
+    return pad_row((row["name"], f"{row['ms']:.3f} ms" if row["ms"] else "", rate + errors), WIDTHS)
 
 
 # -- measuring

@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOOPS = ROOT / "benchmarks" / "loops"
 sys.path[:0] = [str(LOOPS), str(ROOT / "platform")]
 
-from levelfield.report.sheets import padded  # noqa: E402
+from levelfield.report.sheets import pad_row  # noqa: E402
 from torch_trainers import TRAINERS, model_of, pretended, why_not  # noqa: E402
 
 FIELDS = ("family", "hidden", "layers", "vocabulary", "sequence", "batch", "dtype", "compile", "graph")
@@ -300,14 +300,16 @@ WIDTHS = (14, -10, -10, -9, -10, -7)
 
 def lines_of(row: dict[str, Any]) -> list[str]:
     peak = "" if row["of_peak"] is None else f", ours at {row['of_peak']:.0%} of the peak of plain products"
-    lines = [f"{row['shape']}{peak}", "  " + padded(("", "step", "host", "launches", "memory", "ratio"), WIDTHS)]
+    lines = [f"{row['shape']}{peak}", "  " + pad_row(("", "step", "host", "launches", "memory", "ratio"), WIDTHS)]
     for who, facts in row["trainers"].items():
         best = "best" if row["best"] and row["best"]["peer"] == who else ""
         ratio = f"{row['ratios'][who]:.2f}" if who in row["ratios"] else ""
         count = "-" if facts["launches"] is None else str(facts["launches"])
         times = (f"{facts['ms']:.1f} ms", f"{facts['host_ms']:.1f} ms")
-        lines.append("  " + padded((who, *times, count, f"{facts['peak_bytes'] / 2**30:.2f} GiB", ratio, best), WIDTHS))
-    lines += [f"  {padded((who, f'left out: {reason}'), WIDTHS[:1])}" for who, reason in row["left_out"].items()]
+        lines.append(
+            "  " + pad_row((who, *times, count, f"{facts['peak_bytes'] / 2**30:.2f} GiB", ratio, best), WIDTHS)
+        )
+    lines += [f"  {pad_row((who, f'left out: {reason}'), WIDTHS[:1])}" for who, reason in row["left_out"].items()]
     return [*lines, f"  failed: {row['failed']}"] if "failed" in row else lines
 
 

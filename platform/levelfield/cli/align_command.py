@@ -14,7 +14,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import RUN_HELP, add_chips_option, add_json_option, registry_of, runs_folder
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.result_words import reason_without_limits
-from levelfield.report.sheets import labelled, padded
+from levelfield.report.sheets import labelled_line, pad_row
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import find_finished_run
 from levelfield.specs.readable_json import json_text
@@ -117,14 +117,14 @@ def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, o
 def verdict_lines(verdict: Alignment) -> list[str]:
     """Return the verdict, each layer with value and limit, and FlagPerf's figure, in lines of at most 80 columns."""
     marks = {True: "holds", False: "FAILS", None: "open"}
-    rows = [(layer.name, padded((marks[layer.passed], layer.detail), (6,), " ")) for layer in verdict.layers]
+    rows = [(layer.name, pad_row((marks[layer.passed], layer.detail), (6,), " ")) for layer in verdict.layers]
     rows += [("against", verdict.reference)] if verdict.reference else []
     rows += [("limits", verdict.limits)] if verdict.limits else []
     if verdict.flagperf_mean_error is not None:
         figure = f"{verdict.flagperf_mean_error:.2e} (its rule: 2 %)"
         rows.append(("FlagPerf", f"mean relative difference from step 21: {figure}"))
     first_line = wrapped(f"{verdict.verdict}: {reason_without_limits(verdict)}", LABEL_WIDTH)
-    return [first_line, *(labelled(*row, LABEL_WIDTH) for row in rows)]
+    return [first_line, *(labelled_line(*row, LABEL_WIDTH) for row in rows)]
 
 
 def _add_curves_options(parser: argparse.ArgumentParser) -> None:
@@ -227,7 +227,7 @@ def _curve_lines(
         rows.append(("spread", f"{comparison.spread:.2%} between the runs of a side (standard deviation)"))
     return [
         wrapped(f"{comparison.word}: {comparison.reason}", _CURVE_LABEL_WIDTH),
-        *(labelled(*row, _CURVE_LABEL_WIDTH) for row in rows),
+        *(labelled_line(*row, _CURVE_LABEL_WIDTH) for row in rows),
     ]
 
 

@@ -12,7 +12,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.layout_search import is_tight
-from levelfield.report.sheets import Sheet, as_text
+from levelfield.report.sheets import Sheet, format_text
 from levelfield.report.words import GIB, NONE, parameters_in_words
 from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_ERRORS, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
@@ -44,7 +44,7 @@ def print_chip_plans(
     if is_json:
         print(json_text(_plans_json(request, plans, refusals, base)))
     else:
-        print(as_text(_sheets(request, plans, refusals, base)), end="")
+        print(format_text(_sheets(request, plans, refusals, base)), end="")
 
 
 def _plans_json(

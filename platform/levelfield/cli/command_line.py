@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 import levelfield
 import levelfield.cli
 from levelfield.errors import UsageError
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import labelled_line
 
 CommandWords = tuple[str, ...]  # ("nightly", "gate")
 PROGRAM = "run_benchmarks.py"
@@ -171,7 +171,7 @@ def _command_list(commands: Sequence[DeclaredCommand]) -> str:
     names = [" ".join(command.words) for command in commands]
     width = max(map(len, names)) + 4
     rows = zip(names, commands, strict=True)
-    lines = [labelled(f"  {name}", command.summary, width) for name, command in rows]
+    lines = [labelled_line(f"  {name}", command.summary, width) for name, command in rows]
     return "\n".join(["commands (each has --help):", *lines])
 
 
@@ -238,6 +238,6 @@ def overview(commands: DeclaredCommands) -> str:
     listed = sorted((command for command in commands.values() if command.help_group), key=lambda command: command.words)
     lines = [_OVERVIEW_HEAD]
     for group in dict.fromkeys([*HELP_GROUPS, *(str(command.help_group) for command in listed)]):
-        rows = [labelled(f"  {' '.join(row.words)}", row.summary, 18) for row in listed if row.help_group == group]
+        rows = [labelled_line(f"  {' '.join(row.words)}", row.summary, 18) for row in listed if row.help_group == group]
         lines += [f"{group}:", *rows] if rows else []
     return "\n".join([*lines, "", _OVERVIEW_TAIL])

@@ -17,7 +17,7 @@ from levelfield.cli.options import (
 )
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
-from levelfield.report.sheets import labelled, padded
+from levelfield.report.sheets import labelled_line, pad_row
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import find_finished_run
 from levelfield.specs.free_fields import CODE_FIELDS, RECOMPUTE_LAYERS
@@ -148,7 +148,7 @@ def _lines(
         first_index = next(number for number, tensor in enumerate(difference.tensors) if tensor.differs)
         result = f"{difference.tensors[first_index].name} is the first tensor that differs"
         rows += [("result", f"step {difference.step}: {result}"), ("so", _likely_causes(difference, first_index))]
-    yield from (labelled(*row, 11) for row in rows)
+    yield from (labelled_line(*row, 11) for row in rows)
     if difference is None or difference.inputs:
         return
     yield ""
@@ -160,7 +160,7 @@ def _lines(
     width = max(len(tensor.name) for tensor in nearby_tensors)
     for tensor in nearby_tensors:
         limit = f" {tensor.value:.1e} (limit {tensor.limit:.1e}) {tensor.detail}"
-        yield wrapped(padded(("DIFFERS" if tensor.differs else "agrees", tensor.name, limit), (7, width), " "), 11)
+        yield wrapped(pad_row(("DIFFERS" if tensor.differs else "agrees", tensor.name, limit), (7, width), " "), 11)
     if later_tensors:
         yield f"... {sum(tensor.differs for tensor in later_tensors)} of {len(later_tensors)} later tensors differ"
 

@@ -22,7 +22,7 @@ from levelfield.predict.layout_search import predict
 from levelfield.predict.machines import with_assumed_rates
 from levelfield.preflight.preflight_run import preflight_plan
 from levelfield.report import tables
-from levelfield.report.sheets import LabelledText, labelled, padded
+from levelfield.report.sheets import LabelledText, labelled_line, pad_row
 from levelfield.report.words import age_in_words, gib, parameters_in_words, wrapped
 from levelfield.run.launchers import runtime_and_launcher
 from levelfield.run.runtimes.environments import is_ready
@@ -48,7 +48,7 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
         print(json_text(contents))
     else:
         single_runs = [_plan_text(plan, runs) for plan in plans if plan.entry is None]
-        suites = ["\n".join(tables.plan_lines(suite)) for suite in tables.grouped_by_suite(plans)]
+        suites = ["\n".join(tables.plan_lines(suite)) for suite in tables.group_by_suite(plans)]
         print("\n\n".join([*single_runs, *suites]))
     return 0
 
@@ -56,7 +56,9 @@ def show(plans: Sequence[Plan], runs: Path, as_json: bool) -> int:
 def _plan_text(plan: Plan, runs: Path) -> str:
     """Return the plan in lines that fit the terminal. What a launcher sends is shown as it is, without new breaks."""
     request, paths = _launch_request(plan, runs)
-    return "\n".join([*(labelled(*row, 13) for row in _plan_rows(plan, request, paths)), *_submission_lines(request)])
+    return "\n".join(
+        [*(labelled_line(*row, 13) for row in _plan_rows(plan, request, paths)), *_submission_lines(request)]
+    )
 
 
 def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
@@ -223,7 +225,7 @@ def _prediction_rows(plan: Plan) -> Iterator[LabelledText]:
         chunks = f" chunks {row.virtual_pipeline}" if row.virtual_pipeline > 1 else ""
         rate = "no rate"
         if row.tokens_per_second is not None:
-            rate = padded((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
+            rate = pad_row((f"{row.tokens_per_second:,.0f}", "tokens/s/device"), (-7,), " ")
         figures = f"{rate}, {gib(row.memory_bytes)}: {row.layout} micro {row.micro_batch} {row.recomputation}{chunks}"
         yield f"next best {number}" if number else "predicted", figures
 

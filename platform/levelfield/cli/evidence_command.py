@@ -18,7 +18,7 @@ from levelfield.cli.options import RUN_HELP, add_json_option, registry_of, runs_
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.node.regular_files import read_regular
-from levelfield.report.sheets import LabelledText, labelled
+from levelfield.report.sheets import LabelledText, labelled_line
 from levelfield.rundir.directory import write_new_file
 from levelfield.specs.readable_json import json_text
 
@@ -98,11 +98,11 @@ def _collect(options: argparse.Namespace) -> int:
 
 def _write_result(paths: RunPaths) -> None:
     """Write result and report. Raises GateFailed for a tampered run, whose result then says so."""
-    from levelfield.report.result_words import status
+    from levelfield.report.result_words import status_in_words
     from levelfield.run.runner import finish
 
     result = finish(paths)
-    print(f"{result.run_id}: {status(result)}")
+    print(f"{result.run_id}: {status_in_words(result)}")
     if result.seal and result.seal.word == "tampered":
         raise GateFailed(f"{result.run_id} is tampered: {result.seal.reason}")
 
@@ -155,7 +155,7 @@ def _bundle(options: argparse.Namespace) -> int:
             )
     with usage_error_if_unwritable(path):
         write_new_file(path, content)
-    print("\n".join(labelled(*row, 11) for row in _packed_rows(bundle, path, len(content), key)))
+    print("\n".join(labelled_line(*row, 11) for row in _packed_rows(bundle, path, len(content), key)))
     return 0
 
 
@@ -218,7 +218,7 @@ def _verify(options: argparse.Namespace) -> int:
         }
         print(json_text(content))
     else:
-        print("\n".join(labelled(*row, 9) for row in _verification_rows(options.bundle, bundle, signer, runs)))
+        print("\n".join(labelled_line(*row, 9) for row in _verification_rows(options.bundle, bundle, signer, runs)))
     return 0 if all(run.word == "follows" for run in runs) else GateFailed.exit_code
 
 

@@ -30,7 +30,7 @@ from levelfield.cli.site_options import add_container_options, base_image
 from levelfield.cli.store_options import add_store_option, last_night_findings, open_store, results_for_pages
 from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import labelled_line
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.readable_json import json_text
@@ -405,10 +405,10 @@ def _bisect(options: argparse.Namespace) -> int:
         return 0
     print(f"first bad  {short_commits[search.bad]}\nlast good  {short_commits[search.good]}")
     if undecided:
-        print(labelled("undecided", ", ".join(undecided), 11))
+        print(labelled_line("undecided", ", ".join(undecided), 11))
     print(f"tried      {len(search.trials)} of {len(short_commits)} builds")
     (first_bad_commit,), _ = commit_log(commits[search.good], commits[search.bad], 1)
-    print(labelled("it says", f"{first_bad_commit.subject} ({first_bad_commit.author})", 11))
+    print(labelled_line("it says", f"{first_bad_commit.subject} ({first_bad_commit.author})", 11))
     return 0
 
 

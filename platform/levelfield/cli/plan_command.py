@@ -26,8 +26,8 @@ from levelfield.cli.options import (
 from levelfield.cli.store_options import add_prices_option, add_recording_options, load_prices, run_recorder
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import UsageError
-from levelfield.report.result_words import status
-from levelfield.report.sheets import padded
+from levelfield.report.result_words import status_in_words
+from levelfield.report.sheets import pad_row
 from levelfield.report.words import GIB, NONE, wrapped
 from levelfield.specs.readable_json import json_text
 
@@ -289,9 +289,9 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _sweep_lines(predicted_runs: Sequence[PredictedRun]) -> Iterator[str]:
-    yield padded(("", "tokens/s/device", "GiB"), (37, -21, -14), gap="")
+    yield pad_row(("", "tokens/s/device", "GiB"), (37, -21, -14), gap="")
     widths = (21, -5, 8, -10, -9, -5, -6, -6)
-    yield padded(("layout", "micro", "again", "predicted", "measured", "off", "pred.", "meas."), widths, " ")
+    yield pad_row(("layout", "micro", "again", "predicted", "measured", "off", "pred.", "meas."), widths, " ")
     for run in predicted_runs:
         row, rate, difference, memory = run.row, run.measured_rate, run.rate_difference, run.measured_memory
         measured = (
@@ -301,10 +301,10 @@ def _sweep_lines(predicted_runs: Sequence[PredictedRun]) -> Iterator[str]:
             f"{memory / GIB:.2f}" if memory else NONE,
         )
         predicted = (row.layout, row.tuning.micro_batch, row.tuning.recomputation, f"{row.tokens_per_second:,.0f}")
-        yield padded((*predicted, *measured), widths, " ")
+        yield pad_row((*predicted, *measured), widths, " ")
     for run in predicted_runs:
-        if run.result and status(run.result) != "valid":
-            texts = (str(run.row.layout), status(run.result), run.result.status.evidence)
+        if run.result and status_in_words(run.result) != "valid":
+            texts = (str(run.row.layout), status_in_words(run.result), run.result.status.evidence)
             yield wrapped(": ".join(filter(None, texts)), 4)
 
 

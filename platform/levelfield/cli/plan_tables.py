@@ -12,7 +12,7 @@ from levelfield.predict.explanation import Term, memory_terms, time_terms
 from levelfield.predict.layout_rules import divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_tight
 from levelfield.predict.machines import ASSUMED_SOURCE
-from levelfield.report.sheets import LabelledText, labelled, padded
+from levelfield.report.sheets import LabelledText, labelled_line, pad_row
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
 from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
@@ -50,7 +50,7 @@ def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
     yield from _not_offered_lines(plan)
     if ranking.rows:
         yield f"{len(ranking.rows):,} of {ranking.considered:,} layouts fit; --explain ROW shows the arithmetic"
-        yield from (labelled(f"  {label}", text, 13) for label, text in _legend(plan, rows))
+        yield from (labelled_line(f"  {label}", text, 13) for label, text in _legend(plan, rows))
 
 
 def _table(
@@ -63,12 +63,12 @@ def _table(
     """Yield a table of rows. Each is a number, the layout and the cells of the extra columns."""
     speed = "assumed" if plan.assumes_rates else "tokens/s"
     widths = (*_ROW_WIDTHS, *extra_widths)
-    yield padded((number_heading, "layout", "micro", "VPP", "recompute", "GiB", speed, *extra_headings), widths, " ")
+    yield pad_row((number_heading, "layout", "micro", "VPP", "recompute", "GiB", speed, *extra_headings), widths, " ")
     for number, row, cells in rows:
         tuning = row.tuning
         choices = row.layout, tuning.micro_batch, tuning.virtual_pipeline, tuning.recomputation
         rate = f"{plan.speed_share(row):.0%}" if plan.assumes_rates else f"{row.tokens_per_second:,.0f}"
-        yield padded((number, *choices, f"{row.memory.total / GIB:.1f}", rate, *cells), widths, " ")
+        yield pad_row((number, *choices, f"{row.memory.total / GIB:.1f}", rate, *cells), widths, " ")
 
 
 def _speed_cells(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def _training_lines(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Itera
         bills = [plan.bill(row) for row in rows]
         cells = ((number, *bill_cells(bill)) for number, bill in enumerate(bills, 1))
         for row in (columns, *cells):
-            yield padded(row[: len(columns)], (-3, -12, -16, -14, -16), " ")
+            yield pad_row(row[: len(columns)], (-3, -12, -16, -14, -16), " ")
         yield wrapped(_bill_interval_text(plan, rows), 2)
         yield from (wrapped(note, 2) for note in training_notes(plan, bills[0]))
     yield ""
@@ -331,5 +331,5 @@ def arithmetic_lines(question: LayoutQuestion, row: LayoutEstimate, assumed: boo
 
 def _term_lines(terms: list[Term], unit_size: float, unit_name: str) -> Iterator[str]:
     for term in terms:
-        yield padded((term.part, f"{term.value / unit_size:.3f}", f"{unit_name} = {term.arithmetic}"), (17, -9), " ")
+        yield pad_row((term.part, f"{term.value / unit_size:.3f}", f"{unit_name} = {term.arithmetic}"), (17, -9), " ")
         yield wrapped(f"    {term.words} [{term.source}]", 4)

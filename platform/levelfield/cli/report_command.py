@@ -25,7 +25,7 @@ from levelfield.cli.store_options import (
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
-from levelfield.report.sheets import Sheet, as_markdown, as_text, format_sheets
+from levelfield.report.sheets import Sheet, format_markdown, format_sheets, format_text
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import find_finished_run, read_plan, write_atomically
 from levelfield.specs.readable_json import json_text
@@ -186,7 +186,7 @@ def _foreign_text(
 ) -> str:
     """Return the columns of another report, and its table of every `log_interval` batches where one is given."""
     from levelfield.publish.foreign_columns import format_report, interval_table
-    from levelfield.publish.foreign_tables import reported_runs as foreign_runs
+    from levelfield.publish.foreign_tables import exported_runs as foreign_runs
     from levelfield.rundir.raw_files import read_raw
 
     plans = [read_plan(paths) for paths in run_paths]
@@ -204,7 +204,7 @@ def _results_text(form: str, run_paths: Sequence[RunPaths], results: Sequence[Re
     costs = RunCosts(prices) if prices else None
     if len(results) > 1 or form in ("csv", "json"):
         return format_results(form, results, [read_plan(paths).repeats_digest for paths in run_paths], costs)
-    rows = [("cost", *costs.explained(results[0]))] if costs else []
+    rows = [("cost", *costs.explain(results[0]))] if costs else []
     if form == "markdown":
         return run_report(results[0], read_plan(run_paths[0]), rows)
     return "\n".join([*result_lines(results[0], rows), ""])
@@ -259,9 +259,11 @@ def _difference_text(form: str, run_paths: Sequence[RunPaths], parts: Sequence[S
     sheet = difference_sheet([*rows, whole])
     warnings = [f"{side}: {warning}" for side, step in zip("AB", parts, strict=True) for warning in step.warnings]
     if form == "markdown":
-        return as_markdown([Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=(*difference.sentences, *warnings)), sheet])
+        return format_markdown(
+            [Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=(*difference.sentences, *warnings)), sheet]
+        )
     lines = difference_lines(*ids, whole, difference.sentences, difference.explained, warnings)
-    return "\n".join([*lines, "", *waterfall(whole, rows), "", as_text([sheet])])
+    return "\n".join([*lines, "", *waterfall(whole, rows), "", format_text([sheet])])
 
 
 def _pages(options: argparse.Namespace) -> int:

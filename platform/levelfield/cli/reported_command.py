@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_chips_option, add_json_option, registry_of, usage_error_if_unwritable
 from levelfield.errors import DocumentError, UnknownName, UsageError
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import labelled_line
 from levelfield.rundir.directory import write_new_file
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ def _refuse_future_day(text: str) -> None:
 
 def _set_lines(reported_set: ReportedSet, output: Path | None, work: Work | None) -> Iterator[str]:
     for row in reported_set.rows:
-        yield from (labelled(*line, _LABEL_WIDTH) for line in _row_lines(row, work))
-    yield labelled("source", reported_set.source, _LABEL_WIDTH)
+        yield from (labelled_line(*line, _LABEL_WIDTH) for line in _row_lines(row, work))
+    yield labelled_line("source", reported_set.source, _LABEL_WIDTH)
     if output:
-        yield labelled("written", f"{output}: {len(reported_set.rows)} reported run(s)", _LABEL_WIDTH)
+        yield labelled_line("written", f"{output}: {len(reported_set.rows)} reported run(s)", _LABEL_WIDTH)
 
 
 def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UnknownName, U
 from levelfield.plan.permissions import refuse_unknown_permissions
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.publish.flagperf_files import Strategy, read_strategy
-from levelfield.report.tables import as_json as results_as_json
+from levelfield.report.tables import format_json as results_as_json
 from levelfield.run import certificate_maker, runner, scheduler
 from levelfield.run.scheduler import CertificateAttempt, Job
 from levelfield.rundir.directory import find_run, read_plan

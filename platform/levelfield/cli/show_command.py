@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_chips_option, add_json_option, registry_of
 from levelfield.errors import UnknownName, UsageError
-from levelfield.report.sheets import align_rows, column_widths, entry_lines, padded
+from levelfield.report.sheets import align_rows, column_widths, entry_lines, pad_row
 from levelfield.report.words import wrapped
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
@@ -119,7 +119,7 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
         table.append((f"  {row['name']}", clipped(row["here"], _HERE_COLUMN_WIDTH), row["verified"]))
     name, here_width, _ = column_widths(table)
     problems = [f"    {r['name']}: {r['problem']}" for r in rows if r["problem"]]
-    lines = [wrapped(padded(row, (name, here_width)), name + here_width + 4) for row in table]
+    lines = [wrapped(pad_row(row, (name, here_width)), name + here_width + 4) for row in table]
     return [*lines, *(wrapped(problem, 6) for problem in problems)]
 
 
@@ -357,7 +357,7 @@ def _change_lines(row: RowChanges) -> Iterator[str]:
     where = ", ".join(f"{name} {value}" for name, value in row.row.conditions.items()) or "anywhere"
     yield f"  row {row.number}: {where}"
     for change in row.changes:
-        yield padded(
+        yield pad_row(
             (f"    {change.field}", f"{_value_text(change.before)} -> {_value_text(change.after)}"), (20,), " "
         )
     if not row.changes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_json_option, registry_of
 from levelfield.cli.show_command import framework_lines, framework_rows
-from levelfield.report.sheets import padded
+from levelfield.report.sheets import pad_row
 from levelfield.report.words import wrapped
 from levelfield.specs.readable_json import json_text
 
@@ -48,15 +48,15 @@ def support_lines(support: Sequence[SupportRow]) -> list[str]:
     from levelfield.catalog.support import CELL_WORDS, LAYOUTS, SHORT_HEADINGS, STATES
 
     widths = (10, 8, 5, *[4] * len(LAYOUTS))
-    lines = [padded(("framework", "family", "prec", *(SHORT_HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
+    lines = [pad_row(("framework", "family", "prec", *(SHORT_HEADINGS.get(key, key) for key in LAYOUTS)), widths, "")]
     previous_framework = ""
     for row in support:
         is_too_long = len(row.framework) >= widths[0]
         lines += [row.framework] if is_too_long and row.framework != previous_framework else []  # on its own line
         previous_framework = row.framework
         cells = (CELL_WORDS[state] for state in row.cells.values())
-        lines.append(padded(("" if is_too_long else row.framework, row.family, row.precision, *cells), widths, ""))
-    lines += ["", *(padded((f"  {CELL_WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
+        lines.append(pad_row(("" if is_too_long else row.framework, row.family, row.precision, *cells), widths, ""))
+    lines += ["", *(pad_row((f"  {CELL_WORDS[state]}", meaning), (8,), "") for state, meaning in STATES.items())]
     lines += ["  Z1 to Z3: ZeRO stages 1 to 3; SP: tensor with sequence parallel; CP: context;"]
     lines += ["  EP: experts; D, T and P: data, tensor and pipeline"]
     notes = [wrapped(f"  {note}", 4) for note in dict.fromkeys(row.note for row in support if row.note)]

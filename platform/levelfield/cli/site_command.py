@@ -33,7 +33,7 @@ from levelfield.cli.site_options import (
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UsageError
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import labelled_line
 from levelfield.report.words import wrapped
 from levelfield.run.launchers import LAUNCHERS, launcher_findings
 from levelfield.specs.readable_json import json_text
@@ -132,7 +132,7 @@ def _power_findings(launch: LaunchPlan | None, power_site: NodePowerSite) -> Ite
 
 def _finding_lines(finding: SiteFinding) -> Iterator[str]:
     says, do, subject = (printable(one_line(text)) for text in (finding.says, finding.do, finding.subject))
-    yield labelled(finding.word, f"{subject}: {says}", 9)
+    yield labelled_line(finding.word, f"{subject}: {says}", 9)
     if do:
         yield wrapped(f"         do: {do}", 13)
 

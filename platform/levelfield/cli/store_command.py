@@ -28,7 +28,7 @@ from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.report.escapes import spreadsheet_cell
-from levelfield.report.sheets import labelled
+from levelfield.report.sheets import labelled_line
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import PAIRS_FOLDER, find_run, replacing
 from levelfield.specs.paths import RunPaths
@@ -385,7 +385,7 @@ def _restore(options: argparse.Namespace) -> int:
 
     with open_store(options.store) as store:
         restore(store, options.file)
-        print(labelled("restored", ", ".join(f"{count:,} {name}" for name, count in row_counts(store).items()), 9))
+        print(labelled_line("restored", ", ".join(f"{count:,} {name}" for name, count in row_counts(store).items()), 9))
     return 0
 
 
@@ -408,7 +408,7 @@ def _info(options: argparse.Namespace) -> int:
         return 0
     print(f"store    {address}")
     print(f"schema   {VERSION}, {size / 2**20:,.1f} MiB")
-    print(labelled("rows", ", ".join(f"{count:,} {name}" for name, count in rows.items()), 9))
+    print(labelled_line("rows", ", ".join(f"{count:,} {name}" for name, count in rows.items()), 9))
     print(f"runs     from {first or '-'} to {last or '-'}, {nights} night(s)")
     return 0
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from levelfield.checkout import checkout
 from levelfield.report import result_words, words
 from levelfield.report.escapes import one_line, printable
-from levelfield.report.sheets import as_text, format_sheets, padded
+from levelfield.report.sheets import format_sheets, format_text, pad_row
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def print_wrapped(text: str, indent: int = 9) -> None:
 def print_check(finding: CheckFinding, width: int) -> None:
     indent = 8 + 1 + width + 1
     print_wrapped(
-        padded((_STATUS_LABELS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent
+        pad_row((_STATUS_LABELS[finding.status], finding.check, printable(finding.says)), (8, width), " "), indent
     )
     if finding.do:
-        print_wrapped(padded(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
+        print_wrapped(pad_row(("", f"> {printable(finding.do)}"), (indent - 3,), " "), indent)
 
 
 def print_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> list[CheckFinding]:
@@ -151,7 +151,7 @@ class Terminal:
     def show_status(self, result: Result) -> None:
         self._end_line()
         if result.status.evidence:
-            self.say(f"{result_words.status(result)}: {result.status.evidence}")
+            self.say(f"{result_words.status_in_words(result)}: {result.status.evidence}")
 
     def print_summary(self, results: Sequence[Result], runs: Path) -> None:
         """Print the results: one run in full, several side by side, suites by entry, and the run directories."""
@@ -162,8 +162,8 @@ class Terminal:
         if len(outside_suites) == 1:
             print("\n".join(result_lines(outside_suites[0])))
         elif outside_suites:
-            print(tables.as_text(outside_suites), end="")
-        for suite in tables.grouped_by_suite(results):
+            print(tables.format_text(outside_suites), end="")
+        for suite in tables.group_by_suite(results):
             print("\n".join(tables.suite_lines(suite)))
         if lines := repeats.repeat_lines(results, repeats_digests(results, runs)):
             print("\n".join([*lines, ""]))
@@ -178,7 +178,7 @@ class Terminal:
             if isinstance(table, str):
                 self.say(table)
             else:
-                print("\n" + as_text(scaling.sheets(table)), end="")
+                print("\n" + format_text(scaling.sheets(table)), end="")
 
     @contextmanager
     def bytes_progress(self, label: str) -> Iterator[Callable[[int, int], None]]:
@@ -244,7 +244,7 @@ class NoteTaker(Terminal):
 
     def show_status(self, result: Result) -> None:
         if result.status.evidence:
-            self.note(f"{result_words.status(result)}: {result.status.evidence}")
+            self.note(f"{result_words.status_in_words(result)}: {result.status.evidence}")
 
 
 def announcement(plan: Plan) -> list[str]:

@@ -112,7 +112,7 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     values = tuple(value for _, value in figures if value is not None)
     runs_without_value = [record for record, value in figures if value is None]
     reason = quantity.reason(runs_without_value[0]) or "result.json has no reason" if runs_without_value else None
-    return SideFigure(values, median_interval(values, quantity.column.largest) if values else None, reason)
+    return SideFigure(values, median_interval(values, quantity.column.largest_possible) if values else None, reason)
 
 
 def side_values(quantity: Quantity, side: ComparedSide, histories: Histories, duels: Duels = ()) -> SideValues:
@@ -264,7 +264,7 @@ def _figure_sheet(comparison: Comparison) -> Sheet:
         column = figure.quantity.column
         for number, (side, entry) in enumerate(zip(comparison.sides, figure.sides, strict=True)):
             median = column.text(entry.interval.median if entry.interval else None)
-            ends = column.ends(entry.interval) if entry.interval else ""
+            ends = column.interval_text(entry.interval) if entry.interval else ""
             rows.append((column.heading if number == 0 else "", side.name, str(len(entry.values)), median, ends))
     verdicts = [", ".join(dict.fromkeys(record.verdict for record in side.counted)) for side in comparison.sides]
     pairs = zip(comparison.sides, verdicts, strict=True)

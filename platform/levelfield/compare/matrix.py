@@ -431,7 +431,7 @@ def _cell_details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
             parts = [cell.detail]
             if cell.side and cell.rate:
                 run = cell.side.first
-                ends = RATE.column.ends(cell.rate.interval) if cell.rate.interval else ""
+                ends = RATE.column.interval_text(cell.rate.interval) if cell.rate.interval else ""
                 runs = f"{len(cell.rate.values)} run(s)" + (f" {ends}" if len(cell.rate.values) > 1 else "")
                 tuned_text = f", chosen: {fields}" if (fields := tuned_fields(run)) else ""
                 build = f"{run.series.framework} {run.subject.framework_version}, {run.began[:10]}"

@@ -16,8 +16,8 @@ from levelfield.errors import UsageError
 from levelfield.measure.flops import flops_per_token, formula_version
 from levelfield.measure.utilisation import mfu, peak_range
 from levelfield.report import result_words, words
-from levelfield.report.escapes import markdown, markdown_table
-from levelfield.report.sheets import padded
+from levelfield.report.escapes import escape_markdown, markdown_table
+from levelfield.report.sheets import pad_row
 from levelfield.report.tables import csv_text
 from levelfield.report.words import gib, number, wrapped
 from levelfield.specs.case import Precision, Work
@@ -105,10 +105,10 @@ def missing_row_remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -
 
 def measured_row(result: Result) -> FigureRow:
     use, (memory_name, memory_bytes) = (
-        result_words.utilisation(result, HEADLINE_FORMULA),
-        result_words.worst_memory(result),
+        result_words.find_utilisation(result, HEADLINE_FORMULA),
+        result_words.first_known_memory(result),
     )
-    speed, memory_reason, status = result.throughput, "no counter gave one", result_words.status(result)
+    speed, memory_reason, status = result.throughput, "no counter gave one", result_words.status_in_words(result)
     if result.status.is_unproven:  # published rows beside it would be a comparison
         use, memory_bytes, speed, memory_reason = None, None, None, f"the run is {status}"
     return FigureRow(
@@ -318,7 +318,7 @@ def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
         if len(line.absent) < FIGURES_PER_ROW:
             parts.append(f"{_tokens_text(line, ' tokens/s/device')}, {gib(line.memory_bytes)}")
             parts.append(f"{MFU_TITLE} {line.mfu}{_origin_suffix(line, line.mfu_from)}")
-        text.append(wrapped(padded((line.origin, line.name), (_INDENT,), gap=""), _INDENT))
+        text.append(wrapped(pad_row((line.origin, line.name), (_INDENT,), gap=""), _INDENT))
         text += [wrapped(" " * _INDENT + part, _INDENT) for part in (*parts, *_absence_lines(line))]
     return "\n".join([*text, *(wrapped(note, 2) for note in notes)]) + "\n"
 
@@ -352,5 +352,5 @@ def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
     ]
     absent = [f"{line.name}: {reason}" for line in lines for reason in _absence_lines(line)]
     absent += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
-    below = ["", _CONVENTION, "", *(f"- {markdown(text)}" for text in (*absent, *notes))]
+    below = ["", _CONVENTION, "", *(f"- {escape_markdown(text)}" for text in (*absent, *notes))]
     return "\n".join([*markdown_table((*names, *figures), rows), *below]) + "\n"

@@ -154,7 +154,7 @@ def waterfall(whole: Change, changes: Sequence[Change]) -> list[str]:
     for (part, before, after, _), (begin, end) in zip(changes, pairwise(positions), strict=True):
         rows.append((printable(part), "", f"{after - before:+.2f}", _bar(begin, end, low, scale)))
     rows.append(("B", f"{last:.2f}", f"{last - first:+.2f}", _bar(low, last, low, scale)))
-    return align_rows(rows, right=(1, 2))
+    return align_rows(rows, right_aligned=(1, 2))
 
 
 def _bar(begin: float, end: float, low: float, scale: float) -> str:

@@ -81,7 +81,7 @@ def _run_data(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     content = record.stored_result.content
     facts = _result_values(content, _SHARED_FIELDS)
     if isinstance(facts.get("flags"), list):
-        facts["flags"] = [result_words.flag(str(flag)) for flag in facts["flags"]]
+        facts["flags"] = [result_words.flag_in_words(str(flag)) for flag in facts["flags"]]
     inherited = value_at(content, "inherited")
     if isinstance(inherited, dict) and inherited:
         facts["inherited"] = report_variables({name: str(text) for name, text in inherited.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from levelfield.report.escapes import one_line
-from levelfield.report.sheets import padded
+from levelfield.report.sheets import pad_row
 from levelfield.report.words import NONE, WIDTH, wrapped
 from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightReport
 
@@ -34,11 +34,11 @@ def _rate_lines(nodes: Sequence[NodeReport]) -> Iterator[str]:
         figures = list(dict.fromkeys(figure for node in columns for figure in node.rates))
         yield ""
         widths = (24, *[-11] * len(columns))
-        yield padded(("median of repeats", *(one_line(node.name)[:10] for node in columns)), widths, gap="")
+        yield pad_row(("median of repeats", *(one_line(node.name)[:10] for node in columns)), widths, gap="")
         for figure in figures:
             rates = [rate.value if (rate := node.rates.get(figure)) else None for node in columns]
             values = [NONE if rate is None else f"{rate / _TERA:,.4g}" for rate in rates]
-            yield padded((f"{figure}, TFLOP/s", *values), widths, gap="")
+            yield pad_row((f"{figure}, TFLOP/s", *values), widths, gap="")
     if len(nodes) > _SHOWN_NODES:
         yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
 
@@ -53,11 +53,11 @@ def _collective_lines(report: PreflightReport) -> Iterator[str]:
     barrier = f", barrier {_milliseconds(report.barrier_seconds)}" if report.barrier_seconds else ""
     yield f"collectives of {ranks} ranks by {one_line(str(report.backend))[:20]}{barrier}; GB/s"
     widths = (16, -10, -12, -12, -10)
-    yield padded(("", "size", "time", "algorithm", "bus", "  values"), widths, gap="")
+    yield pad_row(("", "size", "time", "algorithm", "bus", "  values"), widths, gap="")
     for row in report.collectives:
         rates = (f"{rate / _GIGA:.4g}" for rate in (row.algorithm_bytes_per_second, row.bus_bytes_per_second))
         verdict = "  right" if row.wrong is None else "  WRONG"
-        yield padded(
+        yield pad_row(
             (one_line(row.operation)[:15], byte_text(row.bytes), _milliseconds(row.seconds), *rates, verdict),
             widths,
             gap="",
@@ -69,12 +69,12 @@ def _pair_lines(pairs: Sequence[PairReport]) -> Iterator[str]:
         return
     yield ""
     widths = (34, -10, -12, -10)
-    yield padded(("pairs, slowest first", "size", "one way", "GB/s", "  values"), widths, gap="")
+    yield pad_row(("pairs, slowest first", "size", "one way", "GB/s", "  values"), widths, gap="")
     ordered = sorted(pairs, key=lambda pair: (-pair.bytes, pair.bytes_per_second))
     for pair in ordered[:_SHOWN_PAIRS]:
         name, rate = one_line(" to ".join(pair.members))[:33], f"{pair.bytes_per_second / _GIGA:.4g}"
         verdict = "  right" if pair.wrong is None else "  WRONG"
-        yield padded((name, byte_text(pair.bytes), _milliseconds(pair.seconds), rate, verdict), widths, gap="")
+        yield pad_row((name, byte_text(pair.bytes), _milliseconds(pair.seconds), rate, verdict), widths, gap="")
     if len(pairs) > _SHOWN_PAIRS:
         yield f"and {len(pairs) - _SHOWN_PAIRS} more; --json has all"
 

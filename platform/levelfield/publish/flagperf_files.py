@@ -40,7 +40,7 @@ class Strategy:
     sequence_length: int | None
 
     def check(self, plan: Plan) -> None:
-        """Raises UsageError where the case fixes another number than the file. Smoke scale has its own."""
+        """Raise UsageError where the case fixes another number than the file. Smoke scale has its own."""
         if plan.scale != "full":
             return
         training = plan.work.training
@@ -60,8 +60,8 @@ class Strategy:
 def read_strategy(path: Path) -> Strategy:
     """Return the strategy of a config_*.py. Raises UsageError with file, key, found and expected."""
     fields = _Literals(path)
-    tensor, pipeline = fields.count(_TENSOR_KEYS) or 1, fields.count(_PIPELINE_KEYS) or 1
-    sharding_degree = fields.count(("sharding_parallel_degree",)) or 1
+    tensor, pipeline = fields.positive_integer(_TENSOR_KEYS) or 1, fields.positive_integer(_PIPELINE_KEYS) or 1
+    sharding_degree = fields.positive_integer(("sharding_parallel_degree",)) or 1
     data_parallel = sharding_degree
     if machines := _MACHINE_COUNTS.search(path.name):
         devices, model_parallel = int(machines[1]) * int(machines[2]), tensor * pipeline
@@ -84,12 +84,12 @@ def read_strategy(path: Path) -> Strategy:
         raise UsageError(f"{path}: {error}") from None
     choice = TuningChoice(
         layout=layout,
-        micro_batch=fields.count(_MICRO_BATCH_KEYS),
+        micro_batch=fields.positive_integer(_MICRO_BATCH_KEYS),
         recompute=_recompute(fields),
         attention="flash_attn" if fields.get(("use_flash_attention",)) in (1, True) else None,
     )
-    length = fields.count(("max_seq_length", "seqlength"))
-    return Strategy(path, choice, fields.count(("gradient_accumulation_steps",)), length)
+    length = fields.positive_integer(("max_seq_length", "seqlength"))
+    return Strategy(path, choice, fields.positive_integer(("gradient_accumulation_steps",)), length)
 
 
 def read_hosts(path: Path) -> tuple[str, ...]:
@@ -142,8 +142,8 @@ class _Literals:
         """Return the value of the first of `names` that the file has, else None."""
         return next((self._values[name] for name in names if name in self._values), None)
 
-    def count(self, names: tuple[str, ...]) -> int | None:
-        """Return the same as a whole number above 0. Raises UsageError for another value."""
+    def positive_integer(self, names: tuple[str, ...]) -> int | None:
+        """Return the value of the first of `names` as a whole number above 0. Raises UsageError for another value."""
         value = self.get(names)
         if value is None:
             return None

@@ -14,8 +14,8 @@ from levelfield.publish.foreign_tables import (
     FLAGPERF_BATCH,
     MIB,
     NONE,
-    Columns,
-    ReportedRun,
+    ExportColumns,
+    ExportedRun,
     achieved_tflops,
     alignment_cell,
     memory_over_capacity,
@@ -25,10 +25,10 @@ from levelfield.publish.foreign_tables import (
     or_oom,
     row_notes,
     share_of_peak,
-    without_zeros,
+    strip_zeros,
 )
 from levelfield.report import escapes
-from levelfield.report.escapes import markdown
+from levelfield.report.escapes import escape_markdown
 from levelfield.report.result_words import headline_memory
 from levelfield.report.words import GIB
 from levelfield.rundir.raw_files import RawRecords
@@ -36,7 +36,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 
-FORMATS = ("flagperf", "oneflow", "osdi")
+FOREIGN_FORMATS = ("flagperf", "oneflow", "osdi")
 _RECOMPUTE = {"none": "False", "full": "True"}
 _FLAGPERF_COLUMNS = {
     "gpt": ("parallel_strategy", "throughput"),
@@ -45,7 +45,7 @@ _FLAGPERF_COLUMNS = {
 _SEE_PERFORMANCE = "见“性能指标”"
 
 
-def format_report(format_name: str, runs: Sequence[ReportedRun]) -> str:
+def format_report(format_name: str, runs: Sequence[ExportedRun]) -> str:
     """Return the runs in the columns of the named report, with notes below. FlagPerf's page has a head of its own."""
     sections: list[str] = []
     remarks, tables = row_notes(runs), {"oneflow": [(ONEFLOW, runs)], "osdi": [(OSDI, runs)]}.get(format_name, [])
@@ -67,21 +67,21 @@ def format_report(format_name: str, runs: Sequence[ReportedRun]) -> str:
     for columns, part in tables:
         rows = ([write(run) for write in columns.values()] for run in part)
         sections.append("\n".join(escapes.markdown_table(columns, rows, " --- ")) + "\n")
-    return "\n".join([*sections, *(f"{markdown(remark)}\n" for remark in remarks)])
+    return "\n".join([*sections, *(f"{escape_markdown(remark)}\n" for remark in remarks)])
 
 
 # -- FlagPerf
-def _machines(run: ReportedRun, with_memory: bool = False) -> str:
+def _machines(run: ExportedRun, show_memory: bool = False) -> str:
     """Return machines and cards in FlagPerf's form, such as `A100单机8卡（1x8）` and `A100单机8卡（1x8*80G）`."""
     capacity = run.result.memory.capacity_bytes
-    memory = f"*{capacity / GIB:.0f}G" if with_memory and capacity else ""
+    memory = f"*{capacity / GIB:.0f}G" if show_memory and capacity else ""
     nodes, chip = run.result.nodes, run.result.chip
     devices_per_node = run.result.devices // nodes
     counts = {1: f"单机{devices_per_node}卡", 2: f"二机{run.result.devices}卡"}
     return f"{chip}{counts.get(nodes, f'-{nodes}机{run.result.devices}卡')}（{nodes}x{devices_per_node}{memory}）"
 
 
-def _config_name(run: ReportedRun) -> str:
+def _config_name(run: ExportedRun) -> str:
     """Return the name of FlagPerf's configuration file of this layout and hardware."""
     r = run.result
     layout, capacity = r.layout, r.memory.capacity_bytes
@@ -92,36 +92,36 @@ def _config_name(run: ReportedRun) -> str:
     return f"config_TP{layout.tensor}PP{layout.pipeline}{sharding}{chip}x{r.nodes}x{r.devices // r.nodes}"
 
 
-def _precision_with_level(run: ReportedRun) -> str:
+def _precision_with_level(run: ExportedRun) -> str:
     """Return the precision with paddle's level: models/paddle keeps float32 weights, which paddle calls O1."""
     is_mixed = run.result.framework == "paddle" and run.result.precision != "fp32"
     return f'{_precision(run)}, level="O1"' if is_mixed else _precision(run)
 
 
-def _precision(run: ReportedRun) -> str:
+def _precision(run: ExportedRun) -> str:
     return {"fp8": "bf16+fp8"}.get(run.result.precision, run.result.precision)
 
 
-def _parallel_sizes(run: ReportedRun) -> str:
+def _parallel_sizes(run: ExportedRun) -> str:
     layout = run.result.layout
     return f"PP{layout.pipeline}DP{layout.data}TP{layout.tensor}"
 
 
-def _other_settings(run: ReportedRun) -> str:
+def _other_settings(run: ExportedRun) -> str:
     """Return what PPxDPyTPz cannot express: sharded states, and a global batch other than 512."""
     layout, batch = run.result.layout, run.plan.work.training.global_batch
     sharding = f"SH{layout.sharding_stage}SP{layout.sharding_degree}" if layout.sharding_stage > 1 else ""
     return ", ".join(filter(None, (f"gbs={batch}" if batch != FLAGPERF_BATCH else "", sharding))) or NONE
 
 
-def _batch_settings(run: ReportedRun) -> str:
+def _batch_settings(run: ExportedRun) -> str:
     tokens = run.plan.work.training.tokens_per_step
     count = f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else str(tokens)
     r = run.result
     return f"per_device_bs={r.micro_batch}, accumulate={r.accumulation}, (global bs = {count} tokens)"
 
 
-def _strategy(run: ReportedRun) -> str:
+def _strategy(run: ExportedRun) -> str:
     layout, recompute = run.result.layout, run.result.recompute
     settings = ["flash_attention=True"] if run.plan.tuning.attention == "flash_attn" else []
     settings.append(f"recompute={_RECOMPUTE.get(recompute, recompute)}")
@@ -134,7 +134,7 @@ def _strategy(run: ReportedRun) -> str:
     return ", ".join(settings)
 
 
-def _tokens_with_arithmetic(run: ReportedRun) -> str:
+def _tokens_with_arithmetic(run: ExportedRun) -> str:
     """Return `17.23 * 2048 / 8 = 4410 tokens/s`, truncated as in FlagPerf's report."""
     speed = run.samples_per_second(run.result)
     if speed is None:
@@ -144,7 +144,7 @@ def _tokens_with_arithmetic(run: ReportedRun) -> str:
 
 
 @or_oom
-def _memory_of_all(run: ReportedRun) -> str:
+def _memory_of_all(run: ExportedRun) -> str:
     """Return `66.27 * 8 GB`: the peak of the fullest device of each stage, for each device of it."""
     used, stages = headline_memory(run.result).value, run.result.layout.pipeline
     peaks = (run.result.memory.stage_peaks or ()) if stages > 1 else filter(None, (used,))
@@ -152,18 +152,18 @@ def _memory_of_all(run: ReportedRun) -> str:
     return f"{' + '.join(terms)} GB" if terms else NONE
 
 
-FLAGPERF_LLAMA: Columns = {
+FLAGPERF_LLAMA: ExportColumns = {
     "配置": _machines,
     "precision": _precision,
     "parallel": _parallel_sizes,
     "fix_hp": _other_settings,
-    "token/p/s": lambda run: without_zeros(run.tokens_per_second_per_device, 1),
+    "token/p/s": lambda run: strip_zeros(run.tokens_per_second_per_device, 1),
     "是否精度对齐": alignment_cell,
     "mem": memory_over_capacity,
     "MFU": mfu_cell,
 }
-FLAGPERF_GPT: Columns = {
-    "配置": lambda run: _machines(run, with_memory=True),
+FLAGPERF_GPT: ExportColumns = {
+    "配置": lambda run: _machines(run, show_memory=True),
     "config": _config_name,
     "precision": _precision_with_level,
     "fix_hp": _batch_settings,
@@ -178,7 +178,7 @@ def _parallel_kind(layout: Layout) -> str:
     return "2D" if layout.data > 1 and layout.tensor > 1 else "MP" if layout.tensor > 1 else "DP"
 
 
-def _case_name(run: ReportedRun) -> str:
+def _case_name(run: ExportedRun) -> str:
     """Return kind, layout, global batch and hidden size x layers, such as `2D_PP_2x4x4_512_2304x24`."""
     layout, model = run.result.layout, run.plan.work.model
     sizes = f"{layout.data}x{layout.tensor}x{layout.pipeline}"
@@ -187,29 +187,29 @@ def _case_name(run: ReportedRun) -> str:
     return f"{kind}_{sizes}_{batch}_{model.hidden_size}x{model.layers}"
 
 
-def _latency(run: ReportedRun) -> str:
+def _latency(run: ExportedRun) -> str:
     """Return the mean step time of the window."""
-    return f"{without_zeros(1000 * run.result.throughput.step_seconds.mean)} (ms)" if run.result.throughput else NONE
+    return f"{strip_zeros(1000 * run.result.throughput.step_seconds.mean)} (ms)" if run.result.throughput else NONE
 
 
 @or_oom
-def _mebibytes(run: ReportedRun) -> str:
+def _mebibytes(run: ExportedRun) -> str:
     used = headline_memory(run.result).value
     return NONE if used is None else f"{used / MIB:.0f} (MiB)"
 
 
-def _petaflops(run: ReportedRun) -> str:
+def _petaflops(run: ExportedRun) -> str:
     achieved = achieved_tflops(run)
-    return NONE if achieved is None else without_zeros(achieved * run.result.devices / 1000)
+    return NONE if achieved is None else strip_zeros(achieved * run.result.devices / 1000)
 
 
-ONEFLOW: Columns = {
+ONEFLOW: ExportColumns = {
     "group": lambda run: "PP" if run.result.layout.pipeline > 1 else _parallel_kind(run.result.layout),
     "case": _case_name,
     "lantency": _latency,
     "memory": _mebibytes,
-    "throuthput(sample/sec)": lambda run: without_zeros(run.samples_per_second(run.result)),
-    "Achieved teraFLOP/s per GPU": lambda run: without_zeros(achieved_tflops(run)),
+    "throuthput(sample/sec)": lambda run: strip_zeros(run.samples_per_second(run.result)),
+    "Achieved teraFLOP/s per GPU": lambda run: strip_zeros(achieved_tflops(run)),
     "Percentage of theoretical peak FLOP/s": share_of_peak,
     "Achieved aggregate petaFLOP/s": _petaflops,
 }
@@ -242,7 +242,7 @@ def interval_table(result: Result, plan: Plan, raw: RawRecords, interval: int) -
 
 
 # -- OSDI
-def _nodes_and_batch(run: ReportedRun) -> str:
+def _nodes_and_batch(run: ExportedRun) -> str:
     """Return `4n_8g_dp_4bs` or `1n_8g_2dp_4mp_4bs`; `/` for a layout that has more than data and tensor parallel."""
     layout, nodes = run.result.layout, run.result.nodes
     if layout.world_size > layout.data * layout.tensor or layout.expert > 1:
@@ -253,20 +253,20 @@ def _nodes_and_batch(run: ReportedRun) -> str:
 
 
 @or_oom
-def _memory_change(run: ReportedRun) -> str:
+def _memory_change(run: ExportedRun) -> str:
     used = headline_memory(run.result).value
     before = headline_memory(run.baseline).value if run.baseline else None
-    return number_with_change(used and used / MIB, before and before / MIB, with_difference=True)
+    return number_with_change(used and used / MIB, before and before / MIB, show_difference=True)
 
 
-def _mean_load(run: ReportedRun) -> str:
+def _mean_load(run: ExportedRun) -> str:
     """Return the mean utilisation of the devices over the window, in percent."""
     load = run.result.load.value if run.result.load else None
     return NONE if load is None else number(100 * load, 0)
 
 
 _PLACEMENTS = {0: "off_optimization", 1: "on_optimization"}  # of the optimizer's states, by the stage of sharding
-OSDI: Columns = {
+OSDI: ExportColumns = {
     "date": lambda run: run.result.run_id[:8] if run.result.run_id[:8].isdigit() else NONE,
     "test_num": lambda run: NONE,
     "test_desc": lambda run: _PLACEMENTS.get(run.result.layout.sharding_stage, NONE),
@@ -279,7 +279,7 @@ OSDI: Columns = {
 }
 
 
-def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
+def pair_lines(runs: Sequence[ExportedRun]) -> Iterator[str]:
     """Yield a line for each figure of each pair: the median of on over off and its interval over the repeats."""
     figures: dict[str, Callable[[Result], float | None]] = {
         "gpu_mem": lambda result: headline_memory(result).value,
@@ -303,7 +303,7 @@ def pair_lines(runs: Sequence[ReportedRun]) -> Iterator[str]:
                 yield f"{name}, on over off: {figure} {summary.median:.3f}{interval}"
 
 
-def _environment(run: ReportedRun) -> Iterator[str]:
+def _environment(run: ExportedRun) -> Iterator[str]:
     """Yield FlagPerf's lines of hardware and software; `/` for what the run did not record."""
     r, system = run.result, run.result.system
     software = dict(system.software) if system else {}
@@ -324,10 +324,10 @@ def _environment(run: ReportedRun) -> Iterator[str]:
     }
     for title, values in (("硬件环境", hardware), ("软件环境", installed)):
         yield f"- ##### {title}"
-        yield from (f"    - {name}: {markdown(text or NONE)}" for name, text in values.items())
+        yield from (f"    - {name}: {escape_markdown(text or NONE)}" for name, text in values.items())
 
 
-def _general_table(run: ReportedRun) -> str:
+def _general_table(run: ExportedRun) -> str:
     corpus, (strategy, throughput) = run.plan.corpus, _FLAGPERF_COLUMNS[run.plan.work.model.family]
     values = {
         "任务类别": "文本生成",

@@ -17,7 +17,7 @@ from typing import Any
 
 from levelfield.errors import DocumentError
 from levelfield.measure.curves import fill_lost_steps
-from levelfield.publish.foreign_logs import TOOLS, find_log
+from levelfield.publish.foreign_logs import TOOLS, parse_log
 from levelfield.specs.bounded_reading import bounded_bytes
 
 Points = Iterable[tuple[int, float | None]]  # None: a step that has no loss
@@ -48,7 +48,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
             text = data.decode("utf-8")
             if text.lstrip()[:1] in ("[", "{") and (value := _json(text)) is not None:
                 curve = _curve(_value_points(value, tag))
-            elif log := find_log(io.StringIO(text, newline=None)):
+            elif log := parse_log(io.StringIO(text, newline=None)):
                 curve = log.losses
             else:
                 delimiter = "\t" if "\t" in text.split("\n", 1)[0] else ","

@@ -19,7 +19,7 @@ from levelfield.specs.figures import UNITS
 
 MAX_LINE_LENGTH = 2**14  # characters; longer lines are left out, as a line of a training has some hundreds
 Figures = dict[str, float]
-Stated = dict[str, str]
+StatedFacts = dict[str, str]
 
 # Repetitions are bounded, so that no line takes longer than its length.
 _NUMBER = r"([-+]?(?:\d[\d,]{0,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][-+]?\d{1,3})?(?![\d.])|nan|NaN|inf|-inf)"
@@ -34,8 +34,8 @@ class LoggedStep:
 
     step: int
     figures: Mapping[str, float]
-    clock: float | None = None  # seconds since 1970 by the log's own times
-    resolution: float = 1.0  # the smallest difference that they show
+    epoch_seconds: float | None = None  # seconds since 1970 by the log's own times
+    resolution_seconds: float = 1.0  # the smallest difference that they show
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ForeignLog:
 
     format: str
     steps: tuple[LoggedStep, ...]
-    stated: Mapping[str, str]  # what it says about the whole run, by the names of `ReportedRow`
+    stated: Mapping[str, str]  # facts of the whole run, by the names of `ReportedRow`
     notes: tuple[str, ...]  # what was left out
 
     @property
@@ -60,30 +60,32 @@ class ForeignLog:
 
 @dataclass
 class LogReading:
-    """What the lines gave so far, by format. A line belongs to the first format that reads it."""
+    """The steps and facts read so far, by format. A line belongs to the first format that reads it."""
 
     steps: dict[str, dict[int, LoggedStep]] = field(default_factory=dict)
-    stated: Stated = field(default_factory=dict)
+    stated: StatedFacts = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def state(self, name: str, value: str) -> None:
-        """Keep a value. Raises ValueError where the log states another one: it holds two runs."""
+    def add_fact(self, name: str, value: str) -> None:
+        """Store a fact of the run. Raises ValueError where the log states another one: it holds two runs."""
         if (before := self.stated.setdefault(name, value)) != value:
             raise ValueError(f"found {name} {before} and {value}, expected one run in a log")
 
-    def add(self, name: str, new: LoggedStep) -> None:
-        """Keep a step. Several ranks may print it, and several lines may share it; with two losses it is two runs."""
-        before = self.steps.setdefault(name, {}).setdefault(new.step, new)
-        losses = [step.figures["loss"] for step in (before, new) if "loss" in step.figures]
+    def add_step(self, name: str, new: LoggedStep) -> None:
+        """Store a step. Several ranks may print it, and several lines may share it; with two losses it is two runs."""
+        stored_step = self.steps.setdefault(name, {}).setdefault(new.step, new)
+        losses = [step.figures["loss"] for step in (stored_step, new) if "loss" in step.figures]
         if len(losses) > 1 and losses[0] != losses[1] and losses[0] == losses[0]:
             raise ValueError(
                 f"step {new.step} has the losses {losses[0]:g} and {losses[1]:g}, expected one run in a file"
             )
-        figures = {**new.figures, **before.figures}
-        self.steps[name][new.step] = replace(before, figures=figures, clock=before.clock or new.clock)
+        figures = {**new.figures, **stored_step.figures}
+        self.steps[name][new.step] = replace(
+            stored_step, figures=figures, epoch_seconds=stored_step.epoch_seconds or new.epoch_seconds
+        )
 
 
-def find_log(lines: Iterable[str]) -> ForeignLog | None:
+def parse_log(lines: Iterable[str]) -> ForeignLog | None:
     """Return the log of these lines, each with its end; None where no line is of a step.
 
     A last line without an end is left out: its last number may have been cut. Raises ValueError where lines are of two
@@ -127,11 +129,11 @@ class LineFormat:
                 unit = float(UNITS[match[2]]) if pattern.groups > 1 else 1.0
                 figures[name] = float(match[1].replace(",", "")) * scale * unit
         if figures:
-            reading.add(self.name, LoggedStep(int(step[1]), figures, *_clock(line)))
+            reading.add_step(self.name, LoggedStep(int(step[1]), figures, *_line_time(line)))
         return bool(figures)
 
 
-def _clock(line: str) -> tuple[float | None, float]:
+def _line_time(line: str) -> tuple[float | None, float]:
     if not (match := _CLOCK.search(line)):
         return None, 1.0
     try:
@@ -141,7 +143,7 @@ def _clock(line: str) -> tuple[float | None, float]:
     return whole + float(f"0.{match[3] or 0}"), 10.0 ** -len(match[3] or "")
 
 
-def _figure(name: str, pattern: str, scale: float = 1.0) -> tuple[str, re.Pattern[str], float]:
+def _figure_pattern(name: str, pattern: str, scale: float = 1.0) -> tuple[str, re.Pattern[str], float]:
     return name, re.compile(pattern.replace("NUMBER", _NUMBER)), scale
 
 
@@ -152,12 +154,12 @@ LINE_FORMATS = (
         "Training epoch ",
         re.compile(r"Training epoch \d{1,9}, iteration (\d{1,9})/\d+ \|"),
         (
-            _figure("loss", r"\breduced_train_loss: NUMBER"),
-            _figure("step_seconds", r"\btrain_step_timing in s: NUMBER"),
-            _figure(_RATE, r"\btokens_per_sec_per_gpu: NUMBER"),
-            _figure(_FLOPS, r"\bTFLOPS_per_GPU: NUMBER", 1e12),
-            _figure("memory_bytes", r"\b(?:max_memory_reserved|peak_memory_usage): NUMBER"),
-            _figure("global_batch", r"\bglobal_batch_size: NUMBER"),
+            _figure_pattern("loss", r"\breduced_train_loss: NUMBER"),
+            _figure_pattern("step_seconds", r"\btrain_step_timing in s: NUMBER"),
+            _figure_pattern(_RATE, r"\btokens_per_sec_per_gpu: NUMBER"),
+            _figure_pattern(_FLOPS, r"\bTFLOPS_per_GPU: NUMBER", 1e12),
+            _figure_pattern("memory_bytes", r"\b(?:max_memory_reserved|peak_memory_usage): NUMBER"),
+            _figure_pattern("global_batch", r"\bglobal_batch_size: NUMBER"),
         ),
     ),
     LineFormat(
@@ -165,14 +167,14 @@ LINE_FORMATS = (
         "iteration",
         re.compile(r"(?<!, )\biteration\s{1,9}(\d{1,9})\s?/\s{0,9}\d{1,9} \|"),
         (
-            _figure("loss", r"\blm loss:? NUMBER"),
-            _figure("step_seconds", r"\belapsed time per iteration \(ms\): NUMBER", 1e-3),
-            _figure("samples_per_second", r"\bsamples/sec: NUMBER"),
-            _figure(_RATE, r"\b(?:tokens/sec/gpu|tokens per GPU \(tokens/s/GPU\)): NUMBER"),
-            _figure(_FLOPS, r"\bthroughput per GPU \(TFLOP/s/GPU\): NUMBER", 1e12),
-            _figure(_FLOPS, r"NUMBER (?:MODEL_)?TFLOP/s/GPU", 1e12),
-            _figure("global_batch", r"\bglobal batch size:\s{0,9}NUMBER"),
-            _figure("skipped", r"\bnumber of skipped iterations:\s{0,9}NUMBER"),
+            _figure_pattern("loss", r"\blm loss:? NUMBER"),
+            _figure_pattern("step_seconds", r"\belapsed time per iteration \(ms\): NUMBER", 1e-3),
+            _figure_pattern("samples_per_second", r"\bsamples/sec: NUMBER"),
+            _figure_pattern(_RATE, r"\b(?:tokens/sec/gpu|tokens per GPU \(tokens/s/GPU\)): NUMBER"),
+            _figure_pattern(_FLOPS, r"\bthroughput per GPU \(TFLOP/s/GPU\): NUMBER", 1e12),
+            _figure_pattern(_FLOPS, r"NUMBER (?:MODEL_)?TFLOP/s/GPU", 1e12),
+            _figure_pattern("global_batch", r"\bglobal batch size:\s{0,9}NUMBER"),
+            _figure_pattern("skipped", r"\bnumber of skipped iterations:\s{0,9}NUMBER"),
         ),
     ),
     LineFormat(
@@ -180,10 +182,10 @@ LINE_FORMATS = (
         "step:",
         re.compile(r"(?<!_)\bstep:\s{0,9}(\d{1,9})\s{1,9}loss:"),
         (
-            _figure("loss", r"\bloss:\s{0,9}NUMBER"),
-            _figure(_RATE, r"\b[tw]ps:\s{0,9}NUMBER"),  # wps in older versions; both are of one device
-            _figure(_FLOPS, r"\btflops:\s{0,9}NUMBER", 1e12),
-            _figure("memory_bytes", r"\bmemory:\s{0,9}NUMBER(GiB|GB|MiB|MB)\b"),
+            _figure_pattern("loss", r"\bloss:\s{0,9}NUMBER"),
+            _figure_pattern(_RATE, r"\b[tw]ps:\s{0,9}NUMBER"),  # wps in older versions; both are of one device
+            _figure_pattern(_FLOPS, r"\btflops:\s{0,9}NUMBER", 1e12),
+            _figure_pattern("memory_bytes", r"\bmemory:\s{0,9}NUMBER(GiB|GB|MiB|MB)\b"),
         ),
     ),
     LineFormat(
@@ -191,16 +193,16 @@ LINE_FORMATS = (
         "global_step:",
         re.compile(r"\bglobal_step: (\d{1,9})\b"),
         (
-            _figure("loss", r"\bloss: NUMBER,"),
-            _figure("samples_per_second", r"\binterval_samples_per_second: NUMBER"),
-            _figure(_RATE, r"\binterval_tokens_per_second_per_device: NUMBER"),
+            _figure_pattern("loss", r"\bloss: NUMBER,"),
+            _figure_pattern("samples_per_second", r"\binterval_samples_per_second: NUMBER"),
+            _figure_pattern(_RATE, r"\binterval_tokens_per_second_per_device: NUMBER"),
         ),
     ),
 )
 
 
 # -- lines of JSON, and a table
-def _event(line: str, mark: str) -> dict[str, Any]:
+def _json_event(line: str, mark: str) -> dict[str, Any]:
     """Return the object behind the mark; an empty one for anything else, as a line that was cut."""
     try:
         value = json.loads(line.partition(mark)[2])
@@ -209,32 +211,32 @@ def _event(line: str, mark: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Any) -> float | None:
+def _number_or_none(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _read_flagperf(line: str, reading: LogReading) -> bool:
-    """Read an event of FlagPerf. Of FINISHED the rate over the whole training is stored, which its steps must fit."""
+    """Read an event of FlagPerf. FINISHED has the rate over the whole training, which the steps must fit."""
     if FLAGPERF_MARK not in line:
         return False
-    event = _event(line, FLAGPERF_MARK)
+    event = _json_event(line, FLAGPERF_MARK)
     value, metadata = event.get("value"), event.get("metadata")
     if not isinstance(value, dict):
         return True
-    if event.get("event") == "FINISHED" and (rate := _number(value.get("training_sequences_per_second"))):
-        reading.state("samples_per_second_of_all", repr(rate))
-    step = _number(value.get("global_steps", value.get("global_step", value.get("step"))))
+    if event.get("event") == "FINISHED" and (rate := _number_or_none(value.get("training_sequences_per_second"))):
+        reading.add_fact("samples_per_second_of_all", repr(rate))
+    step = _number_or_none(value.get("global_steps", value.get("global_step", value.get("step"))))
     if event.get("event") == "STEP_END" and step is not None and step == step:
-        milliseconds = _number(metadata.get("time_ms")) if isinstance(metadata, dict) else None
-        samples = _number(value.get("num_trained_samples"))
+        milliseconds = _number_or_none(metadata.get("time_ms")) if isinstance(metadata, dict) else None
+        samples = _number_or_none(value.get("num_trained_samples"))
         figures = {
-            "loss": _number(value.get("loss")),
-            "samples_per_second": _number(value.get("seq/s")),
+            "loss": _number_or_none(value.get("loss")),
+            "samples_per_second": _number_or_none(value.get("seq/s")),
             "global_batch": samples / step if samples and step else None,
         }
         clock = None if milliseconds is None else milliseconds / 1000
         numbers = {name: figure for name, figure in figures.items() if figure is not None}
-        reading.add("FlagPerf", LoggedStep(int(step), numbers, clock, 0.001))
+        reading.add_step("FlagPerf", LoggedStep(int(step), numbers, clock, 0.001))
     return True
 
 
@@ -245,33 +247,33 @@ class _MlperfReader:
     A step is the number of samples over the global batch.
     """
 
-    _begun: tuple[float, float] | None = None  # milliseconds and samples at the block's start
+    _block_start: tuple[float, float] | None = None  # milliseconds and samples at the block's start
     _rate: Figures = field(default_factory=dict)
     _step: int = 0
 
     def __call__(self, line: str, reading: LogReading) -> bool:
         if MLLOG_MARK not in line:
             return False
-        event = _event(line, MLLOG_MARK)
+        event = _json_event(line, MLLOG_MARK)
         metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         key, value = event.get("key"), event.get("value")
-        samples, now = _number(metadata.get("samples_count")), _number(event.get("time_ms"))
+        samples, now = _number_or_none(metadata.get("samples_count")), _number_or_none(event.get("time_ms"))
         if key in _MLPERF_FACTS and isinstance(value, (int, str)):
-            reading.state(_MLPERF_FACTS[key], str(value))
+            reading.add_fact(_MLPERF_FACTS[key], str(value))
         elif key == "tracked_stats" and isinstance(value, dict):
-            if (rate := _number(value.get("throughput"))) is not None:
+            if (rate := _number_or_none(value.get("throughput"))) is not None:
                 # By MLPerf's rules it is samples/s of all devices, unless the line names another unit.
                 is_local = metadata.get("unit") == "tokens/s/device"
                 self._rate = {_RATE if is_local else "samples_per_second": rate}
         elif key == "train_loss" and samples is not None:
-            loss = _number(value)
+            loss = _number_or_none(value)
             self._add(samples, {} if loss is None else {"loss": loss}, reading)
         elif key == "block_start" and samples is not None and now is not None:
-            self._begun = now, samples
+            self._block_start = now, samples
         elif key == "block_stop" and samples is not None and now is not None:
-            figures, begun = dict(self._rate), self._begun
-            self._rate, self._begun = {}, None
+            figures, begun = dict(self._rate), self._block_start
+            self._rate, self._block_start = {}, None
             if begun and now > begun[0]:
                 figures["samples_per_second_by_clock"] = 1000 * (samples - begun[1]) / (now - begun[0])
             self._add(samples, figures, reading)
@@ -285,7 +287,7 @@ class _MlperfReader:
                 raise ValueError("found samples_count before global_batch_size, expected the head of the log too")
             self._step = int(samples / int(reading.stated["global_batch"]))
         if figures and self._step:
-            reading.add("MLPerf", LoggedStep(self._step, figures))
+            reading.add_step("MLPerf", LoggedStep(self._step, figures))
 
 
 _MLPERF_FACTS = {
@@ -328,7 +330,7 @@ class _OneflowReader:
             figures = {name: float(row[column]) for column, name in _TABLE_FIGURES.items()}
             if self._memory:
                 figures["memory_bytes"] = max(self._memory)
-            reading.add("OneFlow", LoggedStep(int(cells[0]), figures))
+            reading.add_step("OneFlow", LoggedStep(int(cells[0]), figures))
         return True
 
 
@@ -369,15 +371,15 @@ _CHIP = re.compile(r"\b(?:CUDA|XPU|HIP) capacity: (.{1,80}?) with ")
 
 
 def _read_facts(text: str, reading: LogReading) -> None:
-    """Store what a line without a step says about the run."""
+    """Store the facts of the run that a line without a step states."""
     if match := _ARGUMENT.search(text):
         name, value = match[1] or match[3], match[2] or match[4]
         if name in _ARGUMENT_FACTS:
-            reading.state(_ARGUMENT_FACTS[name], value)
+            reading.add_fact(_ARGUMENT_FACTS[name], value)
     elif match := _TORCHTITAN_START.search(text):
         for name, value in match.groupdict().items():
-            reading.state(name, value)
+            reading.add_fact(name, value)
     elif match := _MESH.search(text):
-        reading.state("devices", str(math.prod(int(degree) for _, degree in _DEGREE.findall(match[1]))))
+        reading.add_fact("devices", str(math.prod(int(degree) for _, degree in _DEGREE.findall(match[1]))))
     elif match := _CHIP.search(text):
-        reading.state("device_name", match[1])
+        reading.add_fact("device_name", match[1])

@@ -27,10 +27,10 @@ from typing import IO, Any, cast
 
 from levelfield.errors import DocumentError, UsageError
 from levelfield.node.regular_files import MOST_BYTES, open_regular
-from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, TOOLS, ForeignLog, find_log
+from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, TOOLS, ForeignLog, parse_log
 from levelfield.specs.case import Precision
 
-_MAX_UNPACKED_BYTES = 2**34  # bytes of an archive, with what is skipped
+_MAX_UNPACKED_BYTES = 2**34  # of an archive, with the members that are skipped
 _TAR_HEADER_BYTES = 512  # of tar, before each member
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _TAR_MAGIC_OFFSET = 257
@@ -59,24 +59,24 @@ def read_log_file(path: Path) -> list[LogFile]:
                     return _archived_logs(unpacked)
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
                 raise ValueError(f"found {size:,} bytes, expected at most {MOST_BYTES:,}")
-            return [_read(path.name, file)]
+            return [_read_log(path.name, file)]
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, ArithmeticError, LookupError, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DocumentError(f"{path}: {error}") from None
 
 
-def _read(name: str, file: IO[bytes]) -> LogFile:
+def _read_log(name: str, file: IO[bytes]) -> LogFile:
     digest = hashlib.sha256()
-    if (log := find_log(_lines(file, digest.update))) is None:
+    if (log := parse_log(_read_lines(file, digest.update))) is None:
         raise ValueError(f"found no line of a step, expected a log of {TOOLS}")
     return LogFile(name, digest.hexdigest(), log)
 
 
-def _lines(file: IO[bytes], consume: Callable[[bytes], None]) -> Iterator[str]:
+def _read_lines(file: IO[bytes], consume: Callable[[bytes], None]) -> Iterator[str]:
     """Yield the lines of a file with their ends; of a line that is too long the beginning. A carriage return ends one.
 
-    passed: called with all bytes.
+    consume: called with all bytes.
     """
     while line := file.readline(MAX_LINE_LENGTH + 1):
         rest = line
@@ -89,10 +89,10 @@ def _lines(file: IO[bytes], consume: Callable[[bytes], None]) -> Iterator[str]:
 
 @contextmanager
 def _unpacked(file: BufferedReader, path: Path, head: bytes) -> Iterator[IO[bytes]]:
-    """Give the bytes of a tar file. Its own program unpacks zstd, which no Python before 3.14 reads."""
-    opened = next((opened for magic, opened in _OPENERS.items() if head.startswith(magic)), None)
-    if opened is not None:
-        with opened(file) as unpacked:
+    """Yield the bytes of a tar file. The program `zstd` unpacks zstd, which no Python before 3.14 reads."""
+    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+    if opener is not None:
+        with opener(file) as unpacked:
             yield unpacked
     elif not head.startswith(_ZSTD_MAGIC):
         yield file
@@ -113,23 +113,25 @@ def _unpacked(file: BufferedReader, path: Path, head: bytes) -> Iterator[IO[byte
 def _archived_logs(file: IO[bytes]) -> list[LogFile]:
     logs: list[LogFile] = []
     settings: dict[str, dict[str, str]] = {}
-    skipped = 0
+    skipped_count = 0
     for name, content in _members(file):
-        if job := _CONFIG_NAME.fullmatch(name):
-            settings[job[1]] = dict(_CONFIG_LINE.findall(content.read(2**16).decode("utf-8", "replace")))
+        if config_name := _CONFIG_NAME.fullmatch(name):
+            settings[config_name[1]] = dict(_CONFIG_LINE.findall(content.read(2**16).decode("utf-8", "replace")))
         elif name.endswith((".out", ".log", ".txt")):
             try:
-                logs.append(_read(name, content))
+                logs.append(_read_log(name, content))
             except ValueError:  # no training's log: of a scheduler, or of a run that never began
-                skipped += 1
+                skipped_count += 1
     if not logs:
-        raise ValueError(f"found no training's log among {skipped} files, expected *.out, *.log or *.txt with steps")
+        raise ValueError(
+            f"found no training's log among {skipped_count} files, expected *.out, *.log or *.txt with steps"
+        )
     completed = []
     for file_log in logs:  # with what its job's configuration states; the log's own words win
         jobs = [job for job in settings if re.search(rf"(?<!\d){job}(?!\d)", file_log.name)]
-        values = settings[jobs[0]] if len(jobs) == 1 else {}
-        facts = {_CONFIG_FACTS[name]: value for name, value in values.items() if name in _CONFIG_FACTS}
-        if (precision := values.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
+        job_settings = settings[jobs[0]] if len(jobs) == 1 else {}
+        facts = {_CONFIG_FACTS[name]: value for name, value in job_settings.items() if name in _CONFIG_FACTS}
+        if (precision := job_settings.get("dtype")) in Precision.__args__:  # type: ignore[attr-defined]
             facts["precision"] = str(precision)
         stated = {**facts, **file_log.log.stated}
         completed.append(replace(file_log, log=replace(file_log.log, stated=stated)))

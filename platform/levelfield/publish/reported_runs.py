@@ -60,7 +60,7 @@ def reported_row(
         "given": added,
         "steps": (window[0].step, window[-1].step),
         "lines": len(window),
-        "figures": dict(_figures(log, window, facts, work, chip)),
+        "figures": dict(_reported_figures(log, window, facts, work, chip)),
         "notes": (*log.notes, *_loss_notes(log)),
     }
     return parse(ReportedRow, content, file.name)
@@ -74,19 +74,19 @@ def _row_facts(log: ForeignLog) -> dict[str, Any]:
             if not (text.isascii() and text.isdigit() and 1 <= int(text) < 10**12):
                 raise ValueError(f"found {name} {text[:40]!r}, expected a whole number above 0")
             facts[name] = int(text)
-    nodes, local = facts.pop("nodes", None), facts.pop("devices_per_node", None)
-    if nodes and local:
-        facts.setdefault("devices", nodes * local)
+    nodes, devices_per_node = facts.pop("nodes", None), facts.pop("devices_per_node", None)
+    if nodes and devices_per_node:
+        facts.setdefault("devices", nodes * devices_per_node)
     if framework := stated.get("framework") or (None if log.format == "MLPerf" else log.format):
         facts["framework"] = framework
     # by the arguments of Megatron and OneFlow
-    formats = (name for name in ("fp8", "bf16", "fp16") if stated.get(name, "None") not in ("None", "False"))
-    if precision := stated.get("precision") or next(formats, None):
+    precisions = (name for name in ("fp8", "bf16", "fp16") if stated.get(name, "None") not in ("None", "False"))
+    if precision := stated.get("precision") or next(precisions, None):
         facts["precision"] = precision
     return facts
 
 
-def _median(window: Sequence[LoggedStep], name: str) -> float | None:
+def _window_median(window: Sequence[LoggedStep], name: str) -> float | None:
     """Return the median over the window. None where no line has the figure; NaN where one is not above zero."""
     values = [step.figures[name] for step in window if name in step.figures]
     if not all(0 < value < float("inf") for value in values):
@@ -94,13 +94,13 @@ def _median(window: Sequence[LoggedStep], name: str) -> float | None:
     return median(values) if values else None
 
 
-def _figures(
+def _reported_figures(
     log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None, chip: Chip | None
 ) -> Iterator[tuple[FigureName, ReportedFigure]]:
     yield RATE, _token_rate(log, window, facts, work, chip)
     for name in ("samples_per_second", "step_seconds"):
-        yield name, _printed_figure(_median(window, name))
-    flops = _printed_figure(_median(window, "flops_per_second"))
+        yield name, _printed_figure(_window_median(window, name))
+    flops = _printed_figure(_window_median(window, "flops_per_second"))
     fault = peak_excess(flops.value, chip, facts.get("precision")) if flops.value and chip else None
     yield "flops_per_second", _absent_figure(fault) if fault else flops
     memory = [step.figures["memory_bytes"] for step in log.steps if "memory_bytes" in step.figures]
@@ -141,25 +141,25 @@ def _token_rate(
     (rate, how), *others = rates
     for other, other_how in others:
         if not abs(other / rate - 1) <= MAX_RATE_DIFFERENCE:
-            both = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
-            times = max(rate / other, 1 / (rate / other))
-            return _absent_figure(f"{both}, {times:.4g} times apart: a unit is mixed up")
+            both_rates = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
+            factor = max(rate / other, 1 / (rate / other))
+            return _absent_figure(f"{both_rates}, {factor:.4g} times apart: a unit is mixed up")
     fault = next(_rate_faults(log, window, facts, rate, work, chip), None)
     return _absent_figure(fault) if fault else ReportedFigure(value=rate, how=how)
 
 
 def _computed_rates(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> Iterator[tuple[float, str]]:
     """Yield tokens/s of a device, with how it is computed, in each way that the log allows."""
-    if (printed := _median(window, RATE)) is not None:
+    if (printed := _window_median(window, RATE)) is not None:
         yield printed, "printed"
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
     if not (length and devices):
         return
     for name, words in (("samples_per_second", "printed"), ("samples_per_second_by_clock", "by the log's clock")):
-        if (samples := _median(window, name)) is not None:
+        if (samples := _window_median(window, name)) is not None:
             how = f"computed: {samples:.6g} samples/s {words} x {length} / {devices} devices"
             yield samples * length / devices, how
-    seconds = _median(window, "step_seconds")
+    seconds = _window_median(window, "step_seconds")
     if seconds is not None and batch:
         yield batch * length / seconds / devices, f"computed: {batch} x {length} / {seconds:.6g} s / {devices} devices"
 
@@ -175,24 +175,27 @@ def _rate_faults(
     """Yield what is wrong where the log's own clock, or its rate over the whole training, gives another time; where a
     printed FLOP/s is far from what the case's model needs for these tokens, or where it needs more FLOP/s for this
     speed than the chip can compute."""
-    timed_steps = [step for step in window if step.clock is not None]
+    timed_steps = [step for step in window if step.epoch_seconds is not None]
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
-    seconds = _median(window, "step_seconds")
+    seconds = _window_median(window, "step_seconds")
     if seconds is None and length and devices and batch:
         seconds = batch * length / devices / rate
     if len(timed_steps) > 1 and seconds is not None:
-        first, last, error = timed_steps[0], timed_steps[-1], max(step.resolution for step in timed_steps)
+        first, last, clock_error = timed_steps[0], timed_steps[-1], max(step.resolution_seconds for step in timed_steps)
         steps = last.step - first.step
-        total, printed = (last.clock or 0) - (first.clock or 0), seconds * steps
-        if not (_CLOCK_RATIO[0] * printed <= total + error and total - error <= _CLOCK_RATIO[1] * printed):
-            timing = f"{total / steps:.4g} s by the times of the lines"
+        clock_total, printed_total = (last.epoch_seconds or 0) - (first.epoch_seconds or 0), seconds * steps
+        if not (
+            _CLOCK_RATIO[0] * printed_total <= clock_total + clock_error
+            and clock_total - clock_error <= _CLOCK_RATIO[1] * printed_total
+        ):
+            timing = f"{clock_total / steps:.4g} s by the times of the lines"
             yield f"found {seconds:.4g} s of a step, and {timing}: a unit is mixed up"
-    stated_rate, samples = log.stated.get("samples_per_second_of_all"), _median(window, "samples_per_second")
+    stated_rate, samples = log.stated.get("samples_per_second_of_all"), _window_median(window, "samples_per_second")
     if stated_rate is not None and samples and not _CLOCK_RATIO[0] <= samples / float(stated_rate) <= _CLOCK_RATIO[1]:
         yield f"found {samples:.4g} samples/s of the last steps and {float(stated_rate):.4g} of all: a unit is mixed up"
     if work is None:
         return
-    if (flops_rate := _median(window, "flops_per_second")) is not None:
+    if (flops_rate := _window_median(window, "flops_per_second")) is not None:
         expected = flops_per_token("palm", work.model, work.training.sequence_length)
         if not _FLOPS_RATIO[0] <= flops_rate / rate / expected <= _FLOPS_RATIO[1]:
             both = f"found {flops_rate / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"

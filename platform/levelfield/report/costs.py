@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from levelfield.measure.cost import Cost, ResourceUse, cost_per_million_tokens
 from levelfield.report import repeats, tables
-from levelfield.report.escapes import markdown
+from levelfield.report.escapes import escape_markdown
 from levelfield.report.repeats import FigureColumn, PlanDigests
 from levelfield.report.result_words import COLUMNS
 from levelfield.report.words import NONE, significant, wrapped
@@ -15,7 +15,7 @@ from levelfield.specs.prices import ChipPrice, Prices
 from levelfield.specs.result import Result
 from levelfield.specs.vendor import HOST_SHARE
 
-SCHEMA = "levelfield.costs/1"
+COSTS_SCHEMA = "levelfield.costs/1"
 COST_NAME = "cost_per_million_tokens"
 
 
@@ -29,36 +29,45 @@ class RunCosts:
     def column(self) -> FigureColumn:
         currency = self.prices.currency
         return FigureColumn(
-            COST_NAME, f"{currency}/1e6 tokens", lambda r: self.of(r).value, f"{currency}/M tokens", digits=None
+            COST_NAME, f"{currency}/1e6 tokens", lambda r: self.cost_of(r).value, f"{currency}/M tokens", digits=None
         )
 
-    def of(self, result: Result) -> Cost:
+    def cost_of(self, result: Result) -> Cost:
         """Return the cost of a run; none for one that is not valid."""
         if result.status.word != "valid" or result.throughput is None:
             return Cost(None, reason=f"the run is {result.status.word}")
         energy = result.energy.joules_per_token
-        rate = result.throughput.tokens_per_second
-        is_share = result.device_is == HOST_SHARE
-        nodes = repeats.FIGURE_COLUMNS["node_joules_per_token"].read(result)
-        use = ResourceUse(result.chip, is_share, result.nodes, result.devices, rate, energy.value, energy.reason, nodes)
+        tokens_per_second = result.throughput.tokens_per_second
+        is_host_share = result.device_is == HOST_SHARE
+        node_joules_per_token = repeats.FIGURE_COLUMNS["node_joules_per_token"].read(result)
+        use = ResourceUse(
+            result.chip,
+            is_host_share,
+            result.nodes,
+            result.devices,
+            tokens_per_second,
+            energy.value,
+            energy.reason,
+            node_joules_per_token,
+        )
         return cost_per_million_tokens(use, self.prices)
 
-    def explained(self, result: Result) -> tuple[str, str]:
+    def explain(self, result: Result) -> tuple[str, str]:
         """Return the cost of one run, and its parts or why there is none."""
-        price, currency = self.of(result), self.prices.currency
-        if price.reason:
-            return NONE, price.reason
+        run_cost, currency = self.cost_of(result), self.prices.currency
+        if run_cost.reason:
+            return NONE, run_cost.reason
         parts = price_in_words(self.prices.chips[result.chip], currency)
-        if price.power is not None:
-            power = f"{significant(price.power)} for the power of its {price.power_of}"
-            parts = f"{significant(price.machine)} for the machine, {power} ({parts})"
-        return f"{significant(price.value)} {currency} per million tokens", parts
+        if run_cost.power is not None:
+            power = f"{significant(run_cost.power)} for the power of its {run_cost.power_of}"
+            parts = f"{significant(run_cost.machine)} for the machine, {power} ({parts})"
+        return f"{significant(run_cost.value)} {currency} per million tokens", parts
 
     def notes(self, results: Sequence[Result]) -> list[str]:
         """Return what the prices are for each chip, and why runs have no cost; equal reasons once."""
-        costs = [self.of(result) for result in results]
-        reasons = dict.fromkeys(f"none: {price.reason}" for price in costs if price.reason)
-        covered = dict.fromkeys(price.power_of for price in costs if price.power_of)
+        costs = [self.cost_of(result) for result in results]
+        reasons = dict.fromkeys(f"none: {run_cost.reason}" for run_cost in costs if run_cost.reason)
+        covered = dict.fromkeys(run_cost.power_of for run_cost in costs if run_cost.power_of)
         power = [f"the power is that of {' in some runs and of '.join(covered)}"] if covered else []
         prices = price_lines(self.prices, [result.chip for result in results])
         return [f"{self.column.heading}: {note}" for note in (*prices, *reasons, *power)]
@@ -67,7 +76,7 @@ class RunCosts:
 def format_results(form: str, results: Sequence[Result], plans: PlanDigests, costs: RunCosts | None = None) -> str:
     """Return results as `table`, `markdown`, `csv` or `json`; with costs as a further column.
 
-    plans: as `repeats_of` takes them. csv: a row for each run, raw numbers without rounding, units in the names.
+    plans: as `group_repeats` takes them. csv: a row for each run, raw numbers without rounding, units in the names.
     json: costs are an object of schema `levelfield.costs/1`.
     """
     cost_column = costs.column if costs else None
@@ -78,31 +87,31 @@ def format_results(form: str, results: Sequence[Result], plans: PlanDigests, cos
     if form == "json":
         cost_objects = []
         if costs and cost_column:
-            runs = [{"run_id": result.run_id, **asdict(costs.of(result))} for result in results]
+            runs = [{"run_id": result.run_id, **asdict(costs.cost_of(result))} for result in results]
             prices = costs.prices.model_dump(mode="json")
-            cost_objects = [{"schema": SCHEMA, "unit": cost_column.unit, "prices": prices, "runs": runs}]
-        return tables.as_json(results, plans, cost_objects, figures)
+            cost_objects = [{"schema": COSTS_SCHEMA, "unit": cost_column.unit, "prices": prices, "runs": runs}]
+        return tables.format_json(results, plans, cost_objects, figures)
     if form == "csv":
         rows = []
         for result in results:
-            row = tables.flat_figures(result)
+            row = tables.figure_row(result)
             if costs:
-                price = costs.of(result)
-                row |= {COST_NAME: price.value, "cost_currency": costs.prices.currency}
-                row |= {"cost_reason": price.reason, "cost_power_of": price.power_of}
+                run_cost = costs.cost_of(result)
+                row |= {COST_NAME: run_cost.value, "cost_currency": costs.prices.currency}
+                row |= {"cost_reason": run_cost.reason, "cost_power_of": run_cost.power_of}
             rows.append(row)
         return tables.csv_text(rows)
     notes = costs.notes(results) if costs else []
     if form == "markdown":
         lines = repeats.repeat_lines(results, plans, figures, is_markdown=True)
-        lines += [line for note in notes for line in ("", markdown(note))]
-        return tables.as_markdown(results, columns) + "".join(f"{line}\n" for line in lines)
+        lines += [line for note in notes for line in ("", escape_markdown(note))]
+        return tables.format_markdown(results, columns) + "".join(f"{line}\n" for line in lines)
     lines = [
         *repeats.repeat_lines(results, plans, figures),
         *([""] if notes else []),
         *(wrapped(note, 2) for note in notes),
     ]
-    return tables.as_text(results, columns=columns) + "".join(f"{line}\n" for line in lines)
+    return tables.format_text(results, columns=columns) + "".join(f"{line}\n" for line in lines)
 
 
 def price_lines(prices: Prices, chips: Iterable[str]) -> Iterator[str]:
@@ -116,8 +125,8 @@ def price_in_words(price: ChipPrice, currency: str) -> str:
     """Return a price in words."""
     if price.own is None:
         return f"rent of {price.rent:,.10g} {currency} an hour per {price.per}, with power"
-    machine = price.own
+    owned = price.own
     return (
-        f"{machine.capital:,.12g} {currency} per {price.per} over {machine.years:g} years, in use for "
-        f"{machine.utilisation:.0%} of them; power at {machine.power_per_kwh:g} {currency}/kWh and PUE {machine.pue:g}"
+        f"{owned.capital:,.12g} {currency} per {price.per} over {owned.years:g} years, in use for "
+        f"{owned.utilisation:.0%} of them; power at {owned.power_per_kwh:g} {currency}/kWh and PUE {owned.pue:g}"
     )

@@ -54,7 +54,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def markdown(value: object) -> Markdown:
+def escape_markdown(value: object) -> Markdown:
     """Return one line of Markdown that shows the value's text as it is: no markup, link, HTML or end of a cell."""
     if isinstance(value, Markdown):
         return value
@@ -62,16 +62,16 @@ def markdown(value: object) -> Markdown:
     return Markdown(_MARKUP_AT_START.sub(r"\1\\", _MARKUP.sub(r"\\\g<0>", line)))
 
 
-def code(text: str) -> Markdown:
+def code_span(text: str) -> Markdown:
     """Return the text as a code span. A text that could end the span or the cell, or is like a tag, is plain text."""
     line = printable(one_line(text))
-    return Markdown(f"`{line}`") if line and not re.search("[`|<]", line) else markdown(one_line(text))
+    return Markdown(f"`{line}`") if line and not re.search("[`|<]", line) else escape_markdown(one_line(text))
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]], rule: str = "---") -> list[str]:
     """Return the lines of a Markdown table. Every cell is escaped; the header is the platform's own text."""
     names = list(header)
-    cells = [[markdown(text).strip() for text in row] for row in rows]
+    cells = [[escape_markdown(text).strip() for text in row] for row in rows]
     first, *others = [f"| {' | '.join(row)} |" for row in [names, *cells]]
     return [first, f"|{f'{rule}|' * len(names)}", *others]
 

@@ -8,53 +8,53 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from levelfield.report import result_words, words
-from levelfield.report.escapes import code, markdown
-from levelfield.report.sheets import LabelledText, labelled
+from levelfield.report.escapes import code_span, escape_markdown
+from levelfield.report.sheets import LabelledText, labelled_line
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Result
 from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.specs.variables import report_variables
 
-ExplainedText = tuple[str, str, str]  # what, how much, and how it is known
+ExplainedFigure = tuple[str, str, str]  # label, value, and how it is known
 
 
-def result_lines(result: Result, more: Iterable[ExplainedText] = ()) -> list[str]:
-    """Return one result in lines of at most 80 columns. more: rows behind it."""
+def result_lines(result: Result, extra_figures: Iterable[ExplainedFigure] = ()) -> list[str]:
+    """Return one result in lines of at most 80 columns, with the extra figures last."""
     title = f"{result.case} ({result.scale})  {result.framework} {result.framework_version}  {result.layout}"
     rows = [
         *_result_rows(result),
-        *((name, text) for label, value, how in more for name, text in ((label, value), ("", how))),
+        *((name, text) for label, value, origin in extra_figures for name, text in ((label, value), ("", origin))),
     ]
-    return [words.wrapped(title, 9), *(labelled(*row, 9) for row in rows)]
+    return [words.wrapped(title, 9), *(labelled_line(*row, 9) for row in rows)]
 
 
 def _result_rows(result: Result) -> Iterator[LabelledText]:
-    yield "result", result_words.status(result)
+    yield "result", result_words.status_in_words(result)
     yield from (("", reason) for reason in result.status.reasons)
-    throughput, mfu = result.throughput, result_words.utilisation(result, HEADLINE_FORMULA)
+    throughput, mfu = result.throughput, result_words.find_utilisation(result, HEADLINE_FORMULA)
     if throughput:
         yield "speed", f"{words.number(throughput.tokens_per_second_per_device)} tokens/s/device"
     yield "verdict", f"{result.alignment.verdict}: {result_words.reason_without_limits(result.alignment)}"
     if result.alignment.limits:
         yield "", f"limits: {result_words.limits_basis(result.alignment.limits)}"
     yield from _next_steps(result)
-    name, memory = result_words.worst_memory(result)
+    name, memory = result_words.first_known_memory(result)
     yield "memory", f"{words.gib(memory)} ({name}), predicted {result_words.predicted_memory_text(result)}"
     if result.memory.expectation and result.memory.expectation.remark:
         yield "", f"remark: {result.memory.expectation.remark}"
     if mfu:
         peak = f"of {mfu.peak_tflops:.4g} TFLOP/s" if mfu.peak_tflops else ""
-        yield "MFU", f"{result_words.percent(mfu)} {mfu.formula} {peak}".rstrip()
+        yield "MFU", f"{result_words.utilisation_percent(mfu)} {mfu.formula} {peak}".rstrip()
         yield "", result_words.peak_origin(mfu.peak_source) if mfu.peak_source else f"{mfu.reason}"
-    beyond = (use for use in result.utilisation if use.is_above_peak and use != mfu)
-    yield from (("", f"{use.kind} {use.formula}: {use.reason}") for use in beyond)
+    above_peak = (use for use in result.utilisation if use.is_above_peak and use != mfu)
+    yield from (("", f"{use.kind} {use.formula}: {use.reason}") for use in above_peak)
     first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
     yield "loss", f"{first} -> {last}, mean of the last steps"
     yield from (("", sentence) for sentence in result_words.to_loss_lines(result))
     if throughput:
         step = throughput.step_seconds
         yield "step", f"{step.median * 1000:,.1f} ms median, {step.p90 * 1000:,.1f} ms p90, {step.steps} steps"
-        yield from (("", f"flagged: {result_words.flag(flag)}") for flag in step.flags)
+        yield from (("", f"flagged: {result_words.flag_in_words(flag)}") for flag in step.flags)
     if result.disturbance:
         yield from (("", f"flagged: {flag}") for flag in result.disturbance.flags)
     yield from (("waited", sentence) for sentence in result_words.pace_lines(result))
@@ -79,15 +79,15 @@ def _next_steps(result: Result) -> Iterator[LabelledText]:
         yield "", "next: logs/ of the run has all that each rank printed, such as the place in the code"
 
 
-def run_report(result: Result, plan: Plan, more: Iterable[ExplainedText] = ()) -> str:
-    """Return report.md: every figure with its origin, or the reason why it is missing. more: rows behind them."""
-    important = report_variables(result.inherited)
-    inherited = [f"{name}={text}" for name, text in important.items()]
-    if others := len(result.inherited) - len(important):
+def run_report(result: Result, plan: Plan, extra_figures: Iterable[ExplainedFigure] = ()) -> str:
+    """Return report.md: every figure with its origin, or the reason why it is missing; the extra figures last."""
+    variables = report_variables(result.inherited)
+    inherited = [f"{name}={text}" for name, text in variables.items()]
+    if others := len(result.inherited) - len(variables):
         inherited.append(
-            f"{others} {'more' if important else 'that are not known to change a training'}: provenance.json"
+            f"{others} {'more' if variables else 'that are not known to change a training'}: provenance.json"
         )
-    return _template().render(r=result, plan=plan, more=tuple(more), inherited_variables=", ".join(inherited))
+    return _template().render(r=result, plan=plan, more=tuple(extra_figures), inherited_variables=", ".join(inherited))
 
 
 @cache  # compiling it takes longer than all else of a report
@@ -97,15 +97,15 @@ def _template() -> Template:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # Markdown, not HTML
-        finalize=markdown,  # of an undefined value the text raises
+        finalize=escape_markdown,  # an undefined value raises
     )
-    environment.filters["code"] = code
+    environment.filters["code"] = code_span
     texts = (
         words.number,
         words.gib,
-        result_words.flag,
-        result_words.percent,
-        result_words.status,
+        result_words.flag_in_words,
+        result_words.utilisation_percent,
+        result_words.status_in_words,
         result_words.memory_rows,
     )
     lines = (result_words.tuning_lines, result_words.to_loss_lines, result_words.pace_lines, result_words.expert_lines)

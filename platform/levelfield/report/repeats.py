@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from levelfield.measure.other_use import displayed_status
 from levelfield.measure.series import Interval, median_interval
-from levelfield.report.escapes import Markdown, markdown, markdown_table
-from levelfield.report.sheets import padded
+from levelfield.report.escapes import Markdown, escape_markdown, markdown_table
+from levelfield.report.sheets import pad_row
 from levelfield.report.words import number
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
@@ -16,7 +16,7 @@ from levelfield.specs.run_figures import MFU_NAME, MFU_TITLE, RUN_FIGURES, RunFi
 from levelfield.specs.variables import known_to_matter
 from levelfield.specs.vendor import HOST_SHARE
 
-SCHEMA = "levelfield.repeats/1"  # of the summary of a group in JSON
+REPEATS_SCHEMA = "levelfield.repeats/1"  # of the summary of a group in JSON
 # What differs in the results of two repeats. Their plans have what a result lacks, such as threads and variables.
 _FIELDS_OF_ONE_RUN = {
     "run_id", "repeat", "status", "steps_done", "loss", "throughput", "utilisation", "memory", "energy", "identity",
@@ -35,15 +35,15 @@ class FigureColumn:
     heading: str
     divisor: float = 1
     digits: int | None = 1  # None: a figure of any size, shown with four significant digits
-    largest: float | None = None  # the largest possible value
-    # What it refers to. Repeats in which that differs have no such figure.
+    largest_possible: float | None = None
+    # What the figure refers to. Repeats in which this differs have no such figure.
     basis: Callable[[Result], object] = lambda result: None
 
     def text(self, value: float | None) -> str:
         """Return the value as a table shows it."""
         return number(value, self.digits, self.divisor)
 
-    def ends(self, interval: Interval) -> str:
+    def interval_text(self, interval: Interval) -> str:
         """Return both ends of an interval as a table shows them, or that there are not enough runs for one."""
         if interval.low is None or interval.high is None:
             return "not enough runs"
@@ -59,13 +59,13 @@ class RepeatedFigure:
 
 
 @dataclass(frozen=True)
-class Repeats:
+class RepeatGroup:
     """At least two runs of one plan. Only valid runs have figures, disturbed ones where none is quiet; a figure needs
     two runs."""
 
     results: tuple[Result, ...]
-    valid: int
-    disturbed: int  # of the valid ones
+    valid_count: int
+    disturbed_count: int  # of the valid ones
     figures: tuple[RepeatedFigure, ...]
 
     @property
@@ -75,9 +75,9 @@ class Repeats:
         name = f"{first.entry.name}: " if first.entry else ""
         return (
             f"{name}{first.case} ({first.scale}) {first.framework} {first.nodes}x{first.devices // first.nodes} "
-            f"{first.chip} {first.layout}, {len(self.results)} repeats, {self.valid} valid"
-            + f", {self.disturbed} of them disturbed"
-            * bool(self.disturbed)
+            f"{first.chip} {first.layout}, {len(self.results)} repeats, {self.valid_count} valid"
+            + f", {self.disturbed_count} of them disturbed"
+            * bool(self.disturbed_count)
         )
 
 
@@ -96,11 +96,13 @@ def _figure_column(figure: RunFigure) -> FigureColumn:
 
 ALL_COLUMNS = tuple(map(_figure_column, RUN_FIGURES))
 FIGURE_COLUMNS = {column.name: column for column in ALL_COLUMNS}
-Columns = Sequence[FigureColumn]
+FigureColumns = Sequence[FigureColumn]
 PlanDigests = Sequence[str | None]  # of each result: what the plans of its repeats have in common
 
 
-def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL_COLUMNS) -> list[Repeats]:
+def group_repeats(
+    results: Sequence[Result], plans: PlanDigests, columns: FigureColumns = ALL_COLUMNS
+) -> list[RepeatGroup]:
     """Return the groups of at least two runs of one plan, in the order of their first run.
 
     plans: of each result the digest that the plans of repeats share; None where no plan is at hand, and such a run is
@@ -116,45 +118,47 @@ def repeats_of(results: Sequence[Result], plans: PlanDigests, columns: Columns =
     for group in groups.values():
         valid = [result for result in group if result.status.word == "valid"]
         quiet = [result for result in valid if displayed_status(result) == "valid"]
-        counted, figures = quiet or valid, []
+        counted_results, figures = quiet or valid, []
         for column in columns:
-            values = [value for value in map(column.read, counted) if value is not None]
-            if len(values) > 1 and len({column.basis(result) for result in counted}) == 1:
-                figures.append(RepeatedFigure(column, median_interval(values, column.largest)))
+            values = [value for value in map(column.read, counted_results) if value is not None]
+            if len(values) > 1 and len({column.basis(result) for result in counted_results}) == 1:
+                figures.append(RepeatedFigure(column, median_interval(values, column.largest_possible)))
         if len(group) > 1:
-            repeats.append(Repeats(tuple(group), len(valid), len(valid) - len(quiet), tuple(figures)))
+            repeats.append(RepeatGroup(tuple(group), len(valid), len(valid) - len(quiet), tuple(figures)))
     return repeats
 
 
 def repeat_lines(
-    results: Sequence[Result], plans: PlanDigests, columns: Columns = ALL_COLUMNS, is_markdown: bool = False
+    results: Sequence[Result], plans: PlanDigests, columns: FigureColumns = ALL_COLUMNS, is_markdown: bool = False
 ) -> list[str]:
     """Return lines of a terminal, one a figure, or a table of Markdown for each group; none without repeats."""
     lines = []
-    for repeats in repeats_of(results, plans, columns):
-        columns_and_intervals = [(figure.column, figure.interval) for figure in repeats.figures]
+    for group in group_repeats(results, plans, columns):
+        columns_and_intervals = [(figure.column, figure.interval) for figure in group.figures]
         rows = [
-            (column.heading, column.text(interval.median), column.ends(interval))
+            (column.heading, column.text(interval.median), column.interval_text(interval))
             for column, interval in columns_and_intervals
         ]
         methods = {(i.method, i.coverage, i.n) for _, i in columns_and_intervals if i.coverage is not None}
         notes = [f"interval of {n} values: {coverage:.0%}, {method}" for method, coverage, n in sorted(methods)]
         basis = FIGURE_COLUMNS[MFU_NAME].basis
-        peaks = {basis(result) for result in repeats.results if result.status.word == "valid"}
-        quiet = repeats.valid - repeats.disturbed
-        if not repeats.figures:
-            counted_text = f"{quiet} quiet" if quiet and repeats.disturbed else f"{repeats.valid} valid"
+        measured_peaks = {basis(result) for result in group.results if result.status.word == "valid"}
+        quiet = group.valid_count - group.disturbed_count
+        if not group.figures:
+            counted_text = f"{quiet} quiet" if quiet and group.disturbed_count else f"{group.valid_count} valid"
             notes = [f"no figure over repeats: {counted_text} run(s), expected at least 2"]
-        elif len(peaks) > 1:
-            notes.insert(0, f"{MFU_TITLE}: no median, as the runs refer to {len(peaks)} different measured peaks")
-        if quiet and repeats.disturbed:
-            notes.append(f"not counted: {repeats.disturbed} disturbed run(s), as other programs used the machine")
+        elif len(measured_peaks) > 1:
+            notes.insert(
+                0, f"{MFU_TITLE}: no median, as the runs refer to {len(measured_peaks)} different measured peaks"
+            )
+        if quiet and group.disturbed_count:
+            notes.append(f"not counted: {group.disturbed_count} disturbed run(s), as other programs used the machine")
         if is_markdown:
-            lines += ["", f"Over repeats: {markdown(repeats.title)}", ""]
+            lines += ["", f"Over repeats: {escape_markdown(group.title)}", ""]
             lines += markdown_table(("figure", "median", "interval"), (map(Markdown, row) for row in rows))
-            lines += ["", *map(markdown, notes)]
+            lines += ["", *map(escape_markdown, notes)]
         else:
-            lines += ["", f"over repeats: {repeats.title}"]
-            lines += [padded((f"  {name}", median, f" {ends}"), (19, -12), " ") for name, median, ends in rows]
+            lines += ["", f"over repeats: {group.title}"]
+            lines += [pad_row((f"  {name}", median, f" {ends}"), (19, -12), " ") for name, median, ends in rows]
             lines += [f"  {note}" for note in notes]
     return lines

@@ -23,24 +23,24 @@ _LIMITS = re.compile(
 )
 _PLURALS = {"framework": "frameworks", "layout": "layouts", "micro-batch": "micro-batches"}  # kinds of reference runs
 _CHANGE = re.compile(r"(?P<shift>change point: step time shifts by [+-]\d+\.\d%)(?P<rest> at step \d+ \(p = [^)]*\))")
-MOST_NODES_LISTED = 8  # in the report of one run; report.md has all
+MAX_NODES_LISTED = 8  # in the report of one run; report.md has all
 
 
-def percent(use: Utilisation | None) -> str:
+def utilisation_percent(utilisation: Utilisation | None) -> str:
     """Return a percentage such as 37.7 %, or a range such as 25.4-50.9 % for mixed fp8."""
-    if use is None:
+    if utilisation is None:
         return NONE
-    if use.low is not None and use.high is not None and use.low != use.high:
-        return f"{use.low:.1%}-{use.high:.1%}".replace("%", "") + " %"
-    return NONE if use.value is None else f"{use.value * 100:.1f} %"
+    if utilisation.low is not None and utilisation.high is not None and utilisation.low != utilisation.high:
+        return f"{utilisation.low:.1%}-{utilisation.high:.1%}".replace("%", "") + " %"
+    return NONE if utilisation.value is None else f"{utilisation.value * 100:.1f} %"
 
 
-def utilisation(result: Result, formula: str, kind: str = "MFU") -> Utilisation | None:
+def find_utilisation(result: Result, formula: str, kind: str = "MFU") -> Utilisation | None:
     """Return the result's utilisation by this formula, in any version."""
     return next((u for u in result.utilisation if u.formula.split("/")[0] == formula and u.kind == kind), None)
 
 
-def worst_memory(result: Result) -> tuple[str, float | None]:
+def first_known_memory(result: Result) -> tuple[str, float | None]:
     """Return the first known memory figure with its name, in the order device, framework, process.
 
     On a processor the device's is the machine's, with all other programs, and never counts.
@@ -90,19 +90,19 @@ def predicted_memory_text(result: Result) -> str:
     if comparison is None or comparison.ratio is None:
         return predicted
     over = f"{comparison.ratio - 1:+.0%}".replace("%", " %")
-    if comparison.measured.value == worst_memory(result)[1]:
+    if comparison.measured.value == first_known_memory(result)[1]:
         return f"{predicted} ({over})"
     return f"{predicted} (the {comparison.figure}, {gib(comparison.measured.value)}: {over})"
 
 
 def limits_basis(stored: str) -> str:
     """Return from which runs the limits of a verdict follow: `from 11 reference run(s) (other frameworks, ...)`."""
-    rows = _LIMITS.fullmatch(stored)
-    if rows is None:
+    match = _LIMITS.fullmatch(stored)
+    if match is None:
         return stored
-    kinds = [kind.split(" ", 1)[1] for kind in (rows["kinds"] or "").split(", ") if kind]
+    kinds = [kind.split(" ", 1)[1] for kind in (match["kinds"] or "").split(", ") if kind]
     names = ", ".join(_PLURALS.get(kind, kind) for kind in kinds)
-    return f"from {rows['count']} reference run(s){f' (other {names})' if names else ''}{rows['source']}"
+    return f"from {match['count']} reference run(s){f' (other {names})' if names else ''}{match['source']}"
 
 
 def peak_origin(stored: str) -> str:
@@ -126,19 +126,19 @@ def node_rows(result: Result) -> list[tuple[str, str]]:
     failed_nodes = [node for node in result.machines if node.word not in ("ended", "stopped", None)]
     lines += [
         f"node{n.node} ({n.name or 'no name'}) {n.word or 'unknown'}{f': {n.detail}' if n.detail else ''}"
-        for n in failed_nodes[:MOST_NODES_LISTED]
+        for n in failed_nodes[:MAX_NODES_LISTED]
     ]
-    lines += [f"and {len(failed_nodes) - MOST_NODES_LISTED} more"] if len(failed_nodes) > MOST_NODES_LISTED else []
+    lines += [f"and {len(failed_nodes) - MAX_NODES_LISTED} more"] if len(failed_nodes) > MAX_NODES_LISTED else []
     return [("" if place else "nodes", line) for place, line in enumerate(lines)]
 
 
-def flag(stored: str) -> str:
+def flag_in_words(raw_flag: str) -> str:
     """Return the flag of step times in words. A drift is that of a fitted line, which may lose more than the median."""
-    if change := _CHANGE.fullmatch(stored):
-        return f"{change['shift']} of the window's median{change['rest']}"
-    trend = _TREND.fullmatch(stored)
+    if change_point := _CHANGE.fullmatch(raw_flag):
+        return f"{change_point['shift']} of the window's median{change_point['rest']}"
+    trend = _TREND.fullmatch(raw_flag)
     if trend is None:
-        return stored
+        return raw_flag
     half_drift = float(trend["percent"]) / 200
     first, last = (significant(max(0.0, end), 3) for end in (1 - half_drift, 1 + half_drift))
     return f"{trend['drift']} of its median over the window, on a line from {first} to {last} times it {trend['p']}"
@@ -208,22 +208,22 @@ def tuning_lines(result: Result) -> tuple[str, ...]:
 
 def seconds_to_loss_text(result: Result) -> str:
     """Return the seconds to a loss, with the loss, such as `5.2 (2.66)`."""
-    time = result.to_loss
-    return NONE if time is None or time.seconds is None else f"{number(time.seconds, 2)} ({time.level:g})"
+    to_loss = result.to_loss
+    return NONE if to_loss is None or to_loss.seconds is None else f"{number(to_loss.seconds, 2)} ({to_loss.level:g})"
 
 
 def to_loss_lines(result: Result) -> tuple[str, ...]:
     """Return the time and tokens to a loss, without the steps that are not counted; none for a run without."""
-    time = result.to_loss
-    if time is None or time.seconds is None:
+    to_loss = result.to_loss
+    if to_loss is None or to_loss.seconds is None:
         return ()
     return (
-        f"time to loss {time.level:g}: {significant(time.seconds)} s, {number(time.tokens, 0)} tokens "
-        f"(after {time.uncounted_steps} warm-up steps)",
+        f"time to loss {to_loss.level:g}: {significant(to_loss.seconds)} s, {number(to_loss.tokens, 0)} tokens "
+        f"(after {to_loss.uncounted_steps} warm-up steps)",
     )
 
 
-def status(result: Result) -> str:
+def status_in_words(result: Result) -> str:
     """Return how the run ended: the word, the class of a failure, and `disturbed` where others used the machine."""
     from levelfield.measure.other_use import displayed_status
 
@@ -236,9 +236,9 @@ def _figure_cell(figure: RunFigure, result: Result) -> str:
 
 
 # Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.
-_WRITERS: dict[str, Callable[[Result], str]] = {
-    MFU_NAME: lambda r: percent(utilisation(r, HEADLINE_FORMULA)),
-    "memory_bytes": lambda r: gib(worst_memory(r)[1]),
+_CELL_WRITERS: dict[str, Callable[[Result], str]] = {
+    MFU_NAME: lambda r: utilisation_percent(find_utilisation(r, HEADLINE_FORMULA)),
+    "memory_bytes": lambda r: gib(first_known_memory(r)[1]),
     "loss_tail_mean": lambda r: number(r.loss.tail_mean, 4),
     "seconds_to_loss": seconds_to_loss_text,
 }
@@ -251,9 +251,11 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "precision": lambda r: r.precision,
     "tuning": lambda r: r.tuning.word if r.tuning else NONE,
     "tuned": lambda r: chosen_fields(r) or NONE,
-    "status": status,
+    "status": status_in_words,
     **{
-        figure.table: _WRITERS.get(figure.name, partial(_figure_cell, figure)) for figure in RUN_FIGURES if figure.table
+        figure.table: _CELL_WRITERS.get(figure.name, partial(_figure_cell, figure))
+        for figure in RUN_FIGURES
+        if figure.table
     },
     "alignment": lambda r: r.alignment.verdict,
 }

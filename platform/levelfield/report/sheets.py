@@ -10,13 +10,13 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
-from levelfield.report.escapes import markdown, markdown_table, one_line, printable
+from levelfield.report.escapes import escape_markdown, markdown_table, one_line, printable
 from levelfield.report.words import WIDTH, wrapped
 
-GAP = "  "
+COLUMN_GAP = "  "
 LabelledText = tuple[str, str]
 _SHELL_WORD = re.compile(r"(?:'[^']*'|[^\s'])+")
-_LEAST_WIDTH = 8  # columns that a cell keeps when the table is too wide
+_MIN_WIDTH = 8  # of a cell when the table is too wide
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,21 @@ class Sheet:
     commands: tuple[tuple[str, str], ...] = ()  # what each is for, and a command line that can be pasted
 
 
-def padded(cells: Iterable[object], widths: Iterable[int], gap: str = GAP) -> str:
+def pad_row(cells: Iterable[object], widths: Iterable[int], gap: str = COLUMN_GAP) -> str:
     """Return one row. A width below zero puts its cell to the right; cells without a width follow as they are."""
     texts = [str(cell) for cell in cells]
-    sized = zip(texts, [*widths, *[0] * len(texts)], strict=False)
-    return gap.join(cell.ljust(width) if width >= 0 else cell.rjust(-width) for cell, width in sized).rstrip()
+    cells_and_widths = zip(texts, [*widths, *[0] * len(texts)], strict=False)
+    return gap.join(
+        cell.ljust(width) if width >= 0 else cell.rjust(-width) for cell, width in cells_and_widths
+    ).rstrip()
 
 
-def align_rows(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
-    """Return the rows with columns as wide as their widest cells. right: the columns whose cells are to the right."""
+def align_rows(rows: Sequence[Sequence[str]], right_aligned: Iterable[int] = ()) -> list[str]:
+    """Return the rows with columns as wide as their widest cells. right_aligned: places of columns."""
     widths = column_widths(rows)
-    for column in right:
+    for column in right_aligned:
         widths[column] *= -1
-    return [padded(row, widths) for row in rows]
+    return [pad_row(row, widths) for row in rows]
 
 
 def entry_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -55,12 +57,12 @@ def column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
-def labelled(label: str, text: object, width: int) -> str:
+def labelled_line(label: str, text: object, width: int) -> str:
     """Return a label and its text, which goes on below itself. An empty label goes on with the one above."""
     return wrapped(f"{label:<{width - 1}} {text}", width)
 
 
-def as_text(sheets: Iterable[Sheet]) -> str:
+def format_text(sheets: Iterable[Sheet]) -> str:
     """Return the sheets as text in WIDTH columns. Of a wider table the widest cells take several lines."""
     wrap_text = partial(textwrap.wrap, break_on_hyphens=False)  # a word that is longer than a line is broken
     tables = []
@@ -69,11 +71,11 @@ def as_text(sheets: Iterable[Sheet]) -> str:
         texts = (sheet.header, *sheet.rows) if sheet.header else ()
         rows = [[printable(one_line(cell)) for cell in row] for row in texts]
         widths = column_widths(rows)
-        while sum(widths) > WIDTH - len(GAP) * (len(widths) - 1) and max(widths) > _LEAST_WIDTH:
+        while sum(widths) > WIDTH - len(COLUMN_GAP) * (len(widths) - 1) and max(widths) > _MIN_WIDTH:
             widths[widths.index(max(widths))] -= 1
         for row in rows:
             parts = [wrap_text(cell, max(1, width)) for cell, width in zip(row, widths, strict=True)]
-            lines += [padded(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
+            lines += [pad_row(line, widths) for line in zip_longest(*parts, fillvalue="")] or [""]
         for note in sheet.notes:
             lines += wrap_text(printable(one_line(note)), WIDTH, initial_indent="  ", subsequent_indent="    ")
         for purpose, command in sheet.commands:
@@ -95,19 +97,19 @@ def _shell_lines(command: str) -> list[str]:
     return lines
 
 
-def as_markdown(sheets: Iterable[Sheet]) -> str:
+def format_markdown(sheets: Iterable[Sheet]) -> str:
     """Return the sheets as Markdown, each with its heading."""
     parts = []
     for sheet in sheets:
-        parts += [f"### {markdown(sheet.heading)}", ""] if sheet.heading else []
+        parts += [f"### {escape_markdown(sheet.heading)}", ""] if sheet.heading else []
         parts += [*markdown_table(sheet.header, sheet.rows), ""] if sheet.header else []
-        parts += [line for note in sheet.notes for line in (markdown(note), "")]
+        parts += [line for note in sheet.notes for line in (escape_markdown(note), "")]
         for purpose, command in sheet.commands:
             lines = (f"    {line}" for line in _shell_lines(printable(one_line(command))))
-            parts += [markdown(f"{purpose}:"), "", *lines, ""]
+            parts += [escape_markdown(f"{purpose}:"), "", *lines, ""]
     return "\n".join(parts)
 
 
 def format_sheets(form: str, sheets: Iterable[Sheet]) -> str:
     """Return the sheets as Markdown where that is the form, else as text."""
-    return as_markdown(sheets) if form == "markdown" else as_text(sheets)
+    return format_markdown(sheets) if form == "markdown" else format_text(sheets)

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from levelfield.errors import UnknownName
 from levelfield.report import repeats
-from levelfield.report.escapes import markdown, markdown_table, one_line, spreadsheet_cell
+from levelfield.report.escapes import escape_markdown, markdown_table, one_line, spreadsheet_cell
 from levelfield.report.repeats import FigureColumn, PlanDigests
-from levelfield.report.result_words import COLUMNS, chosen_fields, status, tuning_lines, worst_memory
+from levelfield.report.result_words import COLUMNS, chosen_fields, first_known_memory, status_in_words, tuning_lines
 from levelfield.report.sheets import align_rows, column_widths
 from levelfield.report.words import GIB, NONE, WIDTH, number, wrapped
 from levelfield.specs.plan import Plan
@@ -23,8 +23,8 @@ from levelfield.specs.short_names import short_digest
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.vendor import HOST_SHARE
 
-_NARROW = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s/device", MFU_TITLE, "loss")
-Columns = Mapping[str, Callable[[Result], str]]
+_NARROW_COLUMNS = ("case", "scale", "framework", "layout", "tuning", "status", "tokens/s/device", MFU_TITLE, "loss")
+CellWriters = Mapping[str, Callable[[Result], str]]
 Cells = tuple[str, ...]
 Row = TypeVar("Row", Plan, Result)
 _PLAN_HEADERS: tuple[Cells, Cells] = (
@@ -32,11 +32,11 @@ _PLAN_HEADERS: tuple[Cells, Cells] = (
     ("  hardware", "layout", "batches", "recompute", "memory, GiB"),
 )
 _RESULT_HEADER: Cells = ("entry", "result", "aligned", "tokens/s/device", "memory, GiB")
-_FITS = {True: "yes", False: "NO", None: "unknown"}
+_FITS_WORDS = {True: "yes", False: "NO", None: "unknown"}
 HIDDEN_CELL = "*"
 # The columns that may be hidden, and the columns that give each one away. MFU is tokens/s over the chip's peak, J/token
 # is watts over tokens/s, and the tokens to a loss are known from other runs of the same training.
-GIVEN_AWAY_BY = {
+REVEALED_BY = {
     "chip": (MFU_TITLE, "J/token"),
     "layout": (),
     "tokens/s/device": (MFU_TITLE, "J/token", "s to loss"),
@@ -51,24 +51,25 @@ GIVEN_AWAY_BY = {
 NEVER_HIDDEN = ("case", "scale", "framework", "precision", "tuning", "tuned", "status")
 
 
-def as_json(
+def format_json(
     results: Sequence[Result],
     plans: PlanDigests,
-    more: Sequence[Mapping[str, object]] = (),
+    extra_objects: Sequence[Mapping[str, object]] = (),
     figures: Sequence[FigureColumn] = repeats.ALL_COLUMNS,
 ) -> str:
     """Return every figure of every result as JSON, in full precision, with a summary of each group of repeats.
 
-    plans: as `repeats_of` takes them. more: objects behind them, each with its schema. figures: those of the summaries.
+    plans: as `group_repeats` takes them. extra_objects: what follows the results, each with its schema. figures:
+    those of the summaries.
     """
     rows: list[Mapping[str, object]] = [{"schema": r.schema_name(), **r.model_dump(mode="json")} for r in results]
-    for group in repeats.repeats_of(results, plans, figures):
+    for group in repeats.group_repeats(results, plans, figures):
         summary = {f.column.name: {"unit": f.column.unit, **asdict(f.interval)} for f in group.figures}
         runs = [result.run_id for result in group.results]
-        summary_row = {"schema": repeats.SCHEMA, "title": group.title, "runs": runs, "valid": group.valid}
-        summary_row["disturbed"] = group.disturbed
+        summary_row = {"schema": repeats.REPEATS_SCHEMA, "title": group.title, "runs": runs, "valid": group.valid_count}
+        summary_row["disturbed"] = group.disturbed_count
         rows.append({**summary_row, "figures": summary})
-    return json_text([*rows, *more]) + "\n"
+    return json_text([*rows, *extra_objects]) + "\n"
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
@@ -81,22 +82,22 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     return out.getvalue()
 
 
-def as_markdown(results: Sequence[Result], columns: Columns = COLUMNS) -> str:
+def format_markdown(results: Sequence[Result], columns: CellWriters = COLUMNS) -> str:
     """Return a Markdown table of each training with every column; below it, the reasons for missing figures."""
     groups = []
-    for heading, group, notes in _groups(results):
-        heading_lines = [f"### {markdown(heading)}", ""] if heading else []
+    for heading, group, notes in _group_by_training(results):
+        heading_lines = [f"### {escape_markdown(heading)}", ""] if heading else []
         lines = markdown_table(columns, ([write(result) for write in columns.values()] for result in group))
-        groups.append("\n".join([*heading_lines, *lines, *map(markdown, notes)]) + "\n")
+        groups.append("\n".join([*heading_lines, *lines, *map(escape_markdown, notes)]) + "\n")
     return "\n".join(groups)
 
 
-def as_text(results: Sequence[Result], width: int = WIDTH, columns: Columns = COLUMNS) -> str:
+def format_text(results: Sequence[Result], width: int = WIDTH, columns: CellWriters = COLUMNS) -> str:
     """Return a text table of each training within `width` columns. A run takes two lines when one is too short."""
     added_columns = [name for name in columns if name not in COLUMNS]
-    names = [*_NARROW, *added_columns]
+    names = [*_NARROW_COLUMNS, *added_columns]
     groups = []
-    for heading, group, notes in _groups(results):
+    for heading, group, notes in _group_by_training(results):
         heading_lines = [wrapped(one_line(heading), 2)] if heading else []
         rows = [names, *([one_line(columns[name](result)) for name in names] for result in group)]
         lines = align_rows(rows) if group else [""]
@@ -123,16 +124,16 @@ def hidden_columns(names: Iterable[str]) -> list[str]:
     """
     pending = []
     for name in names:
-        matches = [column for column in GIVEN_AWAY_BY if column.lower().startswith(name.lower())]
+        matches = [column for column in REVEALED_BY if column.lower().startswith(name.lower())]
         if len(matches) != 1 or not name:
-            raise UnknownName("column", name, GIVEN_AWAY_BY, hint=f"--hide takes one of {', '.join(GIVEN_AWAY_BY)}.")
+            raise UnknownName("column", name, REVEALED_BY, hint=f"--hide takes one of {', '.join(REVEALED_BY)}.")
         pending += matches
     hidden = set(pending)
     while pending:
         column = pending.pop()
         if column == MFU_TITLE and "chip" in hidden:
             continue
-        more = [name for name in GIVEN_AWAY_BY[column] if name not in hidden]
+        more = [name for name in REVEALED_BY[column] if name not in hidden]
         hidden.update(more)
         pending += more
     return [name for name in COLUMNS if name in hidden]
@@ -144,23 +145,24 @@ def format_with_hidden(form: str, results: Sequence[Result], hidden: Collection[
     Run ids, reasons, deviations and repeats are left out: a start time shows how long runs took, and a sentence may
     contain a figure.
     """
-    columns = {name: write for name, write in COLUMNS.items() if name in NEVER_HIDDEN or name in GIVEN_AWAY_BY}
+    columns = {name: write for name, write in COLUMNS.items() if name in NEVER_HIDDEN or name in REVEALED_BY}
     columns |= dict.fromkeys(hidden, lambda result: HIDDEN_CELL)
-    no_sentences = {"reasons": (), "evidence": None}
-    bare = [
-        r.model_copy(update={"deviations": (), "status": r.status.model_copy(update=no_sentences)}) for r in results
+    without_sentences = {"reasons": (), "evidence": None}
+    stripped_results = [
+        r.model_copy(update={"deviations": (), "status": r.status.model_copy(update=without_sentences)})
+        for r in results
     ]
-    rows = [{name: write(result) for name, write in columns.items()} for result in bare]
+    rows = [{name: write(result) for name, write in columns.items()} for result in stripped_results]
     writers = {
-        "table": lambda: as_text(bare, columns=columns),
-        "markdown": lambda: as_markdown(bare, columns),
+        "table": lambda: format_text(stripped_results, columns=columns),
+        "markdown": lambda: format_markdown(stripped_results, columns),
         "csv": lambda: csv_text(rows),
         "json": lambda: json_text({"hidden": list(hidden), "rows": rows}) + "\n",
     }
     return writers[form]()
 
 
-def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Result], list[str]]]:
+def _group_by_training(results: Sequence[Result]) -> Iterator[tuple[str, list[Result], list[str]]]:
     """Yield heading, results and notes of each training. Only cells of one training may be compared.
 
     Results of one training have no heading. Notes: the reasons for missing figures, and deviations.
@@ -180,7 +182,7 @@ def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Result], list
         yield shown_heading, group, ["", *notes] if notes else []
 
 
-def flat_figures(result: Result) -> dict[str, object]:
+def figure_row(result: Result) -> dict[str, object]:
     """Return a result's figures in one row, by names with units."""
     nodes = result.energy.nodes  # a table without node power has no column of it
     return {
@@ -220,17 +222,19 @@ def flat_figures(result: Result) -> dict[str, object]:
 def plan_lines(plans: Sequence[Plan]) -> list[str]:
     """Return two lines for each entry of a suite, under the headings of groups, and notes on single entries below."""
     first_repeats = [plan for plan in plans if plan.repeat == 1]
-    firsts, seconds = [_PLAN_HEADERS[0]], [_PLAN_HEADERS[1]]
+    first_lines, second_lines = [_PLAN_HEADERS[0]], [_PLAN_HEADERS[1]]
     for plan in first_repeats:
         tuning, hardware, memory = plan.tuning, plan.hardware, plan.expected_memory
         fits = memory.total_bytes <= memory.available_bytes if memory.available_bytes else None
-        state = "ASSUMED" if hardware.assumed else plan.scale
+        scale_text = "ASSUMED" if hardware.assumed else plan.scale
         sizes = []
         for size in (memory.total_bytes, memory.available_bytes):
             gib = (size or 0) / GIB  # at most four digits, so that the line fits
             sizes.append("unknown" if size is None else f"{gib:.{1 if gib < 100 else 0}f}")
-        firsts.append((_entry_of(plan).name, f"{plan.case}:{plan.implementation.framework}", _FITS[fits], state))
-        seconds.append(
+        first_lines.append(
+            (_entry_of(plan).name, f"{plan.case}:{plan.implementation.framework}", _FITS_WORDS[fits], scale_text)
+        )
+        second_lines.append(
             (
                 f"  {hardware.nodes}x{hardware.devices_per_node} {hardware.chip.name}",
                 str(tuning.layout),
@@ -239,7 +243,7 @@ def plan_lines(plans: Sequence[Plan]) -> list[str]:
                 " of ".join(sizes),
             )
         )
-    suite, *lines = _lines_by_group(first_repeats, firsts, seconds)
+    suite, *lines = _lines_by_group(first_repeats, first_lines, second_lines)
     notes = [
         "",
         "batches: micro-batch x accumulation; memory: expected on the fullest device. --json shows every plan whole.",
@@ -261,18 +265,18 @@ def suite_lines(results: Sequence[Result]) -> list[str]:
     deviations."""
     rows, notes = [_RESULT_HEADER], []
     for result in results:
-        name, status_of = _entry_of(result).name, result.status
+        name, run_status = _entry_of(result).name, result.status
         speed = result.throughput.tokens_per_second_per_device if result.throughput else None
-        memory = worst_memory(result)[1]
+        memory = first_known_memory(result)[1]
         label = name + (f" ({result.repeat})" if result.repeat > 1 else "")
         gib = number(memory / GIB if memory else None, 2)
-        rows.append((label, status(result), result.alignment.verdict, number(speed), gib))
-        evidence = [status_of.evidence] if status_of.word != "valid" and status_of.evidence else []
-        notes += [f"{name}: {reason}" for reason in (*status_of.reasons, *evidence, *result.deviations)]
+        rows.append((label, status_in_words(result), result.alignment.verdict, number(speed), gib))
+        evidence = [run_status.evidence] if run_status.word != "valid" and run_status.evidence else []
+        notes += [f"{name}: {reason}" for reason in (*run_status.reasons, *evidence, *result.deviations)]
     return [*_lines_by_group(results, rows), *(wrapped(note, 2) for note in (["", *notes] if notes else []))]
 
 
-def grouped_by_suite(rows: Iterable[Row]) -> list[list[Row]]:
+def group_by_suite(rows: Iterable[Row]) -> list[list[Row]]:
     """Return the rows of each suite, in order of first appearance. Rows without a suite are left out."""
     suites: dict[str, list[Row]] = {}
     for row in rows:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
-from levelfield.report.escapes import Markdown, markdown, markdown_table, one_line, xml_text
+from levelfield.report.escapes import Markdown, escape_markdown, markdown_table, one_line, xml_text
 from levelfield.report.words import NONE, wrapped
 from levelfield.series.findings import (
     ABSENCES,
@@ -93,8 +93,8 @@ def as_markdown(page: FindingPage) -> str:
     """
     changed = [f for f in page.findings if f.word != "no change"]
     steady = [f for f in page.findings if f.word == "no change"]
-    counts = markdown(f"in all: {counted(page.findings) or 'none'}")
-    lines = [f"**{markdown(page.verdict)}**", "", f"{markdown(page.first_line)}; {counts}", ""]
+    counts = escape_markdown(f"in all: {counted(page.findings) or 'none'}")
+    lines = [f"**{escape_markdown(page.verdict)}**", "", f"{escape_markdown(page.first_line)}; {counts}", ""]
     lines += [f"[The pages of the night]({page.link})", ""] if page.link else []
     room = MOST_CHARACTERS - sum(len(line) + 1 for line in lines)
     tickets = [page.ticket(finding) for finding in changed]
@@ -264,7 +264,7 @@ def _figure_line(finding: Finding) -> str:
 
 def _cell(text: str) -> Markdown:
     """Return foreign text for a merge request, where `@name` would notify somebody."""
-    return Markdown(markdown(_line(text)).replace("@", "&#64;"))
+    return Markdown(escape_markdown(_line(text)).replace("@", "&#64;"))
 
 
 def _line(text: str) -> str:

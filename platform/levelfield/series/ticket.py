@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from levelfield.report.escapes import markdown, one_line
+from levelfield.report.escapes import escape_markdown, one_line
 from levelfield.report.words import wrapped
 from levelfield.specs.base import Value
 from levelfield.specs.record import GatedFigure
@@ -127,7 +127,7 @@ def ticket_markdown(ticket: Ticket) -> Iterator[str]:
 
 def _escaped(text: str) -> str:
     """Return foreign text for a merge request, where `@name` would notify somebody and `#1` would link."""
-    return markdown(text).replace("#", "&#35;").replace("@", "&#64;")
+    return escape_markdown(text).replace("#", "&#35;").replace("@", "&#64;")
 
 
 Tickets = Mapping[TicketKey, Ticket]

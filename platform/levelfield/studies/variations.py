@@ -10,7 +10,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion
 from levelfield.predict.questions import chip_question, host_question
-from levelfield.report.result_words import worst_memory
+from levelfield.report.result_words import first_known_memory
 from levelfield.run import measurement
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.host_rates import HostRates
@@ -41,7 +41,7 @@ def predicted_run(row: LayoutEstimate, result: Result | None = None) -> Predicte
     throughput = result.throughput if result else None
     rate = throughput.tokens_per_second_per_device if throughput else None
     difference = row.tokens_per_second / rate - 1 if rate else None
-    return PredictedRun(row, result, rate, difference, worst_memory(result)[1] if result else None)
+    return PredictedRun(row, result, rate, difference, first_known_memory(result)[1] if result else None)
 
 
 def row_entries(

@@ -285,7 +285,7 @@ def reading_lines(table: Sequence[CheckRow]) -> Iterator[str]:
         values = ((row.values[field], TABLE_COLUMNS[field][1]) for field in fields)
         cells = ("null" if value is None else f"{float(value) / unit:.8g}" for value, unit in values)
         lines.append([str(row.device), *cells])
-    yield from align_rows(lines, right=range(len(fields) + 1))
+    yield from align_rows(lines, right_aligned=range(len(fields) + 1))
     nulls = dict.fromkeys(null for row in table for null in row.reasons.items())
     for field, reason in nulls:
         which = ", ".join(str(row.device) for row in table if row.reasons.get(field) == reason)

@@ -13,7 +13,7 @@ from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
 from levelfield.measure.series import median_interval
-from levelfield.report.sheets import as_markdown, as_text
+from levelfield.report.sheets import format_markdown, format_text
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import Point, RunRecord
 from levelfield.specs.run_figures import MFU_NAME
@@ -50,14 +50,14 @@ def test_a_side_without_energy_has_no_ratio_and_a_reason(three: Comparison) -> N
 
 def test_a_figure_that_no_side_has_is_one_sentence() -> None:
     outcome = of(repeats(*A, joules=None), repeats(*B, first=10, joules=None))
-    text = as_text(sheets(outcome))
+    text = format_text(sheets(outcome))
     assert text.count("J/token") == 1 and "A, B:" in text
     assert "joules_per_token" in [entry["name"] for entry in as_values(outcome)["figures"]]
 
 
 def test_sides_that_are_not_comparable_have_no_figure_at_all() -> None:
     outcome = of(repeats(*A), repeats(*B, first=10, scale="full"))
-    text = as_text(sheets(outcome))
+    text = format_text(sheets(outcome))
     assert outcome.figures == () and as_values(outcome)["figures"] == [] and as_values(outcome)["comparable"] is False
     assert "NOT COMPARABLE" in text and "0.4" not in text and "1,000" not in text
     assert "scale" in text and "smoke" in text and "full" in text
@@ -73,7 +73,7 @@ def test_one_run_a_side_is_inconclusive() -> None:
     outcome = of([record(1, 1000)], [record(2, 500)])
     (ratio,) = figure(outcome, "tokens_per_second_per_device").ratios
     assert ratio.standing == "inconclusive" and ratio.value == pytest.approx(0.5) and ratio.low is None
-    assert "inconclusive" in as_text(sheets(outcome)) and re.findall(r"\d+", ratio.reason)[:2] == ["1", "1"]
+    assert "inconclusive" in format_text(sheets(outcome)) and re.findall(r"\d+", ratio.reason)[:2] == ["1", "1"]
 
 
 def test_steps_of_one_run_are_never_taken_for_runs() -> None:
@@ -108,7 +108,7 @@ class TestOneRunWithAHistory:
 
     def test_the_source_of_the_interval_is_said(self) -> None:
         outcome = of(*self.SIDES, histories=self.histories())
-        text = " ".join(as_text(sheets(outcome)).split())
+        text = " ".join(format_text(sheets(outcome)).split())
         reason = figure(outcome, "tokens_per_second_per_device").ratios[0].reason
         assert "10 nights" in reason and "since 2026-11-01" in reason
         assert reason in text and "to decide" not in text
@@ -147,7 +147,7 @@ class TestOneRunWithAHistory:
     def test_without_one_the_deciding_command_is_said(self, changes: dict[str, Any], command: str) -> None:
         """A duel needs one machine with both sides."""
         outcome = of([record(1, 1000)], [record(2, 900, framework="paddle", **changes)])
-        assert command in " ".join(as_text(sheets(outcome)).replace("\\\n", "").split())
+        assert command in " ".join(format_text(sheets(outcome)).replace("\\\n", "").split())
         assert as_values(outcome)["figures"][0]["ratios"]["B"]["decided_by"].endswith(command)
 
     def test_the_history_of_one_does_not(self) -> None:
@@ -176,7 +176,7 @@ def test_one_truth_in_text_markdown_and_json(three: Comparison) -> None:
     assert (side["median"], side["low"], side["high"], side["n"]) == (1000.0, expected.low, expected.high, 3)
     assert side["values"] == list(A) and values["figures"][0]["ratios"]["B"]["against"] == "A"
     cells = ["1,000.0", f"[{expected.low:,.1f}, {expected.high:,.1f}]"]
-    for text in (as_text(sheets(three)), as_markdown(sheets(three))):
+    for text in (format_text(sheets(three)), format_markdown(sheets(three))):
         assert all(
             cell.replace("[", "") in text.replace("\\[", "").replace("[", "").replace("\\]", "]") for cell in cells
         )
@@ -189,13 +189,13 @@ def test_it_fits_eighty_columns_with_three_sides_and_long_names() -> None:
                 node=f"node{i}" * 9, software={"driver": f"{i}." * 40})
         for i in range(3)
     ]  # fmt: skip
-    assert max(map(len, as_text(sheets(of(*sides))).splitlines())) <= 80
+    assert max(map(len, format_text(sheets(of(*sides))).splitlines())) <= 80
 
 
 def test_what_a_run_says_is_harmless() -> None:
     hostile = "\x1b]0;x\x07\n| <script> `x` \u202e"
     outcome = of(repeats(*A), repeats(*B, first=10, framework_version=hostile, software={hostile: hostile}))
-    text, markdown = as_text(sheets(outcome)), as_markdown(sheets(outcome))
+    text, markdown = format_text(sheets(outcome)), format_markdown(sheets(outcome))
     assert not {"\x1b", "\x07", "\u202e"} & set(text + markdown) and "<script" not in markdown
 
 
@@ -220,9 +220,9 @@ def test_times_to_a_loss_are_compared_at_one_level_only() -> None:
 
 def test_medians_that_do_not_divide_to_the_ratio_are_told() -> None:
     """By hand: geometric means 1592.7 and 400.0 give 0.2511, and the medians 400 / 1010 = 0.3960."""
-    text = as_text(sheets(of(repeats(1000, 1010, 4000), repeats(*B, first=10))))
+    text = format_text(sheets(of(repeats(1000, 1010, 4000), repeats(*B, first=10))))
     assert "0.3960" in text and "0.2511" in text
-    assert "medians" not in as_text(sheets(of(repeats(*A), repeats(*B, first=10))))
+    assert "medians" not in format_text(sheets(of(repeats(*A), repeats(*B, first=10))))
 
 
 def test_notes_of_some_figures_name_them() -> None:
@@ -249,7 +249,7 @@ def test_costs_of_a_rent_and_of_an_owned_node_ask_for_caution() -> None:
     }
     prices = Prices.model_validate({"currency": "EUR", "chips": chips})
     rented, owned, other = (repeats(*A, first=9 * i + 1, chip=chip) for i, chip in enumerate(chips))
-    text = " ".join(as_text(sheets(of(rented, owned, prices=prices))).split())
+    text = " ".join(format_text(sheets(of(rented, owned, prices=prices))).split())
     outcome = of(rented, owned, prices=prices)
     cost = outcome.comparability.with_caution[-1]
     assert cost.name == "cost" and outcome.figures[-1].ratios[0].value is not None

@@ -24,8 +24,8 @@ from levelfield.pages.first_view import FirstView, first_view, read_trainings
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.page_rendering import LANGUAGES, translate
 from levelfield.pages.series_history import CachedDocuments, InMemoryStore, history_data, summary_of
-from levelfield.report.result_words import status
-from levelfield.report.sheets import as_text
+from levelfield.report.result_words import status_in_words
+from levelfield.report.sheets import format_text
 from levelfield.run.turns import PairProgress
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
@@ -74,7 +74,7 @@ def test_a_side_leaves_disturbed_runs_out_and_says_which() -> None:
 def test_a_side_of_disturbed_runs_alone_is_shown_with_the_word() -> None:
     outcome = compare([side_of("A", [quiet(1, 1000)]), side_of("B", [loud(2, 100), loud(3, 90)])])
     assert outcome.sides[1].is_disturbed and len(outcome.sides[1].counted) == 2
-    assert "2, disturbed" in as_text(sheets(outcome))
+    assert "2, disturbed" in format_text(sheets(outcome))
     assert [entry["disturbed"] for entry in as_values(outcome)["sides"]] == [False, True]
 
 
@@ -93,7 +93,7 @@ def test_a_cell_is_of_the_newest_quiet_run_and_says_how_many_are_left_out() -> N
     outcome = matrix([older, loud(2, 100), loud(3, 90)], "framework")
     assert cell(outcome).value == 1000 and not cell(outcome).is_disturbed
     assert cell(outcome).detail.startswith("2 left") and cell(outcome).detail.endswith(f": {loud(3, 90).run_id}: {WHY}")
-    assert in_one_line(cell(outcome).detail) in in_one_line(as_text(matrix_sheets(outcome)))
+    assert in_one_line(cell(outcome).detail) in in_one_line(format_text(matrix_sheets(outcome)))
 
 
 def test_a_disturbed_repeat_is_in_no_median_of_its_cell() -> None:
@@ -111,7 +111,7 @@ def test_a_disturbed_run_of_another_layout_hides_no_quiet_one() -> None:
 def test_a_cell_of_disturbed_runs_alone_has_the_word() -> None:
     outcome = matrix([loud(1, 100)], "framework")
     assert cell(outcome).value == 100 and cell(outcome).is_disturbed
-    assert "! disturbed" in as_text(matrix_sheets(outcome))
+    assert "! disturbed" in format_text(matrix_sheets(outcome))
     (row,) = matrix_values(outcome)["rows"]
     assert [entry["disturbed"] for entry in row["cells"].values()] == [True]
 
@@ -128,7 +128,7 @@ def test_the_geometric_mean_leaves_rows_of_disturbed_runs_out() -> None:
     (outcome,) = matrix(two_cases(loud), "framework").ratios
     expected = {"jax": 2.0, "torch": 0.5}[outcome.column]
     assert outcome.ratio.value == pytest.approx(expected) and (outcome.trainings, outcome.disturbed_left_out) == (1, 1)
-    output = in_one_line(as_text(matrix_sheets(matrix(two_cases(loud), "framework"))))
+    output = in_one_line(format_text(matrix_sheets(matrix(two_cases(loud), "framework"))))
     assert f"{outcome.column}: 1 row(s)" in output
     (every,) = matrix(two_cases(quiet), "framework").ratios
     assert (every.trainings, every.disturbed_left_out, every.is_disturbed) == (2, 0, False)
@@ -137,7 +137,7 @@ def test_the_geometric_mean_leaves_rows_of_disturbed_runs_out() -> None:
 def test_a_mean_of_disturbed_rows_alone_is_one_and_says_so() -> None:
     outcome = matrix(two_cases(loud, loud), "framework")
     assert outcome.ratios[0].trainings == 2 and outcome.ratios[0].is_disturbed
-    assert f"{outcome.ratios[0].column}: disturbed" in in_one_line(as_text(matrix_sheets(outcome)))
+    assert f"{outcome.ratios[0].column}: disturbed" in in_one_line(format_text(matrix_sheets(outcome)))
 
 
 def test_scaling_leaves_them_out_and_says_so() -> None:
@@ -146,9 +146,9 @@ def test_scaling_leaves_them_out_and_says_so() -> None:
         quiet(2, 900, devices=2, layout=Layout(data=2)),
         loud(3, 90, devices=2, layout=Layout(data=2)),
     ]
-    output = in_one_line(as_text(scaling_sheets(scaling(runs))))
+    output = in_one_line(format_text(scaling_sheets(scaling(runs))))
     assert "0.900" in output and f": {runs[2].run_id}: {WHY}" in output
-    assert "1, disturbed" in as_text(scaling_sheets(scaling([runs[0], runs[2]])))
+    assert "1, disturbed" in format_text(scaling_sheets(scaling([runs[0], runs[2]])))
 
 
 # -- pages
@@ -243,12 +243,12 @@ def test_a_run_whose_window_is_unknown_is_disturbed_by_the_load_before_it() -> N
         return with_result(record(1, 100), other_use=use)
 
     assert [bool(disturbance(run(cores))) for cores in (0.1, 1.72)] == [False, True]
-    assert status(run(1.72).result) == DISTURBED and status(run(0.1).result) == "valid"
+    assert status_in_words(run(1.72).result) == DISTURBED and status_in_words(run(0.1).result) == "valid"
 
 
 def test_a_status_that_is_not_valid_has_its_own_class() -> None:
     failed = with_result(loud(1, 100), status={"word": "invalid", "failure": "disturbed", "reasons": ["x"]})
-    assert status(failed.result) == "invalid (disturbed)"
+    assert status_in_words(failed.result) == "invalid (disturbed)"
 
 
 def test_the_progress_of_pairs_marks_a_disturbed_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from levelfield.compare.scaling import scaling
 from levelfield.compare.scaling import sheets as scaling_sheets
 from levelfield.compare.sides import contradictions, side_of
 from levelfield.errors import UsageError
-from levelfield.report.sheets import as_text
+from levelfield.report.sheets import format_text
 from levelfield.specs.layout import Layout
 from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord
@@ -45,7 +45,7 @@ def comparisons() -> str:
     requirement_tables = [
         requirement_sheet(judge_requirements(requirements, comparison)) for comparison in (whole, refused)
     ]
-    return as_text(
+    return format_text(
         [*comparison_sheets(whole), requirement_tables[0], *comparison_sheets(refused), requirement_tables[1]]
     )
 
@@ -58,7 +58,7 @@ def tables() -> str:
     runs = [*quiet, *(with_result(run, other_use=LOUD) for run in loud), failed]
     two = [record(n, 900, devices=2, layout=Layout(data=2)) for n in (12, 13)]
     sizes = [record(11, 1000), two[0], with_result(two[1], other_use=LOUD), record(14, word="oom", devices=4)]
-    return as_text(
+    return format_text(
         [*matrix_sheets(matrix(runs, "framework", cases=["gpt", "mixtral"])), *scaling_sheets(scaling(sizes))]
     )
 

@@ -16,7 +16,7 @@ from levelfield.compare.ratio_requirements import (
 )
 from levelfield.compare.sides import QUANTITIES, side_of
 from levelfield.errors import UsageError
-from levelfield.report.sheets import as_text
+from levelfield.report.sheets import format_text
 from levelfield.specs.record import RunRecord
 
 SPEED = "tokens_per_second>=0.95"
@@ -161,5 +161,5 @@ def test_a_figure_may_be_shortened_and_have_blanks_beside_its_operator() -> None
 
 
 def test_the_words_fit_eighty_columns() -> None:
-    text = as_text([requirement_sheet([finding_of("tokens_per_second_per_device>=0.95", [record(1)])])])
+    text = format_text([requirement_sheet([finding_of("tokens_per_second_per_device>=0.95", [record(1)])])])
     assert "undecided" in text and max(map(len, text.splitlines())) <= 80

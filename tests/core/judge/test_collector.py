@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.judge.collector import collect
-from levelfield.report.tables import as_text
+from levelfield.report.tables import format_text
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import dump, load
@@ -100,7 +100,7 @@ def test_a_run_is_base_until_somebody_chose_a_field(run: RunPaths) -> None:
     assert base.tuning == TuningFound(word="base", chosen={})
     assert (terminal_rows(base)["tuning"], report_rows(run, base)["tuning"]) == ("base", ["base"])
     tuned = base.model_copy(update={"tuning": TuningFound(word="peak", chosen={"layout": "command line"})})
-    columns = [re.split("  +", line)[-1] for line in as_text([base, tuned]).splitlines()]
+    columns = [re.split("  +", line)[-1] for line in format_text([base, tuned]).splitlines()]
     assert "base" in columns
     assert any(column.startswith("tuned: layout") for column in columns)
 

@@ -260,11 +260,11 @@ def test_the_cost_of_a_run_names_whose_power_it_has(run: RunPaths) -> None:
     content = {"schema": "levelfield.prices/1", "currency": "EUR", "chips": {"F1": {"per": "node", "own": owned}}}
     costs = RunCosts(parse(Prices, content, "prices"))
     before, after = collect(run), recorded(run, answers(ripple))
-    assert "its chips" in costs.explained(before)[1]
-    assert "its nodes" in costs.explained(after)[1]
+    assert "its chips" in costs.explain(before)[1]
+    assert "its nodes" in costs.explain(after)[1]
     assert [word for word in ("of chips", "of nodes") if word not in costs.notes([before, after])[-1]] == []
     per_token = nodes_of(after).joules_per_token.value
-    assert per_token is not None and costs.of(after).power == pytest.approx(per_token * 0.3 / 3.6)
+    assert per_token is not None and costs.cost_of(after).power == pytest.approx(per_token * 0.3 / 3.6)
 
 
 def energy_rows(run: RunPaths, result: Result) -> list[list[str]]:

@@ -9,7 +9,7 @@ from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from
 from levelfield.judge.verdict import verdict_under_status
-from levelfield.report.tables import as_text
+from levelfield.report.tables import format_text
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
@@ -58,7 +58,7 @@ def test_no_output_calls_an_invalid_run_aligned(run: RunPaths) -> None:
     assert all(layer.passed for layer in result.alignment.layers) and result.alignment.layers, "what was compared stays"
     assert terminal_rows(result)["verdict"].startswith(f"unchecked: {UNCOUNTED}")
     assert report_rows(run, result)["alignment"][:2] == ["unchecked", UNCOUNTED]
-    assert "aligned" not in as_text([result, result])
+    assert "aligned" not in format_text([result, result])
     write_atomically(run.result, dump(result))
     assert json.loads(run.result.read_text())["alignment"]["verdict"] == "unchecked"
 

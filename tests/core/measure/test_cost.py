@@ -18,7 +18,7 @@ from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.measure.cost import ResourceUse, cost_per_million_tokens, training_bill
 from levelfield.report.costs import RunCosts, format_results
-from levelfield.report.sheets import as_text
+from levelfield.report.sheets import format_text
 from levelfield.report.words import significant
 from levelfield.specs.base import parse
 from levelfield.specs.paths import RunPaths
@@ -148,7 +148,7 @@ def test_a_side_has_the_costs_of_its_runs_and_a_ratio_of_them() -> None:
     assert figure.ratios[0].value == pytest.approx(0.5) and figure.ratios[0].standing == "lower"
     highest = rate.ratios[0].high
     assert highest is not None and figure.ratios[0].low == pytest.approx(1 / highest)
-    text = as_text(sheets(comparison))
+    text = format_text(sheets(comparison))
     assert "EUR/M tokens" in text
     assert "X1: rent" in text and " 3.6 EUR " in text
     values = as_values(comparison)
@@ -204,13 +204,13 @@ def test_repeats_have_the_interval_of_their_costs(result: Result) -> None:
     figure = json.loads(format_results("json", runs, ["one plan"] * len(runs), costs))[2]["figures"][
         "cost_per_million_tokens"
     ]
-    assert figure["median"] == pytest.approx(costs.of(result).value) and figure["unit"] == "EUR/1e6 tokens"
+    assert figure["median"] == pytest.approx(costs.cost_of(result).value) and figure["unit"] == "EUR/1e6 tokens"
 
 
 def test_an_invalid_run_has_no_cost(result: Result) -> None:
     costs = RunCosts(Prices.model_validate({"currency": "EUR", "chips": {"F1": {"per": "device", "rent": 2.0}}}))
     wrong = result.model_copy(update={"status": result.status.model_copy(update={"word": "invalid"})})
-    amount, reason = costs.explained(wrong)
+    amount, reason = costs.explain(wrong)
     assert amount == "-" and "invalid" in reason
 
 

@@ -11,7 +11,7 @@ from levelfield.judge.collector import collect
 from levelfield.measure.memory import MemoryPeak, MemoryPeaks, compare_with_estimate
 from levelfield.report.costs import format_results
 from levelfield.report.one_run import result_lines
-from levelfield.report.tables import as_json
+from levelfield.report.tables import format_json
 from levelfield.run.runner import finish
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.base import load
@@ -170,7 +170,7 @@ def test_it_is_shown_wherever_results_are(run: RunPaths) -> None:
     (row,) = csv.DictReader(io.StringIO(format_results("csv", [result], [None])))
     assert float(row["memory_over_expected"]) == pytest.approx(2, rel=1e-6)
     assert int(row["expected_memory_bytes"]) == GIB // 2
-    assert json.dumps(remark) in as_json([result], [None])
+    assert json.dumps(remark) in format_json([result], [None])
 
 
 def test_a_result_from_before_it_was_kept_can_be_read(run: RunPaths) -> None:

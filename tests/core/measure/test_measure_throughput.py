@@ -133,7 +133,7 @@ def test_even_steps_raise_no_flag() -> None:
 def test_a_trend_is_flagged() -> None:
     rising = [t * (1 + 0.003 * i) for i, t in enumerate(noisy(40))]
     (flag,) = (f for f in measured(rising).step_seconds.flags if f.startswith("trend: step time drifts by +"))
-    assert "of its median over the window, on a line from 0.9" in result_words.flag(flag), (
+    assert "of its median over the window, on a line from 0.9" in result_words.flag_in_words(flag), (
         "the report knows these words"
     )
 
@@ -141,10 +141,10 @@ def test_a_trend_is_flagged() -> None:
 def test_a_shift_is_said_as_what_it_is_a_share_of() -> None:
     """From 1.0 to 0.5 s in the last third of 30 steps: half of the window's median, which is 1.0."""
     (flag,) = (f for f in measured([1.0, 1.001] * 10 + [0.5] * 10).step_seconds.flags if f.startswith("change point"))
-    assert result_words.flag(flag).startswith(
+    assert result_words.flag_in_words(flag).startswith(
         "change point: step time shifts by -50.0% of the window's median at step "
     )
-    assert result_words.flag(flag).endswith(flag[flag.index(" at step") :])
+    assert result_words.flag_in_words(flag).endswith(flag[flag.index(" at step") :])
 
 
 def test_a_change_point_is_flagged_at_its_step() -> None:

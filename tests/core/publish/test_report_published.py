@@ -20,8 +20,8 @@ from levelfield.compare.published_rows import figure_rows, format_figure_rows, m
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.measure.utilisation import hfu, mfu, peak_range
-from levelfield.publish.foreign_columns import FLAGPERF_LLAMA, FORMATS, format_report, interval_table
-from levelfield.publish.foreign_tables import ReportedRun, case_constants, number_with_change, reported_runs
+from levelfield.publish.foreign_columns import FLAGPERF_LLAMA, FOREIGN_FORMATS, format_report, interval_table
+from levelfield.publish.foreign_tables import ExportedRun, case_constants, exported_runs, number_with_change
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.figures import PublishedRow
@@ -90,7 +90,7 @@ def utilisation(row: PublishedRow, tokens: float | None) -> tuple[Utilisation, .
 
 def cells(form: str, pairs: Sequence[Pair]) -> list[dict[str, str]]:
     """The rows of the table in this format, by heading."""
-    text = format_report(form, reported_runs([r for r, _ in pairs], [p for _, p in pairs], REGISTRY))
+    text = format_report(form, exported_runs([r for r, _ in pairs], [p for _, p in pairs], REGISTRY))
     figures = text.split("* 通用指标")[-1].split("| 吞吐量 |")[-1].partition("\n")[2] if form == "flagperf" else text
     table = [line for line in figures.splitlines() if line.startswith("|")]
     head, _, *rows = [[part.strip() for part in line.strip("| ").split(" | ")] for line in table]
@@ -218,7 +218,7 @@ def repeated(valid: Pair, name: str, rates: Sequence[float]) -> list[Pair]:
 
 
 def pairs_of(runs: list[Pair]) -> list[str]:
-    report = format_report("osdi", reported_runs([run for run, _ in runs], [plan for _, plan in runs], REGISTRY))
+    report = format_report("osdi", exported_runs([run for run, _ in runs], [plan for _, plan in runs], REGISTRY))
     return [line for line in report.splitlines() if "on over off" in line and "throughput" in line]
 
 
@@ -254,7 +254,7 @@ def test_a_run_with_other_choices_is_no_baseline_of_a_sharded_one(valid: Pair, c
     assert cells("osdi", [(off, other), on])[1]["gpu_mem(mB)"] == "9160"
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FOREIGN_FORMATS)
 def test_a_run_that_has_no_figures_prints_slashes(valid: Pair, form: str) -> None:
     pair = measured_as(valid, LLAMA.row("ablation PP1DP8TP1"))
     [line] = cells(form, [pair])
@@ -265,17 +265,17 @@ def test_a_run_that_has_no_figures_prints_slashes(valid: Pair, form: str) -> Non
 def test_what_a_pasted_row_must_not_lose_stands_below(valid: Pair) -> None:
     result, plan = valid
     oom = result.model_copy(update={"status": Status(word="oom", reasons=("no memory",)), "deviations": ("other",)})
-    lines = format_report("osdi", reported_runs([oom], [plan], REGISTRY)).splitlines()
+    lines = format_report("osdi", exported_runs([oom], [plan], REGISTRY)).splitlines()
     remarks = [line.removeprefix(f"{result.run_id}: ") for line in lines if line and not line.startswith("|")]
     assert remarks[0].startswith("smoke scale")
     assert remarks[1:] == ["oom", "no memory", "other"]
     full, _ = measured_as(valid, OSDI_SET.rows[0])
-    assert format_report("osdi", reported_runs([full], [plan], REGISTRY)).count("\n") == 3
+    assert format_report("osdi", exported_runs([full], [plan], REGISTRY)).count("\n") == 3
 
 
 def test_a_smoke_run_takes_none_of_the_reports_numbers(valid: Pair) -> None:
     result, plan = measured_as(valid, LLAMA.rows[0])
-    runs = reported_runs([result, result.model_copy(update={"scale": "smoke"})], [plan] * 2, REGISTRY)
+    runs = exported_runs([result, result.model_copy(update={"scale": "smoke"})], [plan] * 2, REGISTRY)
     assert [run.constants for run in runs] == [{"parameters": 8e9}, {}]
 
 
@@ -304,7 +304,7 @@ def test_a_flagperf_page_begins_with_the_environment_and_the_general_table(valid
         os="Ubuntu 20.04", kernel="5.4.0-113-generic", processor="AMD EPYC7742", model="NVIDIA DGX A100(80G)",
         network=("mlx5_0 200 Gb/sec",), software={"driver": "470.129.06", "cuda": "11.8"}, engine="docker 20.10.16",
     )  # fmt: skip
-    runs = reported_runs([result.model_copy(update={"system": system})] * 2, [plan] * 2, REGISTRY)
+    runs = exported_runs([result.model_copy(update={"system": system})] * 2, [plan] * 2, REGISTRY)
     text = format_report("flagperf", runs)
     head = f"""#### 环境配置
 
@@ -324,7 +324,7 @@ def test_a_flagperf_page_begins_with_the_environment_and_the_general_table(valid
     assert text.startswith(head)
     assert text.count("* 通用指标") == 1 and text.count("模型 | gpt3_6.7B") == 1
     assert text.count("throughput,见“性能指标”") == 1
-    bare = format_report("flagperf", reported_runs([result.model_copy(update={"system": None})], [plan], REGISTRY))
+    bare = format_report("flagperf", exported_runs([result.model_copy(update={"system": None})], [plan], REGISTRY))
     assert "机器型号: /" in bare and "依赖软件版本: /" in bare
 
 
@@ -333,14 +333,14 @@ def test_the_run_that_the_reference_was_made_from_is_the_baseline(valid: Pair) -
     for made_from, text in ((result.run_id, "True(作为基线)"), ("another run", "False")):
         alignment = {"flagperf_mean_error": 0.5, "reference": f"tiny of {made_from}"}
         run = result.model_copy(update={"alignment": result.alignment.model_copy(update=alignment)})
-        assert FLAGPERF_LLAMA["是否精度对齐"](ReportedRun(run, plan, {})) == text
+        assert FLAGPERF_LLAMA["是否精度对齐"](ExportedRun(run, plan, {})) == text
 
 
 @pytest.mark.parametrize(("error", "text"), [(None, "/"), (0.0199, "True"), (0.02, "False"), (float("nan"), "False")])
 def test_flagperfs_rule_is_flagperfs(valid: Pair, error: float | None, text: str) -> None:
     result, plan = valid
     alignment = result.alignment.model_copy(update={"flagperf_mean_error": error})
-    run = ReportedRun(result.model_copy(update={"alignment": alignment}), plan, {})
+    run = ExportedRun(result.model_copy(update={"alignment": alignment}), plan, {})
     assert FLAGPERF_LLAMA["是否精度对齐"](run) == text
 
 

@@ -27,7 +27,7 @@ from levelfield.judge.collector import collect
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import InMemoryStore
 from levelfield.publish.foreign_curves import read_curve
-from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, find_log
+from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, parse_log
 from levelfield.publish.log_files import read_log_file
 from levelfield.publish.reported_runs import reported_row
 from levelfield.specs.base import dump, load
@@ -303,7 +303,7 @@ def test_hostile_lines_change_no_figure_and_stand_in_no_text(tmp_path: Path) -> 
 
 def test_colours_are_no_part_of_a_number() -> None:
     line = "\x1b[31mstep:  1  \x1b[32mloss:  8.5000  \x1b[33mmemory:  1.00GiB(1.00%)  \x1b[34mtps: 7,282\x1b[39m\n"
-    log = find_log([line])
+    log = parse_log([line])
     assert log is not None and log.steps[0].figures == {"loss": 8.5, RATE: 7282.0, "memory_bytes": 2**30}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from levelfield.report.escapes import code, markdown, markdown_table, printable
+from levelfield.report.escapes import code_span, escape_markdown, markdown_table, printable
 from levelfield.report.tables import csv_text
 
 SOURCES = Path(__file__).resolve().parents[3] / "platform" / "levelfield"
@@ -31,7 +31,7 @@ def _turns(char: str) -> bool:
 @given(st.text())
 @example("\x1b]0;title\x07\x1b[2J\x9b31m\r\u202eabc\u2066\u2028\ud800\U000e0041")
 def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
-    assert obeyed(printable(text)) == [] and obeyed(markdown(text)) == [] and obeyed(code(text)) == []
+    assert obeyed(printable(text)) == [] and obeyed(escape_markdown(text)) == [] and obeyed(code_span(text)) == []
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
@@ -61,15 +61,15 @@ def test_a_cell_ends_only_at_its_own_bar(text: str) -> None:
 @example("- item")
 @example("~~~ fence")
 def test_markdown_has_no_tag_link_code_or_heading(text: str) -> None:
-    unescaped = re.sub(r"\\[\\`*_\[\]|#>=+~-]", "x", markdown(text))
+    unescaped = re.sub(r"\\[\\`*_\[\]|#>=+~-]", "x", escape_markdown(text))
     assert not re.search(r"[<`\[\]|]", unescaped) and not re.match(r"\s*(#|>|=|~~~|[-+*]\s)", unescaped)
 
 
 @given(MARKS)
 def test_a_code_span_is_whole_or_plain_text(text: str) -> None:
-    span = code(text)
+    span = code_span(text)
     inner = span[1:-1] if len(span) > 2 and span[0] == span[-1] == "`" else None
-    assert (inner is not None and not re.search("[`|<\n]", inner)) or span == markdown(" ".join(text.split()))
+    assert (inner is not None and not re.search("[`|<\n]", inner)) or span == escape_markdown(" ".join(text.split()))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_code_span_is_whole_or_plain_text(text: str) -> None:
     ],
 )
 def test_figures_and_names_stay_readable(text: str, escaped: str) -> None:
-    assert markdown(text) == escaped and markdown(markdown(text)) == escaped
+    assert escape_markdown(text) == escaped and escape_markdown(escape_markdown(text)) == escaped
 
 
 def test_no_other_module_writes_a_markdown_table() -> None:
@@ -102,7 +102,7 @@ def test_the_report_of_a_run_is_escaped_by_its_template_alone() -> None:
     """`{% autoescape %}`, `safe` or a second environment would let a text through."""
     template = (SOURCES / "report" / "run.md.j2").read_text()
     assert "safe" not in template and "autoescape" not in template
-    assert (SOURCES / "report" / "one_run.py").read_text().count("finalize=markdown") == 1
+    assert (SOURCES / "report" / "one_run.py").read_text().count("finalize=escape_markdown") == 1
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\tx", "  =1", "\r=1"])

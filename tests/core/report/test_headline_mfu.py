@@ -23,7 +23,7 @@ from levelfield.pages.series_history import InMemoryStore, summary_of
 from levelfield.report import one_run, result_words
 from levelfield.report.one_run import result_lines, run_report
 from levelfield.report.result_words import COLUMNS
-from levelfield.report.tables import flat_figures
+from levelfield.report.tables import figure_row
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord
@@ -56,7 +56,7 @@ def doors(result: Result, stored: RunRecord) -> Iterator[tuple[str, float | None
     (line,) = [line for line in result_lines(result) if line.startswith("MFU")]
     yield "terminal", percent(line)
     yield "tables", percent(COLUMNS[MFU_TITLE](result))
-    value = flat_figures(result)[MFU_NAME]
+    value = figure_row(result)[MFU_NAME]
     yield "CSV and JSON", value if isinstance(value, float) else None
     yield "beside published rows", measured_row(result).mfu_high
     yield "store", stored.mfu_megatron
@@ -84,7 +84,7 @@ def other_numbers(result: Result, stored: RunRecord) -> dict[str, float | None]:
 def test_the_headline_of_a_sliding_window_is_the_windows(run: RunPaths) -> None:
     narrow, whole = windowed(run)
     result = collect(run)
-    use = result_words.utilisation(result, HEADLINE_FORMULA)
+    use = result_words.find_utilisation(result, HEADLINE_FORMULA)
     assert use and use.value and result.throughput and use.peak_tflops and narrow < whole
     rate = result.throughput.tokens_per_second_per_device
     assert use.value == pytest.approx(narrow * rate / (use.peak_tflops * 1e12))

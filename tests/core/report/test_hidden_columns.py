@@ -12,7 +12,7 @@ from levelfield.cli.main import main
 from levelfield.errors import UnknownName
 from levelfield.judge.collector import collect
 from levelfield.report.result_words import COLUMNS
-from levelfield.report.tables import GIVEN_AWAY_BY, NEVER_HIDDEN, format_with_hidden, hidden_columns
+from levelfield.report.tables import NEVER_HIDDEN, REVEALED_BY, format_with_hidden, hidden_columns
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Energy, Figure, Result, Status, TimeToLoss
 from levelfield.specs.run_figures import MFU_TITLE
@@ -95,13 +95,13 @@ def test_an_unknown_column_is_an_error_with_those_there_are(name: str) -> None:
     with pytest.raises(UnknownName) as error:
         hidden_columns([name])
     *_, alternatives = str(error.value).partition("--hide")
-    assert f"column '{name}'" in str(error.value) and all(column in alternatives for column in GIVEN_AWAY_BY)
+    assert f"column '{name}'" in str(error.value) and all(column in alternatives for column in REVEALED_BY)
 
 
 def test_a_new_column_is_in_no_such_table_until_somebody_decides(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(COLUMNS) == {*NEVER_HIDDEN, *GIVEN_AWAY_BY}, (
+    assert set(COLUMNS) == {*NEVER_HIDDEN, *REVEALED_BY}, (
         "may it give a hidden column away? GIVEN_AWAY_BY if so, else OPEN"
     )
     monkeypatch.setitem(COLUMNS, "new_column", lambda result: "4711")

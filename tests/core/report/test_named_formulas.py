@@ -17,12 +17,12 @@ from levelfield.judge.collector import collect
 from levelfield.measure.flops import VERSIONS
 from levelfield.pages.page_rendering import LANGUAGES, translate
 from levelfield.publish.foreign_columns import format_report
-from levelfield.publish.foreign_tables import reported_runs
+from levelfield.publish.foreign_tables import exported_runs
 from levelfield.report import repeats
 from levelfield.report.one_run import result_lines, run_report
-from levelfield.report.sheets import as_text
-from levelfield.report.tables import as_markdown as results_markdown
-from levelfield.report.tables import as_text as results_text
+from levelfield.report.sheets import format_text
+from levelfield.report.tables import format_markdown as results_markdown
+from levelfield.report.tables import format_text as results_text
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.run_figures import HEADLINE_FORMULA
@@ -49,7 +49,7 @@ def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
     for form in ("table", "markdown"):
         yield f"published, {form}", format_figure_rows(form, [result], Registry())
     comparison = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])
-    yield "compare", as_text(compared_sheets(comparison))
+    yield "compare", format_text(compared_sheets(comparison))
 
 
 def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:
@@ -79,7 +79,7 @@ def test_columns_of_other_reports_have_their_formula_below(run: RunPaths) -> Non
         ("flagperf", other, "MFU", "6n"),
         ("oneflow", plan, "Percentage of theoretical peak FLOP/s", "megatron-2021"),
     ):
-        lines = format_report(foreign, reported_runs([result], [used], Registry())).splitlines()
+        lines = format_report(foreign, exported_runs([result], [used], Registry())).splitlines()
         (note,) = [line.removeprefix(f"{column}: ") for line in lines if line.startswith(f"{column}: ")]
         words = note.split()
         assert words[words.index("by") + 1].rstrip(",.;") == formula, foreign

@@ -14,7 +14,7 @@ from levelfield.cli.main import main
 from levelfield.judge.collector import collect
 from levelfield.measure.series import median_interval
 from levelfield.report import repeats
-from levelfield.report.tables import as_json
+from levelfield.report.tables import format_json
 from levelfield.report.words import number
 from levelfield.series.findings import figure_value
 from levelfield.specs.paths import RunPaths
@@ -40,7 +40,7 @@ def _repeat(first: Result, number: int, rate: float) -> Result:
 
 
 def test_the_interval_is_of_the_repeats_and_of_nothing_else(five: list[Result]) -> None:
-    (group,) = repeats.repeats_of(five, SAME)
+    (group,) = repeats.group_repeats(five, SAME)
     interval = next(f.interval for f in group.figures if f.column.name == "tokens_per_second_per_device")
     assert interval == median_interval(RATES) and (interval.n, interval.median) == (5, 101.0)
     assert interval.low is not None and interval.high is not None and interval.low < 101.0 < interval.high
@@ -82,7 +82,7 @@ def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Resu
     (line,) = [line for line in repeats.repeat_lines(five, SAME) if "tokens/s" in line]
     (row,) = [row for row in repeats.repeat_lines(five, SAME, is_markdown=True) if "tokens/s" in row]
     assert line.split() == row.replace("|", "").split() == ["tokens/s/device", "101.0", *ends.split()]
-    *rows, last = json.loads(as_json(five, SAME))
+    *rows, last = json.loads(format_json(five, SAME))
     assert [row["repeat"] for row in rows] == [1, 2, 3, 4, 5]
     assert last["schema"] == "levelfield.repeats/1" and last["runs"] == [r.run_id for r in five]
     figure = last["figures"]["tokens_per_second_per_device"]
@@ -94,7 +94,7 @@ def test_all_three_formats_end_with_the_same_median_and_interval(five: list[Resu
 def test_the_interval_of_mfu_ends_at_all_of_the_peak(five: list[Result]) -> None:
     values = iter([0.4, 0.55, 0.95])
     column = replace(repeats.FIGURE_COLUMNS[MFU_NAME], read=lambda result: next(values))
-    (group,) = repeats.repeats_of(five[:3], SAME[:3], (column,))
+    (group,) = repeats.group_repeats(five[:3], SAME[:3], (column,))
     assert group.figures[0].interval.high == 1.0
 
 
@@ -103,16 +103,16 @@ def test_what_the_nodes_and_ranks_of_one_run_did_does_not_part_repeats(five: lis
     nodes = (NodeResult.model_validate({"node": 0, "name": "a", "missing": (), "software": {}, **unknown}),)
     pace = RankPace(steps=10, stragglers=())
     other = five[1].model_copy(update={"preflight": "6 TFLOP/s", "pace": pace, "machines": nodes})
-    (group,) = repeats.repeats_of([five[0], other], SAME[:2])
+    (group,) = repeats.group_repeats([five[0], other], SAME[:2])
     assert len(group.results) == 2
 
 
 def test_a_run_that_is_not_valid_is_counted_and_gives_no_figure(five: list[Result]) -> None:
-    (group,) = repeats.repeats_of([five[0], invalid(five[1]), *five[2:]], SAME)
-    assert (group.valid, len(group.results)) == (4, 5)
+    (group,) = repeats.group_repeats([five[0], invalid(five[1]), *five[2:]], SAME)
+    assert (group.valid_count, len(group.results)) == (4, 5)
     assert group.figures[0].interval == median_interval([RATES[0], *RATES[2:]])
-    (alone,) = repeats.repeats_of([five[0], invalid(five[1])], SAME[:2])
-    assert (alone.valid, alone.figures) == (1, ())
+    (alone,) = repeats.group_repeats([five[0], invalid(five[1])], SAME[:2])
+    assert (alone.valid_count, alone.figures) == (1, ())
 
 
 def disturbed(result: Result) -> Result:
@@ -121,20 +121,20 @@ def disturbed(result: Result) -> Result:
 
 def test_a_disturbed_repeat_gives_no_figure_beside_a_quiet_one(five: list[Result]) -> None:
     results = [five[0], disturbed(five[1]), *five[2:]]
-    (group,) = repeats.repeats_of(results, SAME)
-    assert (group.valid, group.disturbed) == (5, 1)
+    (group,) = repeats.group_repeats(results, SAME)
+    assert (group.valid_count, group.disturbed_count) == (5, 1)
     assert group.figures[0].interval == median_interval([RATES[0], *RATES[2:]])
     text = "\n".join(repeats.repeat_lines(results, SAME))
     assert "5 valid, 1 of them disturbed" in text and "not counted: 1 disturbed" in text
-    assert json.loads(as_json(results, SAME))[-1]["disturbed"] == 1
+    assert json.loads(format_json(results, SAME))[-1]["disturbed"] == 1
     alone = "\n".join(repeats.repeat_lines(results[:2], SAME[:2]))
     assert "1 quiet run" in alone and "tokens/s" not in alone
 
 
 def test_disturbed_repeats_alone_have_figures_and_the_word(five: list[Result]) -> None:
     results = [*map(disturbed, five)]
-    (group,) = repeats.repeats_of(results, SAME)
-    assert group.disturbed == 5 and group.figures[0].interval == median_interval(RATES)
+    (group,) = repeats.group_repeats(results, SAME)
+    assert group.disturbed_count == 5 and group.figures[0].interval == median_interval(RATES)
     text = "\n".join(repeats.repeat_lines(results, SAME))
     assert "5 of them disturbed" in text and "not counted" not in text
 
@@ -144,7 +144,7 @@ def test_disturbed_repeats_alone_have_figures_and_the_word(five: list[Result]) -
 )
 def test_runs_of_different_plans_are_no_repeats(five: list[Result], change: dict[str, object]) -> None:
     other = five[1].model_copy(update=change)
-    assert repeats.repeats_of([five[0], other], SAME[:2]) == []
+    assert repeats.group_repeats([five[0], other], SAME[:2]) == []
     assert repeats.repeat_lines([five[0], other], SAME[:2]) == []
     assert repeats.repeat_lines([five[0]], SAME[:1], is_markdown=True) == []
 
@@ -168,8 +168,8 @@ def _copy(run: RunPaths, other: Path) -> None:
 
 
 def test_a_run_without_its_plan_at_hand_is_no_repeat(five: list[Result]) -> None:
-    assert repeats.repeats_of(five[:2], [None, None]) == []
-    (group,) = repeats.repeats_of(five[:3], ["one plan", None, "one plan"])
+    assert repeats.group_repeats(five[:2], [None, None]) == []
+    (group,) = repeats.group_repeats(five[:3], ["one plan", None, "one plan"])
     assert [result.run_id for result in group.results] == ["run1", "run3"]
 
 
@@ -188,18 +188,18 @@ def test_runs_with_other_threads_or_variables_are_two_trainings(
 
 
 def test_runs_with_other_variables_of_the_shell_are_two_trainings(five: list[Result]) -> None:
-    def beside(name: str) -> list[repeats.Repeats]:
+    def beside(name: str) -> list[repeats.RepeatGroup]:
         other = five[1].model_copy(update={"inherited": {**five[1].inherited, name: "3"}})
-        return repeats.repeats_of([five[0], other], SAME[:2])
+        return repeats.group_repeats([five[0], other], SAME[:2])
 
     assert beside("OMP_NUM_THREADS") == [] and len(beside("SHLVL")) == 1
 
 
 def test_mfu_by_two_measured_peaks_has_no_median(five: list[Result]) -> None:
     first, second = with_two_peaks(five)
-    (group,) = repeats.repeats_of([first, second], SAME[:2])
+    (group,) = repeats.group_repeats([first, second], SAME[:2])
     assert MFU_NAME not in {figure.column.name for figure in group.figures}
-    (same,) = repeats.repeats_of([first, first.model_copy(update={"run_id": "b"})], SAME[:2])
+    (same,) = repeats.group_repeats([first, first.model_copy(update={"run_id": "b"})], SAME[:2])
     assert MFU_NAME in {figure.column.name for figure in same.figures}
 
 

@@ -14,7 +14,7 @@ from levelfield.judge.collector import collect
 from levelfield.report import result_words, words
 from levelfield.report.costs import format_results
 from levelfield.report.one_run import result_lines, run_report
-from levelfield.report.tables import as_json, as_markdown, as_text
+from levelfield.report.tables import format_json, format_markdown, format_text
 from levelfield.report.words import duration
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
@@ -121,7 +121,7 @@ def test_the_sample_of_the_readme_has_the_rows_of_a_screen(valid: Result) -> Non
 
 def test_tables_fit_eighty_columns(valid: Result, interrupted: Result, long: Result) -> None:
     for results in ([valid], [valid, interrupted], [long, valid], [long, interrupted, valid]):
-        assert too_long(as_text(results)) == []
+        assert too_long(format_text(results)) == []
 
 
 def test_one_run_in_full_fits_eighty_columns(valid: Result, interrupted: Result, long: Result) -> None:
@@ -130,7 +130,7 @@ def test_one_run_in_full_fits_eighty_columns(valid: Result, interrupted: Result,
 
 
 def test_wrapping_loses_no_word(long: Result) -> None:
-    for text, sentences in ((as_text([long, long]), 2), (screen(long), 1)):
+    for text, sentences in ((format_text([long, long]), 2), (screen(long), 1)):
         words = text.split()
         assert words.count("missing") == words.count("rank") == 9 * sentences and long.case in words
 
@@ -139,7 +139,7 @@ def test_a_rate_above_the_peak_does_not_count(run: RunPaths) -> None:
     lower_the_probed_peak(run)
     result = collect(run)
     assert result.status.word == "valid" and all(use.value is None for use in result.utilisation)
-    assert "%" not in as_text([result]).split("MFU")[1].split("GiB")[0]
+    assert "%" not in format_text([result]).split("MFU")[1].split("GiB")[0]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,11 @@ def test_memory_of_the_whole_machine_is_never_a_runs(valid: Result) -> None:
     peaks = dict.fromkeys(("process_peak", "reserved_peak", "allocated_peak"), unknown)
     memory = valid.memory.model_copy(update={**peaks, "device_used_peak": Figure(value=2**30, unit="B")})
     on_processor = valid.model_copy(update={"device_is": HOST_SHARE, "memory": memory})
-    assert result_words.worst_memory(on_processor) == ("process", None)
-    assert result_words.worst_memory(on_processor.model_copy(update={"device_is": "card"})) == ("device used", 2**30)
+    assert result_words.first_known_memory(on_processor) == ("process", None)
+    assert result_words.first_known_memory(on_processor.model_copy(update={"device_is": "card"})) == (
+        "device used",
+        2**30,
+    )
 
 
 def test_report_md_says_whose_memory_each_row_is_and_which_one_counts(run: RunPaths, valid: Result) -> None:
@@ -227,7 +230,7 @@ def test_flags_of_step_times_refer_to_the_median(stored: str, printed: str, run:
     result = valid.model_copy(update={"throughput": valid.throughput.model_copy(update={"step_seconds": step})})
     assert f"flagged: {printed}" in " ".join(screen(result).split())
     assert report_rows(run_report(result, read_plan(run)), "step times") == [["flagged", printed]]
-    assert json.loads(as_json([result], [None]))[0]["throughput"]["step_seconds"]["flags"] == [stored]
+    assert json.loads(format_json([result], [None]))[0]["throughput"]["step_seconds"]["flags"] == [stored]
 
 
 def test_report_md_says_what_a_load_is(run: RunPaths, valid: Result) -> None:
@@ -242,12 +245,12 @@ def test_report_md_says_what_a_load_is(run: RunPaths, valid: Result) -> None:
 
 
 def test_no_results_are_no_fault() -> None:
-    assert as_text([]) == "\n" and json.loads(as_json([], [])) == []
+    assert format_text([]) == "\n" and json.loads(format_json([], [])) == []
     assert list(csv.DictReader(io.StringIO(format_results("csv", [], [])))) == []
 
 
 def test_json_holds_every_figure_in_full(valid: Result, interrupted: Result) -> None:
-    rows = json.loads(as_json([valid, interrupted], [None, None]))
+    rows = json.loads(format_json([valid, interrupted], [None, None]))
     assert rows[0].pop("schema") == "levelfield.result/1"
     assert Result.model_validate(rows[0]) == valid
     assert rows[1]["status"]["failure"] == "interrupted" and rows[1]["throughput"] is None
@@ -274,7 +277,7 @@ def test_csv_columns_do_not_depend_on_which_run_comes_first(
 
 
 def test_markdown_is_a_table_with_the_reasons_below(valid: Result, interrupted: Result) -> None:
-    head, rule, *rest = as_markdown([valid, interrupted]).splitlines()
+    head, rule, *rest = format_markdown([valid, interrupted]).splitlines()
     assert {line.count("|") for line in (head, rule, *rest[:2])} == {len(result_words.COLUMNS) + 1}
     assert rest[-1].endswith(interrupted.status.reasons[-1]) and interrupted.run_id in rest[-1]
     assert "| - |" in rest[1]
@@ -282,7 +285,7 @@ def test_markdown_is_a_table_with_the_reasons_below(valid: Result, interrupted: 
 
 def test_a_bar_in_a_text_does_not_break_the_table(run: RunPaths, valid: Result) -> None:
     odd = valid.model_copy(update={"chip": "A|B"})
-    head, _, row = as_markdown([odd]).splitlines()[:3]
+    head, _, row = format_markdown([odd]).splitlines()[:3]
     assert row.replace("\\|", "").count("|") == head.count("|")
     energy = valid.energy.model_copy(update={"joules_per_token": Figure(value=None, unit="J/token", reason="a | b")})
     report = run_report(odd.model_copy(update={"energy": energy}), read_plan(run))
@@ -306,7 +309,7 @@ def test_a_table_has_the_reasons_of_an_invalid_run(run: RunPaths) -> None:
     count_wrong_tokens(run)
     result = collect(run)
     assert result.status.word == "invalid" and result.status.reasons
-    assert all(reason in " ".join(as_text([result]).split()) for reason in result.status.reasons)
+    assert all(reason in " ".join(format_text([result]).split()) for reason in result.status.reasons)
 
 
 @pytest.mark.parametrize(
@@ -332,29 +335,29 @@ class TestRunsOfDifferentCases:
         return [valid, valid.model_copy(update=other), valid.model_copy(update={"run_id": "again"})]
 
     def test_their_tables_are_as_they_were_read(self, mixed: list[Result]) -> None:
-        text = f"{as_text(mixed)}\n{as_markdown(mixed)}"
+        text = f"{format_text(mixed)}\n{format_markdown(mixed)}"
         assert text == golden("report/two_trainings.md", text)
 
     def test_text_has_a_table_for_each(self, mixed: list[Result]) -> None:
-        first, second = as_text(mixed).split("\n\n")
+        first, second = format_text(mixed).split("\n\n")
         assert "llama" not in first and "tiny" not in second
-        assert first.count("64.0") == 2 and second.count("64.0") == 1 and too_long(as_text(mixed)) == []
+        assert first.count("64.0") == 2 and second.count("64.0") == 1 and too_long(format_text(mixed)) == []
 
     def test_markdown_has_a_table_for_each(self, mixed: list[Result]) -> None:
-        first, second = as_markdown(mixed).split("\n\n### ")
+        first, second = format_markdown(mixed).split("\n\n### ")
         assert first.count("| tiny |") == 2 and second.count("| llama |") == second.count("\n|---") == 1
 
     def test_other_work_under_the_same_name_is_told_apart(self, mixed: list[Result]) -> None:
         same = [result.model_copy(update={"case": "tiny"}) for result in mixed]
-        assert "work 88888888" in as_text(same) and "work 88888888" in as_markdown(same)
+        assert "work 88888888" in format_text(same) and "work 88888888" in format_markdown(same)
 
     @pytest.mark.parametrize("change", [{"window": (4, 12)}, {"scale": "full"}])
     def test_another_window_or_scale_is_another_table(self, valid: Result, change: dict[str, object]) -> None:
-        assert as_text([valid, valid.model_copy(update=change)]).count("steps ") == 2
+        assert format_text([valid, valid.model_copy(update=change)]).count("steps ") == 2
 
     def test_runs_of_one_training_have_no_heading(self, valid: Result) -> None:
-        assert "steps" not in as_text([valid, valid]) and "###" not in as_markdown([valid, valid])
+        assert "steps" not in format_text([valid, valid]) and "###" not in format_markdown([valid, valid])
 
     def test_reasons_stand_below_their_own_table(self, mixed: list[Result], interrupted: Result) -> None:
-        first, second = as_text([interrupted, mixed[1]]).split("\n\nllama (smoke), ")
+        first, second = format_text([interrupted, mixed[1]]).split("\n\nllama (smoke), ")
         assert interrupted.status.reasons[-1] in first and "interrupted" not in second

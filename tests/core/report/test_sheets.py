@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.explain.step_tables import step_sheets
-from levelfield.report.sheets import Sheet, align_rows, as_markdown, as_text, labelled, padded
+from levelfield.report.sheets import Sheet, align_rows, format_markdown, format_text, labelled_line, pad_row
 from levelfield.specs.step_parts import StepParts
 from plans import ROOT
 
@@ -16,7 +16,7 @@ CELLS = st.text(max_size=120)
 
 
 def lines(sheet: Sheet) -> list[str]:
-    return as_text([sheet]).splitlines()
+    return format_text([sheet]).splitlines()
 
 
 @given(st.lists(st.tuples(CELLS, CELLS, CELLS, CELLS), max_size=4), CELLS, st.lists(CELLS, max_size=2))
@@ -60,7 +60,7 @@ def test_a_step_has_no_column_that_is_empty() -> None:
 )
 def test_foreign_text_is_harmless(hostile: str) -> None:
     sheet = Sheet(hostile, ("cell",), ((hostile,),), (hostile,))
-    text, markdown = as_text([sheet]), as_markdown([sheet])
+    text, markdown = format_text([sheet]), format_markdown([sheet])
     assert "\x1b" not in text + markdown and "\u202e" not in text + markdown and "<img" not in markdown
     assert len(text.splitlines()) == 4 and sum("|" in line for line in markdown.splitlines()) >= 3
     assert "\\|" in markdown if "|" in hostile else True
@@ -68,19 +68,19 @@ def test_foreign_text_is_harmless(hostile: str) -> None:
 
 
 def test_markdown_is_a_heading_a_table_and_notes() -> None:
-    text = as_markdown([Sheet("Speed", ("side", "ratio"), (("A", "1.0"),), ("a note",))])
+    text = format_markdown([Sheet("Speed", ("side", "ratio"), (("A", "1.0"),), ("a note",))])
     assert text.splitlines() == ["### Speed", "", "| side | ratio |", "|---|---|", "| A | 1.0 |", "", "a note"]
 
 
 @pytest.mark.parametrize(
     ("row", "text"),
     [
-        (padded(("a", 12, "b"), (3, -4)), "a      12  b"),
-        (padded(("a", ""), (3, 4), " "), "a"),
+        (pad_row(("a", 12, "b"), (3, -4)), "a      12  b"),
+        (pad_row(("a", ""), (3, 4), " "), "a"),
         ("\n".join(align_rows([("a", "bb", "c"), ("aaa", "", "c")])), "a    bb  c\naaa      c"),
-        ("\n".join(align_rows([("a", "1"), ("b", "22")], right=(1,))), "a   1\nb  22"),
-        (labelled("long label", "text", 4), "long label text"),
-        (labelled("", "text", 4), "    text"),
+        ("\n".join(align_rows([("a", "1"), ("b", "22")], right_aligned=(1,))), "a   1\nb  22"),
+        (labelled_line("long label", "text", 4), "long label text"),
+        (labelled_line("", "text", 4), "    text"),
     ],
 )
 def test_columns_to_the_left_and_to_the_right(row: str, text: str) -> None:

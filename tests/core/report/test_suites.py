@@ -275,4 +275,4 @@ def test_tables_stand_for_all_repeats_and_groups(
     ]
     lines = tables.plan_lines(entries)
     assert "3 entries" in lines[0] and [line for line in lines if line.startswith("[")] == ["[G]", "[H]"]
-    assert tables.grouped_by_suite([plan, *entries]) == [entries]
+    assert tables.group_by_suite([plan, *entries]) == [entries]

@@ -15,10 +15,10 @@ from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.errors import RunFailed, UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import reference_from, with_noise
-from levelfield.publish.foreign_tables import ReportedRun, row_notes
+from levelfield.publish.foreign_tables import ExportedRun, row_notes
 from levelfield.report import repeats
 from levelfield.report.costs import format_results
-from levelfield.report.tables import as_json, as_markdown, as_text
+from levelfield.report.tables import format_json, format_markdown, format_text
 from levelfield.run import runner
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.directory import read_plan, write_json, write_status
@@ -236,19 +236,19 @@ def test_every_table_shows_the_word_in_place_of_valid(doubtful: RunPaths) -> Non
     result = collect(doubtful)
     word = result.status.word
     for text in (
-        as_text([result, result]),
-        as_markdown([result]),
+        format_text([result, result]),
+        format_markdown([result]),
         format_results("csv", [result], [None]),
-        as_json([result], [None]),
+        format_json([result], [None]),
     ):
         assert word in text and "valid" not in text.replace("invalid", "")
-    assert row_notes([ReportedRun(result, read_plan(doubtful), {})])[1].endswith(f": {word}")
+    assert row_notes([ExportedRun(result, read_plan(doubtful), {})])[1].endswith(f": {word}")
 
 
 def test_it_is_in_no_median_and_beside_no_published_row(doubtful: RunPaths, recorded: Path) -> None:
     good, bad = collect(RunPaths(recorded)), collect(doubtful)
-    (group,) = repeats.repeats_of([good, bad.model_copy(update={"repeat": 2})], ["one plan"] * 2)
-    assert group.valid == 1 and group.figures == ()
+    (group,) = repeats.group_repeats([good, bad.model_copy(update={"repeat": 2})], ["one plan"] * 2)
+    assert group.valid_count == 1 and group.figures == ()
     line = measured_row(bad)
     assert line.tokens_per_second_per_device is line.mfu_high is line.memory_bytes is None
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from levelfield.cli.command_line import parse_command_line
-from levelfield.report.escapes import markdown
+from levelfield.report.escapes import escape_markdown
 from levelfield.series.finding_forms import WRITERS, as_junit, as_markdown, as_text
 from levelfield.series.findings import Finding, FindingPage, worst_first
 from levelfield.series.next_steps import command_text, next_step
@@ -153,7 +153,7 @@ def test_a_strict_verdict_counts_what_is_open_and_advice_changes_no_verdict() ->
 
 def test_markdown_has_its_verdict_and_table_first_and_folds_what_did_not_change() -> None:
     lines = as_markdown(page(*MIXED)).splitlines()
-    assert lines[0] == f"**{markdown(page(*MIXED).verdict)}**" and page(*MIXED).first_line in lines[2]
+    assert lines[0] == f"**{escape_markdown(page(*MIXED).verdict)}**" and page(*MIXED).first_line in lines[2]
     assert [lines[place].split(" | ")[0] for place in (4, 6)] == ["| status", "| regression"]
     (folded,) = (place for place, line in enumerate(lines) if "<summary>Without a" in line)
     assert folded > 8 and "Without a" not in as_markdown(page(*MIXED[1:]))

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from levelfield.judge.collector import collect
-from levelfield.report.repeats import repeats_of
+from levelfield.report.repeats import group_repeats
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import KEYS_OF_ONE_RUN, PeakMeasurement, Plan
@@ -83,7 +83,7 @@ def test_each_field_of_a_plan_parts_repeats_or_has_its_reason(whole: Plan, recor
     seen, joined = set(), set()
     for path, changed in changes(Plan, whole):
         seen.add(path)
-        if repeats_of([result, again], [whole.repeats_digest, changed.repeats_digest]):
+        if group_repeats([result, again], [whole.repeats_digest, changed.repeats_digest]):
             joined.add(path)
     assert len(seen) > 300
     assert sorted(path for path in joined if not is_reasoned(path)) == [], "joins two trainings as repeats"

@@ -14,7 +14,7 @@ from compared_records import other_use, record, step_times, with_result
 from levelfield.compare.comparison import sheets
 from levelfield.errors import GateFailed, RunFailed, UsageError
 from levelfield.measure.other_use import HostUse
-from levelfield.report.sheets import as_text
+from levelfield.report.sheets import format_text
 from levelfield.report.words import duration
 from levelfield.run.quiet import QuietWait
 from levelfield.series.pairs import PairRuling, pairs_so_far
@@ -52,7 +52,7 @@ def run_duel(rates: Rates, repeats: int | None = None, least: float = 1.0, **cha
 
 
 def text_of(outcome: DuelOutcome) -> str:
-    return " ".join(as_text(duel_sheets(outcome)).split())
+    return " ".join(format_text(duel_sheets(outcome)).split())
 
 
 def jumped(run: RunRecord) -> RunRecord:
@@ -203,7 +203,7 @@ def fails_from(number: int, **changes: Any) -> DuelOutcome:
 def test_a_run_that_fails_ends_the_duel_and_keeps_the_pairs() -> None:
     outcome = fails_from(3, word="failed", failure="exit", reason="rank 0")
     assert (len(outcome.pairs), outcome.exit_code, outcome.word) == (2, 3, "inconclusive")
-    text = " ".join(as_text(duel_sheets(outcome)).split())
+    text = " ".join(format_text(duel_sheets(outcome)).split())
     assert "stopped: gpt:jax: " in text and outcome.stopped is not None and outcome.stopped in text
     assert outcome.stopped.endswith(" failed (exit): rank 0")
     assert (
@@ -236,7 +236,7 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
 def test_sides_that_are_not_comparable_end_after_the_first_pair() -> None:
     outcome = run_duel(noisy(0.002), verdict="diverged")
     assert (len(outcome.pairs), outcome.exit_code) == (1, GateFailed.exit_code)
-    text = as_text(duel_sheets(outcome))
+    text = format_text(duel_sheets(outcome))
     assert "NOT COMPARABLE" in text and "B/A 1" not in text
 
 
@@ -265,9 +265,9 @@ def test_the_errors_of_all_looks_are_two_and_a_half_per_cent_in_each_direction()
 
 def test_the_text_fits_eighty_columns_and_ends_with_the_conclusion() -> None:
     outcome = run_duel(noisy(0.002, 1.05))
-    text = as_text(duel_sheets(outcome))
+    text = format_text(duel_sheets(outcome))
     heading = conclusion(outcome).split(" than ")[0]
     assert f"\n\n{heading}" in text and max(map(len, text.splitlines())) <= 80
     assert text.index("against A") < text.index(heading)
-    assert " ".join(as_text(sheets(comparison_of(outcome))).split()) in " ".join(text.split())
+    assert " ".join(format_text(sheets(comparison_of(outcome))).split()) in " ".join(text.split())
     assert "run order" not in text

@@ -17,7 +17,7 @@ from levelfield.compare.sides import side_of, tuning_of
 from levelfield.pages.content import read_content
 from levelfield.pages.first_view import FirstView, first_view, read_trainings
 from levelfield.pages.series_history import InMemoryStore
-from levelfield.report.sheets import as_text
+from levelfield.report.sheets import format_text
 from levelfield.specs.record import RunRecord
 from levelfield.studies.compared_runs import BundleRuns, runs_of_side
 
@@ -113,7 +113,7 @@ def test_a_label_says_which_runs_it_leaves_out_and_why() -> None:
     side = side_of("A", chosen.runs, left_out=chosen.left_out)
     outcome = compare([side, side_of("B", repeats(90, 91, 92, first=20, framework="jax"))])
     assert {entry["run"] for entry in as_values(outcome)["sides"][0]["left_out"]} == set(reasons)
-    output = as_text(sheets(outcome))
+    output = format_text(sheets(outcome))
     assert all(run_id in output for run_id in reasons)
 
 
@@ -176,7 +176,7 @@ def test_a_trial_is_in_no_headline_and_no_mean_and_is_listed_apart(kind: str) ->
     value = ratio.ratio.value
     assert any(value == pytest.approx(lead.value) for lead in (before.lead, before.lead.inverse))
     assert len(ratio.outside_mean) == len(after.overall.rows[1].outside_mean) == 1
-    assert ratio.outside_mean[0][0] in as_text(matrix_sheets(matrix(whole, "framework")))
+    assert ratio.outside_mean[0][0] in format_text(matrix_sheets(matrix(whole, "framework")))
 
 
 def test_a_trial_is_the_answer_where_there_is_nothing_else() -> None:
