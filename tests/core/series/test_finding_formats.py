@@ -274,7 +274,7 @@ def test_what_to_do_next_has_commands_that_the_command_line_reads(
 @pytest.mark.parametrize("form", ["text", "markdown"])
 def test_the_commands_name_a_store_that_was_named(form: str) -> None:
     regression = finding("regression", series="sha256:25452b67ff06aaaa")
-    tickets = {("sha256:25452b67ff06aaaa", TOKENS): ONLY}
+    tickets: dict[TicketKey, Ticket] = {("sha256:25452b67ff06aaaa", TOKENS): ONLY}
     named = FindingPage("c", "n", (regression,), tickets=tickets, store="/data/our results.sqlite")
     assert "--store '/data/our results.sqlite'" in " ".join(WRITERS[form](named).replace("\\\n", "").split())
     assert "--store" not in WRITERS[form](FindingPage("c", "n", (regression,), tickets=tickets))
