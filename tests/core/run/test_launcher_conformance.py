@@ -61,8 +61,8 @@ class TestKubernetes(LauncherConformance):
 
 # What is changed in the page's launcher, and the check that must find it.
 FAULTS = {
-    "a node is lost": ("for node in found.nodes]", "for node in found.nodes[:1]]", "submitted"),
-    "a rank is lost": ("replace(found, sub", "replace(found, nodes=found.nodes[:1], sub", "ranks"),
+    "a node is lost": ("for node in request.nodes]", "for node in request.nodes[:1]]", "submitted"),
+    "a rank is lost": ("replace(request, sub", "replace(request, nodes=request.nodes[:1], sub", "ranks"),
     "a node is sent twice": ("submissions=(sent,)", "submissions=(sent, sent)", "submitted"),
     "a file is written": ("names = ", "paths.root.mkdir(exist_ok=True); names = ", "pure"),
     "the clock is in it": ('"qsub", "-v"', 'f"qsub{time.time_ns()}", "-v"', "pure"),
