@@ -307,7 +307,7 @@ Follower.read = press
 summary = terminal.Terminal.print_summary
 terminal.Terminal.print_summary = lambda *given: (press(), summary(*given))
 atexit.register(press)
-raise SystemExit(main.started(ARGUMENTS))
+raise SystemExit(main.run_as_process(ARGUMENTS))
 """
 
 
