@@ -512,7 +512,7 @@ def test_a_slow_tool_is_ended_where_the_adapter_raises(monkeypatch: pytest.Monke
     monkeypatch.setattr(tool_checks, "_with_short_limits", lambda spec: spec)
     monkeypatch.setattr(tool_checks, "_check_empty", raising)
     try:
-        with stage.entered(None), pytest.raises(ValueError, match="planted"):
+        with stage.activate(None), pytest.raises(ValueError, match="planted"):
             tool_checks.check_slow_tool(subject)  # type: ignore[arg-type]
         assert stage.processes() == []
     finally:

@@ -87,7 +87,7 @@ def _check(options: argparse.Namespace) -> int:
         findings = print_checks(check_framework(subject, options.fast), 13, quiet=options.json)
         tested_file = None if options.fast else write_tested(subject)
     finally:
-        subject.closing.close()
+        subject.exit_stack.close()
     values = checks_as_json(findings)
     if options.json:
         content = {"framework": options.name, "device": options.device, **values}

@@ -1,4 +1,4 @@
-"""`case new`: the document of a case from a published model. What the model does not say is marked as Levelfield's."""
+"""`case new`: the document of a case from a published model. It marks what the model leaves to Levelfield."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from levelfield.specs.case import Case
 from levelfield.specs.vendor import NAME
 from levelfield.testing.published_config import PublishedModel
 
-MAX_SEQUENCE_LENGTH = 4096  # of a sequence, where the model has as many positions
+MAX_SEQUENCE_LENGTH = 4096  # tokens, for a model with rotary positions
 _SMOKE_WIDTH, _SMOKE_HEADS = 256, 8
 _TRAINING_TEMPLATE = """\
 # The training is Levelfield's choice: config.json says nothing of it. Replace it by the model's own.
@@ -56,14 +56,14 @@ tuning:
 
 def create_case(
     name: str,
-    config: Path,
+    config_path: Path,
     published: PublishedModel,
-    ignored: Sequence[str],
-    expected: int | None,
-    plugins: Path,
+    ignored_keys: Sequence[str],
+    expected_parameters: int | None,
+    plugins_folder: Path,
     registry: Registry,
 ) -> Path:
-    """Write configs/cases/<name>.yaml below `plugins` and return it. expected: the published number of parameters.
+    """Write configs/cases/<name>.yaml below `plugins_folder` and return it.
 
     Raises UsageError for a name that exists, and for a model with another number of parameters.
     """
@@ -73,14 +73,15 @@ def create_case(
         raise UsageError(
             f"case new: the case '{existing_name}' exists: {registry.all_cases[existing_name]}; use another name"
         )
-    path = plugins / "configs" / "cases" / f"{name}.yaml"
+    path = plugins_folder / "configs" / "cases" / f"{name}.yaml"
     count = count_parameters(published.model, sequence_length(published)).total
-    if expected is not None and count != expected:
+    if expected_parameters is not None and count != expected_parameters:
         raise UsageError(
-            f"--parameters: found {expected:,}, and {config} gives {count:,}: {abs(count - expected):,} apart. The "
+            f"--parameters: found {expected_parameters:,}, and {config_path} gives {count:,}: "
+            f"{abs(count - expected_parameters):,} apart. The "
             "model has a part that its config.json does not say, or the number counts other things; nothing was written"
         )
-    text = case_document(name, config, published, ignored, is_known=expected is not None)
+    text = case_document(name, config_path, published, ignored_keys, is_count_published=expected_parameters is not None)
     parse(Case, yaml.safe_load(text), str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,37 +93,50 @@ def create_case(
 
 
 def sequence_length(published: PublishedModel) -> int:
-    """Return the tokens of a sequence: all learned positions, and at most LENGTH rotary ones."""
-    return published.length if published.model.positions == "learned" else min(published.length, MAX_SEQUENCE_LENGTH)
+    """Return the tokens of a sequence: all learned positions, or at most MAX_SEQUENCE_LENGTH rotary ones."""
+    return (
+        published.max_sequence_length
+        if published.model.positions == "learned"
+        else min(published.max_sequence_length, MAX_SEQUENCE_LENGTH)
+    )
 
 
-def case_document(name: str, config: Path, published: PublishedModel, ignored: Sequence[str], is_known: bool) -> str:
-    """Return the text of the case. is_known: whether its parameters are the published ones, or the platform's count."""
+def case_document(
+    name: str, config_path: Path, published: PublishedModel, ignored_keys: Sequence[str], is_count_published: bool
+) -> str:
+    """Return the text of the case. is_count_published: its number of parameters is the published one."""
     model, length = published.model, sequence_length(published)
-    ignored_words = f", without {', '.join(ignored)}" if ignored else ""
-    head = {
+    ignored_words = f", without {', '.join(ignored_keys)}" if ignored_keys else ""
+    header = {
         "schema": Case.schema_name(),
         "name": name,
-        "title": f"{name}, a {published.kind} by its config.json",
-        "source": f"{config.name} (model_type {published.kind}{ignored_words}); the training is Levelfield's choice",
+        "title": f"{name}, a {published.model_type} by its config.json",
+        "source": (
+            f"{config_path.name} (model_type {published.model_type}{ignored_words}); "
+            "the training is Levelfield's choice"
+        ),
         "tokenizer": f"the model's own, {model.vocab_size} tokens",
         "parameters": count_parameters(model, length).total,
     }
     notice = (
-        "" if is_known else "# parameters: Levelfield's count of this model. Hold it against the published number.\n"
+        ""
+        if is_count_published
+        else "# parameters: Levelfield's count of this model. Hold it against the published number.\n"
     )
-    rate = 5e-4 if model.query_key_norm else 1e-3  # with norms of queries and keys the higher rate lets the loss jump
+    peak_lr = (
+        5e-4 if model.query_key_norm else 1e-3
+    )  # with norms of queries and keys the higher rate lets the loss jump
     training = _TRAINING_TEMPLATE.format(
         length=length,
         alphabet=min(4096, model.vocab_size),
         small=min(64, model.vocab_size),
         branching=min(8, model.vocab_size // 2),
         smoke="".join(f"  {line}\n" for line in _dump_yaml({"model": _smoke_model(model)}).splitlines()),
-        rate=f"{rate:.1e}",
-        floor=f"{rate / 10:.1e}",
+        rate=f"{peak_lr:.1e}",
+        floor=f"{peak_lr / 10:.1e}",
     )
     return (
-        _dump_yaml(head)
+        _dump_yaml(header)
         + notice
         + _dump_yaml({"model": model.model_dump(mode="json", exclude_defaults=True)})
         + training
@@ -135,20 +149,25 @@ def _dump_yaml(content: dict[str, Any]) -> str:
 
 def _smoke_model(model: Model) -> dict[str, Any]:
     """Return the model's sizes at smoke scale. A model that is small already keeps its width."""
-    small: dict[str, Any] = {"layers": min(4, model.layers), "vocab_size": min(1024, model.vocab_size)}
-    small |= {name: 0 for name in ("hidden_dropout", "attention_dropout") if getattr(model, name)}
-    small |= {"sliding_window": 64} if model.sliding_window else {}
-    small |= (
+    smoke_sizes: dict[str, Any] = {"layers": min(4, model.layers), "vocab_size": min(1024, model.vocab_size)}
+    smoke_sizes |= {name: 0 for name in ("hidden_dropout", "attention_dropout") if getattr(model, name)}
+    smoke_sizes |= {"sliding_window": 64} if model.sliding_window else {}
+    smoke_sizes |= (
         {"rope_scaling": {"original_length": 64}} if model.rope_scaling and model.rope_scaling.original_length else {}
     )
     if model.hidden_size > _SMOKE_WIDTH and model.heads >= _SMOKE_HEADS:
         # the same kind of keys: of one head, of every head, or of a group of heads
-        keys = {1: 1, model.heads: _SMOKE_HEADS}.get(model.kv_heads, _SMOKE_HEADS // 2)
+        kv_heads = {1: 1, model.heads: _SMOKE_HEADS}.get(model.kv_heads, _SMOKE_HEADS // 2)
         ffn = 704 if model.is_gated else 1024
-        small |= {"hidden_size": _SMOKE_WIDTH, "ffn_hidden_size": ffn, "heads": _SMOKE_HEADS, "kv_heads": keys}
-        small |= {"head_dim": 48} if model.head_dim else {}
-        small |= {"embedding_scale": 16} if model.embedding_scale else {}
+        smoke_sizes |= {
+            "hidden_size": _SMOKE_WIDTH,
+            "ffn_hidden_size": ffn,
+            "heads": _SMOKE_HEADS,
+            "kv_heads": kv_heads,
+        }
+        smoke_sizes |= {"head_dim": 48} if model.head_dim else {}
+        smoke_sizes |= {"embedding_scale": 16} if model.embedding_scale else {}
     if experts := model.experts:
         small_experts = {"count": min(8, experts.count), "chosen": min(2, experts.chosen), "ffn_hidden_size": 128}
-        small["experts"] = small_experts | ({"first_layer": 1} if experts.first_layer else {})
-    return small
+        smoke_sizes["experts"] = small_experts | ({"first_layer": 1} if experts.first_layer else {})
+    return smoke_sizes

@@ -29,17 +29,30 @@ CHECKS: tuple[Check[VendorSubject], ...] = (
     Check("devices", sample_checks.check_devices),
     Check("values", value_checks.check_field_values, rows=value_checks.device_rows),
     Check("claims", file_checks.check_claims),
-    Check("truncated", partial(sample_checks.check_never_wrong, damaged=damage.truncated_copies, what="truncated")),
-    Check("reordered", partial(sample_checks.check_never_wrong, damaged=damage.reordered_copies, what="reordered")),
+    Check(
+        "truncated",
+        partial(sample_checks.check_never_wrong, make_copies=damage.truncated_copies, damage_words="truncated"),
+    ),
+    Check(
+        "reordered",
+        partial(sample_checks.check_never_wrong, make_copies=damage.reordered_copies, damage_words="reordered"),
+    ),
     Check(
         "repeated",
-        partial(sample_checks.check_never_wrong, damaged=damage.repeated_copies, what="with lines twice or lost"),
+        partial(
+            sample_checks.check_never_wrong, make_copies=damage.repeated_copies, damage_words="with lines twice or lost"
+        ),
     ),
     Check(
         "decimal-comma",
-        partial(sample_checks.check_null_values, damaged=damage.use_decimal_comma, what="with a decimal comma"),
+        partial(
+            sample_checks.check_null_values, make_damaged=damage.use_decimal_comma, damage_words="with a decimal comma"
+        ),
     ),
-    Check("not-available", partial(sample_checks.check_null_values, damaged=damage.replace_with_na, what="with NA")),
+    Check(
+        "not-available",
+        partial(sample_checks.check_null_values, make_damaged=damage.replace_with_na, damage_words="with NA"),
+    ),
     Check("other-units", sample_checks.check_other_units),
     Check("extra-devices", sample_checks.check_extra_devices),
     Check("no-text", sample_checks.check_no_text),
@@ -73,11 +86,11 @@ def run_one_check(subject: VendorSubject, check: Check[VendorSubject]) -> CheckF
     """Return the finding of one check, with its rows if it has any."""
 
     def run() -> str:
-        with subject.stage.entered(subject.spec.visible_devices_variable):
+        with subject.stage.activate(subject.spec.visible_devices_variable):
             return check.run(subject)
 
     finding = run_check(check.name, run)
     if check.rows is not None:
-        with suppress(Exception), subject.stage.entered(subject.spec.visible_devices_variable):
+        with suppress(Exception), subject.stage.activate(subject.spec.visible_devices_variable):
             return replace(finding, rows=check.rows(subject))
     return finding  # it already reports the cause of rows that are missing

@@ -17,7 +17,7 @@ HOST_ACCESS_CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO")
 
 def check_options(subject: VendorSubject) -> str:
     """Check that container() is pure and shows exactly the given devices."""
-    devices = subject.devices_or_two()
+    devices = subject.recorded_or_invented_devices()
     adapter = subject.adapter()
     all_options = adapter.container(devices)
     if adapter.container(devices) != all_options or subject.adapter().container(devices) != all_options:
@@ -90,7 +90,7 @@ def _check_restriction(subject: VendorSubject, devices: Sequence[Device]) -> str
 def check_privileges(subject: VendorSubject) -> str:
     """Check that every addition to the engine's defaults has a name and a reason, and that none opens the host."""
     access = subject.spec.container
-    options = subject.adapter().container(subject.devices_or_two())
+    options = subject.adapter().container(subject.recorded_or_invented_devices())
     reasons = {**access.capabilities, **access.security_options, **{mount.path: mount.why for mount in access.mounts}}
     for name in (*options.capabilities, *options.security_options, *options.read_only_mounts):
         if len(reasons.get(name, "").strip()) < 3:

@@ -138,7 +138,7 @@ def check_claims(subject: VendorSubject) -> str:
     """Check that no other vendor finds its devices in this vendor's tools and device nodes."""
     if subject.spec.is_host:
         raise NotApplicable("the host's processors are no vendor's alone")
-    vendor_devices = subject.devices()
+    vendor_devices = subject.recorded_devices()
     others = [name for name in subject.registry.vendors if name != subject.name]
     accelerators = [name for name in others if not subject.registry.vendor_file(name).is_host]
     for name in accelerators:

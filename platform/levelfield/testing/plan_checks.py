@@ -58,8 +58,8 @@ def check_launch(subject: VendorSubject) -> str:
     for framework in frameworks:
         plan = _first_plan(subject, framework)
         access, paths = plan.access, RunPaths(subject.stage.runs / "launch")
-        strange = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
-        if strange:
+        invalid_modules = [m for m in access.preload if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", m)]
+        if invalid_modules:
             raise Fails(f"frameworks.{framework}: {access}", "give the names of modules to import")
         if not plan.hardware.is_host and access.device.lower() == HOST_KIND:
             raise Fails(
@@ -76,8 +76,8 @@ def check_launch(subject: VendorSubject) -> str:
             expected = {"RANK": str(process.rank), "WORLD_SIZE": str(plan.world_size), **plan.hardware.visible}
             for name, value in {**plan.hardware.environment, **expected}.items():
                 if (actual := process.environment.get(name)) != value:
-                    do = f"remove {name} from `environment` of vendor.yaml"
-                    raise Fails(f"{framework}: {name} is {actual}, expected {value}", do)
+                    advice = f"remove {name} from `environment` of vendor.yaml"
+                    raise Fails(f"{framework}: {name} is {actual}, expected {value}", advice)
     return f"argv, variables, device and backend of {', '.join(frameworks)}"
 
 
@@ -94,7 +94,7 @@ def _first_plan(subject: VendorSubject, framework: str) -> Plan:
             selection = lookup.find_selection(registry, selector)
             if {"base", framework} & set(subject.spec.images):
                 allow = needed_permissions(
-                    selection.adapter.container(subject.devices_or_two())
+                    selection.adapter.container(subject.recorded_or_invented_devices())
                 )  # check `privileges` reports it
                 make_plan(selection, selector, "smoke", python=None, runtime="docker", allow=allow)
             return make_plan(selection, selector, "smoke")
@@ -176,7 +176,7 @@ def check_cases(subject: VendorSubject) -> str:
     if not frameworks or not subject.spec.chips:
         raise Missing("no framework or no chip", "see the checks `launch` and `chips`")
     names, chip = sorted(subject.registry.cases), subject.spec.chips[0]
-    without: dict[str, str] = {}  # of a case that no framework has a plan for: why the first one has none
+    refusal_reasons: dict[str, str] = {}  # of a case that no framework has a plan for: why the first one has none
     for name in names:
         reasons = []
         for framework in frameworks:
@@ -187,22 +187,24 @@ def check_cases(subject: VendorSubject) -> str:
             except UsageError as error:
                 reasons.append(" ".join(str(error).split()))
         else:
-            without[name] = reasons[0]
-    if len(without) == len(names):
-        name, reason = next(iter(without.items()))
+            refusal_reasons[name] = reasons[0]
+    if len(refusal_reasons) == len(names):
+        name, reason = next(iter(refusal_reasons.items()))
         raise Fails(
             f"none of {len(names)} cases has a plan on {DEVICES_PER_NODE} x {chip.name}: {name}: {reason}",
             "see `launch`",
         )
-    summary = f"{len(names) - len(without)} of {len(names)} cases have a plan on {DEVICES_PER_NODE} x {chip.name}"
-    none = "; ".join(
-        f"{name}: {shorten(reason, MAX_REASON_LENGTH, placeholder=' ...')}" for name, reason in without.items()
+    summary = (
+        f"{len(names) - len(refusal_reasons)} of {len(names)} cases have a plan on {DEVICES_PER_NODE} x {chip.name}"
     )
-    summary += f"; none: {none}" if none else ""
-    uses: dict[Precision, list[str]] = {}
+    unplanned_words = "; ".join(
+        f"{name}: {shorten(reason, MAX_REASON_LENGTH, placeholder=' ...')}" for name, reason in refusal_reasons.items()
+    )
+    summary += f"; none: {unplanned_words}" if unplanned_words else ""
+    cases_by_precision: dict[Precision, list[str]] = {}
     for name in names:
-        uses.setdefault(subject.registry.case(name).training.precision, []).append(name)
-    for precision, used in sorted(uses.items()):
+        cases_by_precision.setdefault(subject.registry.case(name).training.precision, []).append(name)
+    for precision, used in sorted(cases_by_precision.items()):
         if lacking := [chip.name for chip in subject.spec.chips if precision not in chip.peaks]:
             others = f" and {len(used) - 1} other case{'s' if len(used) > 2 else ''}" if len(used) > 1 else ""
             summary += f". No {precision} peak, so no MFU without a probe in {used[0]}{others}: {', '.join(lacking)}"

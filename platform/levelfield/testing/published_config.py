@@ -1,4 +1,4 @@
-"""Reads a case's model from Hugging Face's config.json. What a case cannot say is refused by the name of its key."""
+"""Read a case's model from Hugging Face's config.json. A key that a case cannot express is refused by its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from levelfield.specs.short_names import clipped
 
 Fields = dict[str, Any]
 NUMBER_TYPES = (int, float)
-MIN_VOCABULARY_SIZE = 4  # of a case's synthetic corpus: two tokens may follow each token
+MIN_VOCABULARY_SIZE = 4  # a case's synthetic corpus needs it: two tokens may follow each token
 _ROTARY_DEFAULTS = {
     "head_dim": None,
     "rope_theta": 10000.0,
@@ -72,10 +72,10 @@ IRRELEVANT_KEYS = frozenset(
 
 
 class ConfigKeys:
-    """The content of a config.json. defaults: what transformers takes where a key is absent, in all its releases.
+    """The content of a config.json. Problems are collected, so that one error names every key.
 
-    ignored: keys that are left out: they count as absent.
-    above: of the keys of an inner value, the path to it. Problems are collected, so that one error names every key.
+    defaults: what transformers takes where a key is absent, in all its releases. ignored: keys that count as absent.
+    parent_path: the path to an inner mapping, such as `rope_scaling.`; empty for the whole file.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class ConfigKeys:
         content: Mapping[str, Any],
         defaults: Mapping[str, Any],
         ignored: frozenset[str] = frozenset(),
-        above: str = "",
+        parent_path: str = "",
     ) -> None:
         self.content = {key: value for key, value in content.items() if key not in ignored}
-        self.defaults, self.ignored, self._above = defaults, ignored, above
-        self.read: set[str] = set()
+        self.defaults, self.ignored, self._parent_path = defaults, ignored, parent_path
+        self.read_keys: set[str] = set()
         self.problems: list[str] = []
         self.may_ignore = False  # whether --ignore helps against one of the problems
         self.assumed: dict[str, Any] = {}
@@ -95,7 +95,7 @@ class ConfigKeys:
 
     def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
         """Return a value of this type, or the default; None, with a problem, without either."""
-        self.read.add(key)
+        self.read_keys.add(key)
         if key not in self.content:
             if key in self.defaults:
                 self.assumed[key] = self.defaults[key]
@@ -103,7 +103,7 @@ class ConfigKeys:
             without = "missing; transformers' own default has changed between releases, or there is none"
             if key in self.ignored:
                 without = "the model needs it; it cannot be left out: give no --ignore for it"
-            self.problem(key, without, is_needed=True)
+            self.add_problem(key, without, is_needed=True)
             return None
         value = self.content[key]
         types = kind if isinstance(kind, tuple) else (kind,)
@@ -111,39 +111,39 @@ class ConfigKeys:
         if (is_truth and bool in types) or (not is_truth and isinstance(value, types)):
             return value
         names = " or ".join("null" if member is type(None) else member.__name__ for member in types)
-        self.problem(key, f"found {_short_json(value)}, expected {names}", is_needed=True)
+        self.add_problem(key, f"found {_short_json(value)}, expected {names}", is_needed=True)
         return None
 
-    def must(self, key: str, allowed: tuple[Any, ...], reason: str) -> None:
+    def require(self, key: str, allowed: tuple[Any, ...], reason: str) -> None:
         """Add a problem for a value that is none of these. An absent key has its default, or the first of them."""
-        self.read.add(key)
+        self.read_keys.add(key)
         value = self.content.get(key, self.defaults.get(key, allowed[0]))
         if not any(type(value) is type(option) and value == option for option in allowed):
-            self.problem(key, f"{'found' if key in self.content else 'by default'} {_short_json(value)}: {reason}")
+            self.add_problem(key, f"{'found' if key in self.content else 'by default'} {_short_json(value)}: {reason}")
 
-    def problem(self, key: str, says: str, is_needed: bool = False) -> None:
+    def add_problem(self, key: str, message: str, is_needed: bool = False) -> None:
         """Add a problem of a key. is_needed: no model is without it, so the user cannot leave it out."""
         self.may_ignore |= not is_needed
-        self.problems.append(f"key '{self._above}{key}': {says}")
+        self.problems.append(f"key '{self._parent_path}{key}': {message}")
 
-    def written_as(self, field: str) -> str | None:
+    def config_key(self, field: str) -> str | None:
         """Return the key here that gives a field of a case's model, such as n_layer; None without one."""
         return next((key for key in _CONFIG_KEYS.get(field, (field,)) if key.partition(".")[0] in self.content), None)
 
-    def finish(self) -> None:
+    def report_unread_keys(self) -> None:
         """Add a problem for each key that nothing has read. An unknown null asks for nothing."""
         for key, value in self.content.items():
-            if key not in self.read and key not in IRRELEVANT_KEYS and value is not None:
-                self.problem(key, f"found {_short_json(value)}, which a case cannot say")
+            if key not in self.read_keys and key not in IRRELEVANT_KEYS and value is not None:
+                self.add_problem(key, f"found {_short_json(value)}, which a case cannot say")
 
 
 @dataclass(frozen=True)
 class PublishedModel:
     """The model of a config.json, as a case has it."""
 
-    kind: str
+    model_type: str
     model: Model
-    length: int  # of the longest sequence
+    max_sequence_length: int
     left_out: tuple[str, ...]  # keys that change nothing
     assumed: dict[str, Any]  # absent keys, with transformers' defaults
     remarks: tuple[str, ...]  # sentences about what was converted
@@ -177,19 +177,19 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
     classes = keys.take("architectures", (list, type(None))) or [expected]
     if {str(name).lower() for name in classes} != {expected.lower()}:  # some old files have LLaMAForCausalLM
-        keys.problem(
+        keys.add_problem(
             "architectures", f"found {_short_json(classes)}, expected {expected}, the language model of {kind}"
         )
     fields = read(keys)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
     if length is not None and not 2 <= length <= MOST_SIZE:
-        keys.problem(positions, f"found {length}, expected 2 to {MOST_SIZE:,}", is_needed=True)
+        keys.add_problem(positions, f"found {length}, expected 2 to {MOST_SIZE:,}", is_needed=True)
     if fields["vocab_size"] in range(1, MIN_VOCABULARY_SIZE):
-        keys.problem(
+        keys.add_problem(
             "vocab_size", f"found {fields['vocab_size']}, expected at least {MIN_VOCABULARY_SIZE}", is_needed=True
         )
-    keys.finish()
+    keys.report_unread_keys()
     if keys.problems:
         lines = "".join(f"\n  {problem}" for problem in keys.problems)
         if not keys.may_ignore:
@@ -198,7 +198,7 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
             f"{path}: a case cannot say all of it:{lines}\nOf a key that changes nothing in this model, --ignore KEY "
             "leaves it out, and the case's source says so"
         )
-    left_out = tuple(sorted(set(keys.content) - keys.read))
+    left_out = tuple(sorted(set(keys.content) - keys.read_keys))
     return PublishedModel(
         kind, _validated_model(path, kind, fields, keys), length, left_out, keys.assumed, tuple(keys.remarks)
     )
@@ -211,11 +211,11 @@ def _validated_model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) ->
     except ValidationError as error:
         first = error.errors()[0]
     field = ".".join(map(str, first["loc"]))
-    if key := keys.written_as(field):
+    if key := keys.config_key(field):
         message = fault_text({**first, "input": keys.content.get(key, first.get("input"))}, Model)
         raise UsageError(f"{path}: key '{key}': {message}")
     message = fault_text(first, Model)
-    names = ((name.removeprefix(f"{field}."), keys.written_as(name)) for name in _CONFIG_KEYS)
+    names = ((name.removeprefix(f"{field}."), keys.config_key(name)) for name in _CONFIG_KEYS)
     others = ", ".join(f"{name} is {key}" for name, key in names if key != name and key and name in message.split())
     raise UsageError(f"{path}: gives no model: {field or 'model'}: {message}{f'; {others}' if others else ''}")
 
@@ -223,15 +223,15 @@ def _validated_model(path: Path, kind: str, fields: Fields, keys: ConfigKeys) ->
 def _read_gpt2(keys: ConfigKeys) -> Fields:
     hidden, heads, inner = keys.take("n_embd", int), keys.take("n_head", int), keys.take("n_inner", (int, type(None)))
     dropout = keys.take("resid_pdrop", NUMBER_TYPES)
-    keys.must(
+    keys.require(
         "embd_pdrop", (dropout,), f"a case has one rate for embeddings and residuals, and resid_pdrop is {dropout}"
     )
     for key, value in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
-        keys.must(key, (value,), "a case divides attention's scores by the root of the head size, in every layer")
+        keys.require(key, (value,), "a case divides attention's scores by the root of the head size, in every layer")
     attention = keys.take("attn_pdrop", NUMBER_TYPES)
-    keys.must("attention_dropout", (attention,), f"attn_pdrop is {attention}")
-    keys.must("reorder_and_upcast_attn", (False,), "a case does not order attention's operations")
-    keys.must("add_cross_attention", (False,), "a case has no attention to another sequence")
+    keys.require("attention_dropout", (attention,), f"attn_pdrop is {attention}")
+    keys.require("reorder_and_upcast_attn", (False,), "a case does not order attention's operations")
+    keys.require("add_cross_attention", (False,), "a case has no attention to another sequence")
     return {
         "layers": keys.take("n_layer", int),
         "hidden_size": hidden,
@@ -257,17 +257,17 @@ def _read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     heads, hidden = keys.take("num_attention_heads", int), keys.take("hidden_size", int)
     width = keys.take("head_dim", (int, type(None)) if "head_dim" in keys.defaults else int)
     # the base and its scaling, by the older keys (rope_theta, rope_scaling) or by the newer rope_parameters
-    keys.must("partial_rotary_factor", (1.0, 1), "a case rotates whole heads")
+    keys.require("partial_rotary_factor", (1.0, 1), "a case rotates whole heads")
     older = keys.take("rope_scaling", (dict, type(None)))
     newer = keys.take("rope_parameters", (dict, type(None)))
     if older and newer and older != newer:
-        keys.problem("rope_scaling", "found other values than in rope_parameters")
+        keys.add_problem("rope_scaling", "found other values than in rope_parameters")
     name, content = ("rope_parameters", dict(newer)) if newer else ("rope_scaling", dict(older or {}))
     base = content.pop("rope_theta", None)
     if base is None or "rope_theta" in keys.content:
         theta = keys.take("rope_theta", NUMBER_TYPES)
         if base is not None and theta != base:
-            keys.problem("rope_theta", f"found {theta}, and {base} in {name}")
+            keys.add_problem("rope_theta", f"found {theta}, and {base} in {name}")
         base = theta
     scaling = _read_rope_scaling(keys, name, content)
     return {
@@ -294,9 +294,9 @@ def _read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
 
 
 def _read_llama(keys: ConfigKeys) -> Fields:
-    keys.must("pretraining_tp", (1,), "a case does not divide matrices in another order")
+    keys.require("pretraining_tp", (1,), "a case does not divide matrices in another order")
     bias = keys.take("attention_bias", bool)
-    keys.must("mlp_bias", (bias,), f"a case has biases in all matrices or in none, and attention_bias is {bias}")
+    keys.require("mlp_bias", (bias,), f"a case has biases in all matrices or in none, and attention_bias is {bias}")
     return {
         **_read_rotary(keys),
         "bias": bool(bias),
@@ -306,7 +306,7 @@ def _read_llama(keys: ConfigKeys) -> Fields:
 
 def _read_unbiased(keys: ConfigKeys, has_window: bool = False) -> Fields:
     window = keys.take("sliding_window", (int, type(None))) if has_window else None
-    keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
+    keys.require("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
     return {**_read_rotary(keys, window), "activation": _take_activation(keys, "hidden_act", _GATED_ACTIVATIONS)}
 
 
@@ -314,10 +314,10 @@ def _read_switched_window(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
     """Return the fields with the sliding window of all layers. Adds a problem where only some layers have one."""
     fields = _read_unbiased(keys)
     layers = fields["layers"]
-    keys.read.update(_WINDOW_KEYS)
+    keys.read_keys.update(_WINDOW_KEYS)
     if ignored := [key for key in _WINDOW_KEYS if key in keys.ignored]:
         for key in ignored:
-            keys.problem(
+            keys.add_problem(
                 key,
                 "it says which layers have a window; it cannot be left out: give no --ignore for it",
                 is_needed=True,
@@ -330,18 +330,22 @@ def _read_switched_window(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
         key, kinds = "layer_types", set(map(str, types))
         entry = ", ".join(sorted(kinds)) or "no entry"
         if layers is not None and len(types) != layers:
-            keys.problem(key, f"found {len(types)} entries, expected one for each of {layers} layers", is_needed=True)
+            keys.add_problem(
+                key, f"found {len(types)} entries, expected one for each of {layers} layers", is_needed=True
+            )
     else:
         key, kinds = "max_window_layers", {_FULL if window is None else _SLIDING}
         entry = None if window is None else keys.take(key, int)
         if entry is not None and layers is not None:
             kinds = ({_FULL} if entry > 0 else set()) | ({_SLIDING} if entry < layers else set())
     if kinds not in ({_FULL}, {_SLIDING}):
-        keys.problem(key, f"found {entry}: of a case, all layers have a sliding window or none", is_needed=True)
+        keys.add_problem(key, f"found {entry}: of a case, all layers have a sliding window or none", is_needed=True)
     elif kinds == {_SLIDING} and window is None:
-        keys.problem(key, f"found {entry}, and use_sliding_window and sliding_window give no window", is_needed=True)
+        keys.add_problem(
+            key, f"found {entry}, and use_sliding_window and sliding_window give no window", is_needed=True
+        )
     elif kinds == {_FULL} and window is not None and is_mixture:
-        keys.problem(
+        keys.add_problem(
             key,
             f"found {entry}: by it no layer has a window, and in transformers' qwen3_moe all have it",
             is_needed=True,
@@ -354,16 +358,16 @@ def _read_gemma(keys: ConfigKeys) -> Fields:
     older = keys.take("hidden_act", str)
     if activation not in (None, "gelu_pytorch_tanh") or older not in ("gelu", "gelu_pytorch_tanh"):
         key = "hidden_act" if activation in (None, "gelu_pytorch_tanh") else "hidden_activation"
-        keys.problem(key, f"found {activation!r} and hidden_act {older!r}, expected gelu_pytorch_tanh")
+        keys.add_problem(key, f"found {activation!r} and hidden_act {older!r}, expected gelu_pytorch_tanh")
     if older == "gelu":
         keys.remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
-    keys.must("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
+    keys.require("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
     fields = _read_rotary(keys)
     return {**fields, "activation": "geglu_tanh", "embedding_scale": math.sqrt(fields["hidden_size"] or 1)}
 
 
 def _read_mixtral(keys: ConfigKeys) -> Fields:
-    keys.must("router_jitter_noise", (0.0, 0), "a case's router has no noise")
+    keys.require("router_jitter_noise", (0.0, 0), "a case's router has no noise")
     fields, chosen = _read_unbiased(keys, has_window=True), keys.take("num_experts_per_tok", int)
     experts = {
         "count": keys.take("num_local_experts", int),
@@ -382,7 +386,7 @@ def _read_qwen3_moe(keys: ConfigKeys) -> Fields:
     if dense:
         first = len(dense)
         if sorted(dense, key=str) != list(range(first)) or step != 1:
-            keys.problem(
+            keys.add_problem(
                 "mlp_only_layers", f"found {dense}: a case's layers without experts come first, or at equal steps"
             )
     experts = {
@@ -412,7 +416,7 @@ def _balancing_loss(keys: ConfigKeys, chosen: int | None, layers: int | None) ->
 def _take_activation(keys: ConfigKeys, key: str, names: dict[str, str]) -> str | None:
     value = keys.take(key, str)
     if value is not None and value not in names:
-        keys.problem(key, f"found '{value}', expected one of {', '.join(names)}")
+        keys.add_problem(key, f"found '{value}', expected one of {', '.join(names)}")
     return names.get(value or "")
 
 
@@ -423,17 +427,17 @@ def _read_rope_scaling(keys: ConfigKeys, name: str, content: Fields) -> Fields |
         if content:
             begin = "found default" if kinds else "missing"
             beside = f"{begin} beside {', '.join(sorted(map(str, content)))}"
-            keys.problem(f"{name}.rope_type", f"{beside}; expected {', '.join(_SCALINGS)}, or no such keys")
+            keys.add_problem(f"{name}.rope_type", f"{beside}; expected {', '.join(_SCALINGS)}, or no such keys")
         return None
     if not isinstance(kind, str) or kind not in _SCALINGS:
-        keys.problem(f"{name}.rope_type", f"found {kind!r}, expected default, {', '.join(_SCALINGS)}")
+        keys.add_problem(f"{name}.rope_type", f"found {kind!r}, expected default, {', '.join(_SCALINGS)}")
         return None
     names, defaults = _SCALINGS[kind]
-    inner = ConfigKeys(content, defaults, above=f"{name}.")
+    inner = ConfigKeys(content, defaults, parent_path=f"{name}.")
     scaling = {ours: inner.take(theirs, (*NUMBER_TYPES, type(None))) for theirs, ours in names.items()}
     if kind == "yarn" and scaling["original_length"] is None:
         scaling["original_length"] = keys.take("max_position_embeddings", int)
-    inner.finish()
+    inner.report_unread_keys()
     keys.problems += inner.problems
     keys.may_ignore |= inner.may_ignore
     values = {ours: value for ours, value in scaling.items() if value is not None}

@@ -106,16 +106,16 @@ def _capture_outputs(vendor: Vendor, folder: Path, force: bool) -> list[Captured
     """Return what the tools of vendor.yaml print, or of adapter.py, where vendor.yaml has none. Raises as `record`."""
     recorded, declared = folder / "recorded", declared_commands(vendor.spec)
     has_tool = any(tool for _, tool in declared.values())
-    of_adapter: dict[str, NodeCommand] = {}
+    adapter_commands: dict[str, NodeCommand] = {}
     if not has_tool and not vendor.spec.is_host:
         for command in replayable_commands(vendor).samples:
             role = f"tool.{Path(command.argv[0]).name}"
             file = next((path.name for path in recorded.glob(f"{role}.*")), f"{role}.txt")  # its ending is kept
-            of_adapter[file] = command
-    if not of_adapter and not has_tool:
+            adapter_commands[file] = command
+    if not adapter_commands and not has_tool:
         raise UsageError(f"{folder}: found no tool in vendor.yaml; add `monitor`, or record adapter.py's by hand")
     existing = [path for role in declared for path in sorted(recorded.glob(f"{role}.*"))]
-    existing += [recorded / file for file in of_adapter if (recorded / file).exists()]
+    existing += [recorded / file for file in adapter_commands if (recorded / file).exists()]
     if existing and not force:
         raise UsageError(f"{existing[0]} exists; --force replaces it and its line in {ORIGINS_FILE}")
     captured = []
@@ -124,7 +124,7 @@ def _capture_outputs(vendor: Vendor, folder: Path, force: bool) -> list[Captured
         rule = source if isinstance(source, Tool) else source.pattern
         answer = ask(argv, source.timeout_seconds)
         captured.append(CapturedOutput(role, argv, recording_file_name(role, tool), answer, rule, required=bool(tool)))
-    for file, command in of_adapter.items():
+    for file, command in adapter_commands.items():
         answer = ask(command.argv, command.timeout_seconds)
         captured.append(CapturedOutput(Path(file).stem, command.argv, file, answer, None, required=True))
     for item in (item for item in captured if item.required):
@@ -231,26 +231,26 @@ def identity_masks(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) ->
 def redact_texts(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> dict[str, str]:
     """Return the texts without identities, by file. Raises UsageError when other values would then be read."""
     masks = identity_masks(texts, rules)
-    whole = "(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"  # a short word may be a part of many others
+    whole_word = "(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"  # a short word may be a part of many others
     longest_first = sorted(masks, key=len, reverse=True)
-    words = (re.escape(word) if len(word) > 3 else whole.format(re.escape(word)) for word in longest_first)
+    words = (re.escape(word) if len(word) > 3 else whole_word.format(re.escape(word)) for word in longest_first)
     any_word = re.compile("|".join(words))  # all at once, so that no mask is replaced again
-    made = {
+    masked_texts = {
         name: any_word.sub(lambda match: masks[match.group()], text) if masks else text for name, text in texts.items()
     }
     for name in texts:
-        if _values_by_rule(rules.get(name), texts[name]) != _values_by_rule(rules.get(name), made[name]):
+        if _values_by_rule(rules.get(name), texts[name]) != _values_by_rule(rules.get(name), masked_texts[name]):
             raise UsageError(
                 f"--redact: {name} gives other values without its identities; record without --redact, and replace "
                 "them by hand"
             )
-    return made
+    return masked_texts
 
 
 def find_identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -> tuple[str, ...]:
     """Return what LABELS name, UUIDs and addresses without a label, identities by vendor.yaml, and this machine's
     name. Bus addresses are not identities, because they are the same on every machine of a kind."""
-    read = str([_values_by_rule(rules.get(name), text) for name, text in texts.items()])
+    rule_values = str([_values_by_rule(rules.get(name), text) for name, text in texts.items()])
     words: list[str] = []
     for name, text in texts.items():
         rule = rules.get(name)
@@ -263,7 +263,9 @@ def find_identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -
         ]
         # a value that the rules read is none by its form or by a label with a blank alone
         beside = [match[1] for match in _LABELLED_BY_BLANK.finditer(text) if not DEVICE_IDENTITY.search(match[1])]
-        words += [word for word in (*beside, *_ip_addresses(text), *_host_names(text)) if not _stands_alone(word, read)]
+        words += [
+            word for word in (*beside, *_ip_addresses(text), *_host_names(text)) if not _stands_alone(word, rule_values)
+        ]
         words += [platform.node()] if len(platform.node()) > 3 and platform.node() in text else []
     return tuple(dict.fromkeys(words))
 
@@ -316,14 +318,14 @@ def _mask(word: str, number: int, is_host: bool) -> str:
     The prefix of a word like GPU-4711 stays, so that a pattern with the prefix still matches; that of a host does not.
     """
     prefix = None if is_host else _IDENTITY_PREFIX.match(word)
-    made: list[str] = []
+    masked: list[str] = []
     for char in reversed(word[prefix.end() if prefix else 0 :]):
         digits = "0123456789" if char.isdigit() else "abcdef" if char.islower() else "ABCDEF"
         if char.isalnum():
             number, digit = divmod(number, len(digits))
             char = digits[digit]
-        made.append(char)
-    return (prefix.group() if prefix else "") + "".join(reversed(made))
+        masked.append(char)
+    return (prefix.group() if prefix else "") + "".join(reversed(masked))
 
 
 def _values_by_rule(rule: Tool | str | None, text: str) -> list[object]:

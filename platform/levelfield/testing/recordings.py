@@ -38,15 +38,15 @@ class Recording:
 
 def declared_commands(spec: VendorFile) -> dict[str, tuple[tuple[str, ...], Tool | None]]:
     """Return the commands of vendor.yaml by the name of their recording."""
-    roles: dict[str, tuple[tuple[str, ...], Tool | None]] = {}
+    commands: dict[str, tuple[tuple[str, ...], Tool | None]] = {}
     if spec.monitor:
-        roles["monitor"] = (spec.monitor.command, spec.monitor)
+        commands["monitor"] = (spec.monitor.command, spec.monitor)
     if spec.discovery and spec.discovery.tool:
-        roles["discovery"] = (spec.discovery.tool.command, spec.discovery.tool)
+        commands["discovery"] = (spec.discovery.tool.command, spec.discovery.tool)
     if spec.numbering and spec.numbering.tool:
-        roles["numbering"] = (spec.numbering.tool.command, spec.numbering.tool)
-    roles |= {f"software.{name}": (version.command, None) for name, version in spec.software.items()}
-    return roles
+        commands["numbering"] = (spec.numbering.tool.command, spec.numbering.tool)
+    commands |= {f"software.{name}": (version.command, None) for name, version in spec.software.items()}
+    return commands
 
 
 def recording_file_name(role: str, tool: Tool | None) -> str:
@@ -55,13 +55,13 @@ def recording_file_name(role: str, tool: Tool | None) -> str:
 
 def read_recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
     """Return the recordings of vendor.yaml's commands, and those of adapter.py: tool.<executable>.<suffix>."""
-    files = []
+    recordings = []
     for role, (argv, tool) in declared_commands(spec).items():
         for path in sorted(folder.glob(f"{role}.*"))[:1]:
-            files.append(Recording(role, path, argv, path.read_bytes(), tool))
+            recordings.append(Recording(role, path, argv, path.read_bytes(), tool))
     for path in sorted(folder.glob("tool.*.*")):
-        files.append(Recording("tool", path, (path.stem.removeprefix("tool."),), path.read_bytes()))
-    return tuple(files)
+        recordings.append(Recording("tool", path, (path.stem.removeprefix("tool."),), path.read_bytes()))
+    return tuple(recordings)
 
 
 def unread_reason(role: str, tool: Tool, text: str) -> str | None:
@@ -76,18 +76,20 @@ def unread_reason(role: str, tool: Tool, text: str) -> str | None:
 
 
 def read_values(vendor: Vendor, devices: Sequence[Device]) -> dict[ValueKey, Any]:
-    """Return all values that are not null, of the found devices and of the samples of `asked`."""
-    of_devices = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in DEVICE_FIELDS}
-    values = {(s.index, field): getattr(s, field) for s in vendor.sample(devices) for field in SAMPLED}
-    return {key: value for key, value in {**of_devices, **values}.items() if value is not None}
+    """Return all values that are not null: of the devices that the vendor lists, and of the samples of `devices`."""
+    device_values = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in DEVICE_FIELDS}
+    sample_values = {(s.index, field): getattr(s, field) for s in vendor.sample(devices) for field in SAMPLED}
+    return {key: value for key, value in {**device_values, **sample_values}.items() if value is not None}
 
 
-def find_wrong_value(values: DeviceValues, right: DeviceValues) -> str | None:
+def find_wrong_value(values: DeviceValues, expected_values: DeviceValues) -> str | None:
     """Return a sentence about a wrong value, or None when all are right or null."""
     for (index, field), value in values.items():
-        if value != right.get((index, field)):
-            pair = (value, right.get((index, field), "none"))
-            actual, expected = (f"{item:.12g}" if isinstance(item, float) else str(item) for item in pair)
+        if value != expected_values.get((index, field)):
+            actual_and_expected = (value, expected_values.get((index, field), "none"))
+            actual, expected = (
+                f"{item:.12g}" if isinstance(item, float) else str(item) for item in actual_and_expected
+            )
             return f"device {index}: {field} is {actual}, expected null or {expected}"
     return None
 

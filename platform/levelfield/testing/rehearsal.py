@@ -45,7 +45,7 @@ class Rehearsal:
 
     result: Result
     paths: RunPaths
-    left: tuple[str, ...]  # processes that still run, and new files outside the run directory
+    leftovers: tuple[str, ...]  # processes that still run, and new files outside the run directory
 
 
 def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
@@ -54,33 +54,33 @@ def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     It takes the first devices of the recordings, or of a vendor without tools those of this machine. Raises Fails
     when there is no result, and NotApplicable without a device.
     """
-    earlier = subject.shared.get(f"run {fault}")
-    if isinstance(earlier, Rehearsal):
-        return earlier
+    earlier_run = subject.shared.get(f"run {fault}")
+    if isinstance(earlier_run, Rehearsal):
+        return earlier_run
     try:
-        devices = subject.devices()
+        devices = subject.recorded_devices()
     except NotApplicable:
         devices = list(subject.adapter().devices())
     if not devices:
         raise NotApplicable("found no device to run on, with or without recordings")
     count, folder = min(len(devices), MAX_DEVICES), _copy_vendor(subject)
     subject.stage.replay(subject.outputs)
-    before = _existing_files(subject, folder)
+    files_before = _existing_files(subject, folder)
     request = UserRequest("smoke", TuningChoice(environment={"DRILL_FAULT": fault}), python=sys.executable)
-    text = f"drill:drill:{folder.name}:1:{count}"
+    entry_text = f"drill:drill:{folder.name}:1:{count}"
     try:
         registry = Registry([DRILL_FOLDER, folder.parent.parent, *subject.plugins])
-        work = scheduler.jobs(registry, [Entry(text, request)], None)
-        silent = Listener(lambda sentence: None, lambda plan, step: None)
-        (result,) = scheduler.run_all(work, subject.stage.runs, silent, lambda plan: None)
+        jobs = scheduler.jobs(registry, [Entry(entry_text, request)], None)
+        silent_listener = Listener(lambda sentence: None, lambda plan, step: None)
+        (result,) = scheduler.run_all(jobs, subject.stage.runs, silent_listener, lambda plan: None)
     except LevelfieldError as error:
         raise Fails(f"the platform refused the run: {error}", "use `--dry-run` with this vendor") from None
     if result.status.failure == "interrupted":
         raise KeyboardInterrupt
-    left = [f"process {p.pid} ({p.info['name']})" for p in subject.stage.processes()]
+    leftovers = [f"process {p.pid} ({p.info['name']})" for p in subject.stage.processes()]
     subject.stage.end_all()
-    left += [f"file {path}" for path in sorted(_existing_files(subject, folder) - before)]
-    run = Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(left))
+    leftovers += [f"file {path}" for path in sorted(_existing_files(subject, folder) - files_before)]
+    run = Rehearsal(result, RunPaths(subject.stage.runs / result.run_id), tuple(leftovers))
     subject.shared[f"run {fault}"] = run
     return run
 
@@ -149,7 +149,9 @@ def check_failures(subject: VendorSubject) -> str:
 
 def check_cleanup(subject: VendorSubject) -> str:
     """Check that the runs leave no process, and no file outside the run directory."""
-    left = [item for fault in ("none", *FAULT_OUTCOMES) for item in rehearse(subject, fault).left]
-    if left:
-        raise Fails(f"left behind: {', '.join(left[:3])}", "end the adapter's processes; write no file on the host")
+    leftovers = [item for fault in ("none", *FAULT_OUTCOMES) for item in rehearse(subject, fault).leftovers]
+    if leftovers:
+        raise Fails(
+            f"left behind: {', '.join(leftovers[:3])}", "end the adapter's processes; write no file on the host"
+        )
     return "found no process and no file after the runs"

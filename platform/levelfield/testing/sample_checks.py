@@ -40,15 +40,15 @@ class UndamagedValues:
 
 def read_undamaged_values(subject: VendorSubject) -> UndamagedValues:
     """Return the undamaged values. Raises Fails for a device with two records: a copy that lacks one shows more."""
-    devices = subject.devices()
+    devices = subject.recorded_devices()
     _check_repeats(subject)
     return UndamagedValues(tuple(devices), read_values(subject.replayed_adapter(subject.outputs), devices))
 
 
 def _check_repeats(subject: VendorSubject) -> None:
     for recording in subject.recordings:
-        damage_of = parse(recording.tool, recording.text).skipped_reasons if recording.tool else ()
-        if repeated_record := next((note for note in damage_of if note.startswith(DUPLICATE_RECORD)), None):
+        skipped_reasons = parse(recording.tool, recording.text).skipped_reasons if recording.tool else ()
+        if repeated_record := next((note for note in skipped_reasons if note.startswith(DUPLICATE_RECORD)), None):
             raise Fails(
                 f"{recording.path.name}: {repeated_record}; none of them is read",
                 "one device has one record: compare the places of index and identity, or choose the records more "
@@ -57,21 +57,21 @@ def _check_repeats(subject: VendorSubject) -> None:
 
 
 def values_after_damage(
-    subject: VendorSubject, right: UndamagedValues, recording: Recording, text: str | bytes
+    subject: VendorSubject, undamaged: UndamagedValues, recording: Recording, text: str | bytes
 ) -> dict[ValueKey, Any]:
     """Return the outcome when one of the tools prints another text."""
     content = text if isinstance(text, bytes) else text.encode()
-    return read_values(subject.replayed_adapter({**subject.outputs, recording.argv: content}), right.devices)
+    return read_values(subject.replayed_adapter({**subject.outputs, recording.argv: content}), undamaged.devices)
 
 
 def check_devices(subject: VendorSubject) -> str:
     """Check that the recordings show devices of known chips."""
-    listing = subject.devices()
-    if not listing:
+    devices = subject.recorded_devices()
+    if not devices:
         unread = ((r.path.name, unread_reason(r.role, r.tool, r.text)) for r in subject.recordings if r.tool)
         reason = next((f": recorded/{name}: {reason}" for name, reason in unread if reason), "")
         raise Fails(f"found no device in the recordings{reason}", COMPARE_ADVICE)
-    unknown = next((d for d in listing if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
+    unknown = next((d for d in devices if d.chip is None and d.description != f"{subject.name} device {d.index}"), None)
     if unknown:
         ends = ", ".join(f"'{end}'" for chip in subject.spec.chips for end in chip.match) or "none"
         raise Fails(
@@ -79,25 +79,27 @@ def check_devices(subject: VendorSubject) -> str:
             "add it to a chip's match",
         )
     _check_repeats(subject)
-    if len(whole := whole_devices(subject.spec, DeviceList(listing))) < len(listing):
+    if len(whole := whole_devices(subject.spec, DeviceList(devices))) < len(devices):
         raise Fails(
             str(whole.problem), "record cards that are whole, or correct the chip's compute_units or memory_bytes"
         )
-    names = sorted({d.chip or "a chip without a name" for d in listing})
-    return f"{len(listing)} device(s): {', '.join(names)}"
+    names = sorted({d.chip or "a chip without a name" for d in devices})
+    return f"{len(devices)} device(s): {', '.join(names)}"
 
 
-def check_never_wrong(subject: VendorSubject, damaged: Callable[[Recording], Iterable[str]], what: str) -> str:
+def check_never_wrong(
+    subject: VendorSubject, make_copies: Callable[[Recording], Iterable[str]], damage_words: str
+) -> str:
     """Check that no damaged copy of a recording gives a value that differs from those of the recording itself."""
-    right, count = read_undamaged_values(subject), 0
+    undamaged, count = read_undamaged_values(subject), 0
     for recording in subject.required_recordings():
-        for text in damaged(recording):
+        for text in make_copies(recording):
             count += 1
-            if error := find_wrong_value(values_after_damage(subject, right, recording, text), right.values):
-                raise Fails(f"{recording.path.name} {what}: {error}", STRICTER_ADVICE)
+            if error := find_wrong_value(values_after_damage(subject, undamaged, recording, text), undamaged.values):
+                raise Fails(f"{recording.path.name} {damage_words}: {error}", STRICTER_ADVICE)
     if not count:
         raise NotApplicable("found no recording that this check can change")
-    return f"{count} copies {what}: no wrong value"
+    return f"{count} copies {damage_words}: no wrong value"
 
 
 def find_quantities(subject: VendorSubject) -> tuple[UndamagedValues, list[Quantity]]:
@@ -106,60 +108,60 @@ def find_quantities(subject: VendorSubject) -> tuple[UndamagedValues, list[Quant
     Each number is changed once to see that. Raises Fails when the recordings hold no quantity.
     """
     if "quantities" not in subject.shared:
-        right, numbers = read_undamaged_values(subject), list[Quantity]()
+        undamaged, numbers = read_undamaged_values(subject), list[Quantity]()
         for recording in subject.required_recordings():
             for number in damage.find_numbers(recording.text):
-                nudged = values_after_damage(subject, right, recording, damage.change_digit(recording.text, number))
-                changed = [key for key in {*right.values, *nudged} if right.values.get(key) != nudged.get(key)]
+                nudged = values_after_damage(subject, undamaged, recording, damage.change_digit(recording.text, number))
+                changed = [key for key in {*undamaged.values, *nudged} if undamaged.values.get(key) != nudged.get(key)]
                 if len(changed) == 1 and changed[0][1] in damage.IMPOSSIBLE_UNITS:
                     numbers.append((recording, number._replace(field=changed[0][1]), changed[0]))
-        subject.shared["quantities"] = (right, numbers)
-    right, numbers = cast(tuple[UndamagedValues, list[Quantity]], subject.shared["quantities"])
+        subject.shared["quantities"] = (undamaged, numbers)
+    undamaged, numbers = cast(tuple[UndamagedValues, list[Quantity]], subject.shared["quantities"])
     if not numbers:
         raise Fails("found no number in the recordings that gives a value", COMPARE_ADVICE)
-    return right, numbers
+    return undamaged, numbers
 
 
 def check_null_values(
     subject: VendorSubject,
-    what: str,
-    damaged: Callable[[str, NumberPlace], str],
-    chosen: Sequence[Quantity] | None = None,
-    do: str = STRICTER_ADVICE,
+    damage_words: str,
+    make_damaged: Callable[[str, NumberPlace], str],
+    selected: Sequence[Quantity] | None = None,
+    advice: str = STRICTER_ADVICE,
 ) -> str:
-    """Check that each damaged quantity (all, or `chosen`) is null, and that no other value is wrong."""
-    right, numbers = find_quantities(subject)
-    for recording, number, (index, field) in numbers if chosen is None else chosen:
-        text = damaged(recording.text, number)
-        seen = values_after_damage(subject, right, recording, text)
-        where = f"{recording.path.name} {what}"
+    """Check that each damaged quantity (all, or `selected`) is null, and that no other value is wrong."""
+    undamaged, numbers = find_quantities(subject)
+    for recording, number, (index, field) in numbers if selected is None else selected:
+        text = make_damaged(recording.text, number)
+        values = values_after_damage(subject, undamaged, recording, text)
+        where = f"{recording.path.name} {damage_words}"
         line = text[text.rfind("\n", 0, number.start) + 1 :].partition("\n")[0].strip()[:50]
-        if (index, field) in seen:
-            raise Fails(f"{where}: device {index}: {field} is {seen[index, field]} for '{line}'", do)
-        if error := find_wrong_value(seen, right.values):
-            raise Fails(f"{where}: {error} for '{line}'", do)
-    return f"{len(numbers)} number(s) {what}: each null"
+        if (index, field) in values:
+            raise Fails(f"{where}: device {index}: {field} is {values[index, field]} for '{line}'", advice)
+        if error := find_wrong_value(values, undamaged.values):
+            raise Fails(f"{where}: {error} for '{line}'", advice)
+    return f"{len(numbers)} number(s) {damage_words}: each null"
 
 
 def check_other_units(subject: VendorSubject) -> str:
     """Check copies with another unit, and copies without a unit where the tool always prints one."""
     numbers = find_quantities(subject)[1]
-    bare = {(recording.role, key[1]) for recording, number, key in numbers if number.unit is None}
-    chosen = [item for item in numbers if (item[0].role, item[2][1]) not in bare]
-    check_null_values(subject, "without its unit", damage.remove_unit, chosen, UNIT_ADVICE)
+    without_unit = {(recording.role, key[1]) for recording, number, key in numbers if number.unit is None}
+    always_with_unit = [item for item in numbers if (item[0].role, item[2][1]) not in without_unit]
+    check_null_values(subject, "without its unit", damage.remove_unit, always_with_unit, UNIT_ADVICE)
     return check_null_values(subject, "in another unit", damage.replace_unit)
 
 
 def check_extra_devices(subject: VendorSubject) -> str:
     """Check samples of some devices while the tool shows more, and of a device that the tool does not show."""
-    right = read_undamaged_values(subject)
-    for device in right.devices:
-        seen = read_values(subject.replayed_adapter(subject.outputs), [device])
-        values = {key: value for key, value in seen.items() if key[0] == device.index}
-        lost = next((f"no {key[1]}" for key in right.values if key[0] == device.index and key not in values), None)
-        if error := find_wrong_value(values, right.values) or lost:
-            raise Fails(f"device {device.index} alone of {len(right.devices)}: {error}", "pick records by index")
-    absent = Device(max((d.index for d in right.devices), default=0) + 90, None, "", None)
+    undamaged = read_undamaged_values(subject)
+    for device in undamaged.devices:
+        readings = read_values(subject.replayed_adapter(subject.outputs), [device])
+        values = {key: value for key, value in readings.items() if key[0] == device.index}
+        lost = next((f"no {key[1]}" for key in undamaged.values if key[0] == device.index and key not in values), None)
+        if error := find_wrong_value(values, undamaged.values) or lost:
+            raise Fails(f"device {device.index} alone of {len(undamaged.devices)}: {error}", "pick records by index")
+    absent = Device(max((d.index for d in undamaged.devices), default=0) + 90, None, "", None)
     (sample,) = subject.replayed_adapter(subject.outputs).sample([absent])
     if sample.index != absent.index or any(
         getattr(sample, field, None) is not None for field in damage.IMPOSSIBLE_UNITS
@@ -167,7 +169,7 @@ def check_extra_devices(subject: VendorSubject) -> str:
         raise Fails(f"device {absent.index}, which the tool does not show, has values", "pick records by index")
     if blank := find_unexplained_null([sample]):
         raise Fails(blank, "give a reason in Sample.reasons")
-    return f"{len(right.devices)} device(s) one by one; an absent one is null"
+    return f"{len(undamaged.devices)} device(s) one by one; an absent one is null"
 
 
 def check_no_text(subject: VendorSubject) -> str:
@@ -175,15 +177,15 @@ def check_no_text(subject: VendorSubject) -> str:
 
     The list of devices must say why it is empty.
     """
-    right = read_undamaged_values(subject)
+    undamaged = read_undamaged_values(subject)
     for recording in subject.required_recordings():
         for content in (b"", b"\n\n\n", b"\xff\xfe" + recording.content, recording.content.replace(b"\n", b"\xff\n")):
-            if error := find_wrong_value(values_after_damage(subject, right, recording, content), right.values):
+            if error := find_wrong_value(values_after_damage(subject, undamaged, recording, content), undamaged.values):
                 raise Fails(f"{recording.path.name}, empty or not UTF-8: {error}", "treat such output as no output")
     for content in (b"", b"unexpected state, contact your vendor\n\x00\x01\n"):
         adapter = subject.replayed_adapter({recording.argv: content for recording in subject.recordings})
-        check_problem(adapter.devices(), f"prints {content[:24]!r}", is_here=True)
+        check_problem(adapter.devices(), f"prints {content[:24]!r}", is_installed=True)
     adapter = subject.replayed_adapter({recording.argv: b"" for recording in subject.recordings})
-    if blank := find_unexplained_null(list(adapter.sample(right.devices))):
+    if blank := find_unexplained_null(list(adapter.sample(undamaged.devices))):
         raise Fails(f"the tool prints nothing: {blank}", "give a reason in Sample.reasons")
     return "empty and not UTF-8: no wrong value"

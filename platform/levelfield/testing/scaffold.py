@@ -19,14 +19,14 @@ _TEMPLATES: dict[Kind, Path] = {"vendor": _HERE / "templates/vendor", "framework
 _PACKAGE = _HERE / "templates/package"
 
 
-def create_plugin_folder(kind: Kind, name: str, plugins: Path, registry: Registry) -> Path:
-    """Write vendors/<name>/ or models/<name>/ below `plugins` and return it.
+def create_plugin_folder(kind: Kind, name: str, plugins_folder: Path, registry: Registry) -> Path:
+    """Write vendors/<name>/ or models/<name>/ below `plugins_folder` and return it.
 
     Raises UsageError for a name that exists, or that is no part of a file name, a module and a Dockerfile alike, and
     for an existing folder.
     """
     return _write_files(
-        kind, name, registry, plugins / _FOLDERS[kind] / name, _render_templates(_TEMPLATES[kind], kind, name)
+        kind, name, registry, plugins_folder / _FOLDERS[kind] / name, _render_templates(_TEMPLATES[kind], kind, name)
     )
 
 
@@ -39,13 +39,13 @@ def create_package(kind: Kind, name: str, parent: Path, registry: Registry) -> P
     module = name.replace("-", "_")
     files[f"tests/test_{module}.py"] = files.pop("test_plugin.py")
     if kind == "vendor":
-        what = f'"""The vendor {name} for Levelfield: data in vendors/{name}/."""\n'
+        docstring = f'"""The vendor {name} for Levelfield: data in vendors/{name}/."""\n'
     else:
-        what = f'"""The framework {name} for Levelfield, in models/{name}/."""\n'
+        docstring = f'"""The framework {name} for Levelfield, in models/{name}/."""\n'
         del files["README.md"]  # the folder of the framework has one
-    files[f"levelfield_{module}/__init__.py"] = what
-    inside = f"levelfield_{module}/{_FOLDERS[kind]}/{name}"
-    files |= {f"{inside}/{file}": text for file, text in _render_templates(_TEMPLATES[kind], kind, name).items()}
+    files[f"levelfield_{module}/__init__.py"] = docstring
+    plugin_path = f"levelfield_{module}/{_FOLDERS[kind]}/{name}"
+    files |= {f"{plugin_path}/{file}": text for file, text in _render_templates(_TEMPLATES[kind], kind, name).items()}
     return _write_files(kind, name, registry, parent / f"levelfield-{name}", files)
 
 
@@ -71,11 +71,11 @@ def _render_templates(folder: Path, kind: Kind, name: str) -> dict[str, str]:
     }
     files = {}
     for path in sorted(folder.rglob("*")):
-        at = path.relative_to(folder).as_posix()
+        relative_path = path.relative_to(folder).as_posix()
         if path.suffix == ".j2":
-            files[at.removesuffix(".j2")] = environment.get_template(at).render(values)
+            files[relative_path.removesuffix(".j2")] = environment.get_template(relative_path).render(values)
         elif path.is_file() and "__pycache__" not in path.parts:
-            files[at] = path.read_text(encoding="utf-8")
+            files[relative_path] = path.read_text(encoding="utf-8")
     return files
 
 

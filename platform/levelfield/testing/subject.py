@@ -98,13 +98,13 @@ class VendorSubject:
         device_recordings = tuple(r for r in self.recordings if not r.role.startswith("software."))
         for role, (argv, tool) in declared_commands(self.spec).items():
             if tool and role not in [recording.role for recording in device_recordings]:
-                raise Missing(f"no recorded/{recording_file_name(role, tool)}", self._how_to_record(argv))
+                raise Missing(f"no recorded/{recording_file_name(role, tool)}", self._recording_advice(argv))
         if empty := next((r for r in device_recordings if not r.content.strip()), None):
-            raise Missing(f"recorded/{empty.path.name} is empty", self._how_to_record(empty.argv))
+            raise Missing(f"recorded/{empty.path.name} is empty", self._recording_advice(empty.argv))
         if undecodable := next((r for r in device_recordings if _decoded_output(r.content).text is None), None):
             reason = _decoded_output(undecodable.content).reason
             raise Fails(
-                f"recorded/{undecodable.path.name} cannot be read: {reason}", self._how_to_record(undecodable.argv)
+                f"recorded/{undecodable.path.name} cannot be read: {reason}", self._recording_advice(undecodable.argv)
             )
         if device_recordings:
             self.check_runs_tools()
@@ -132,19 +132,19 @@ class VendorSubject:
             names = ", ".join(recording.path.name for recording in self.recordings)
             raise Fails("adapter.py runs none of the recorded tools", f"run them by name, found by PATH: {names}")
 
-    def _how_to_record(self, argv: Sequence[str]) -> str:
+    def _recording_advice(self, argv: Sequence[str]) -> str:
         command = shlex.join(("run_benchmarks.py", "vendor", "record", self.name, *self.plugin_options))
         return f"on a machine with the chip: {command}; or store there the whole output of `{' '.join(argv)}`"
 
-    def devices(self) -> list[Device]:
+    def recorded_devices(self) -> list[Device]:
         """Return the devices of the recordings."""
         self.required_recordings()
         return list(self.replayed_adapter(self.outputs).devices())
 
-    def devices_or_two(self) -> list[Device]:
+    def recorded_or_invented_devices(self) -> list[Device]:
         """Return the recordings' devices, or two invented ones for checks that do not depend on a tool."""
         try:
-            devices = self.devices()
+            devices = self.recorded_devices()
         except (Missing, NotApplicable):
             devices = []
         return devices or [
@@ -178,37 +178,38 @@ def _decoded_output(content: bytes) -> CommandOutput:
 
 
 class Stage:
-    """The surroundings of all checks. bin: the only folder on PATH. temporary_folder, working_folder: both must stay
-    empty. tool_ran: a file that exists after a replayed tool has run."""
+    """The surroundings of all checks: folders, fake tools and environment variables."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="levelfield-check-")
         self.root = Path(self._folder.name)
-        self.bin, self.runs = self.root / "bin", self.root / "runs"
-        self.temporary_folder, self.working_folder = self.root / "tmp", self.root / "here"
-        self.tool_ran = self.root / "asked"
+        self.bin = self.root / "bin"  # the only folder on PATH
+        self.runs = self.root / "runs"
+        self.temporary_folder = self.root / "tmp"  # must stay empty
+        self.working_folder = self.root / "here"  # must stay empty
+        self.tool_ran = self.root / "asked"  # a file that exists after a replayed tool has run
         for folder in (self.bin, self.runs, self.temporary_folder, self.working_folder):
             folder.mkdir()
 
     @contextmanager
-    def entered(self, unset: str | None, **variables: str) -> Iterator[None]:
-        """Enter the surroundings of a check. unset: the variable with the user's own choice of devices."""
-        before, directory, folder = dict(os.environ), tempfile.tempdir, Path.cwd()
+    def activate(self, unset_variable: str | None, **variables: str) -> Iterator[None]:
+        """Enter the surroundings of a check. unset_variable: the variable with the user's own choice of devices."""
+        environment_before, tempdir_before, working_folder_before = dict(os.environ), tempfile.tempdir, Path.cwd()
         stage_variables = {"PATH": str(self.bin), "TMPDIR": str(self.temporary_folder), MARK_VARIABLE: str(self.root)}
         stage_variables |= {"XDG_CACHE_HOME": str(self.root / "cache"), "LEVELFIELD_LOCKS": str(self.root / "locks")}
         stage_variables |= {"LEVELFIELD_ROOT": str(checkout().absolute())}
         os.environ.update({**stage_variables, **variables})
-        if unset and unset not in variables:
-            os.environ.pop(unset, None)
+        if unset_variable and unset_variable not in variables:
+            os.environ.pop(unset_variable, None)
         tempfile.tempdir = str(self.temporary_folder)
         os.chdir(self.working_folder)
         try:
             yield
         finally:
-            os.chdir(folder)
-            tempfile.tempdir = directory
+            os.chdir(working_folder_before)
+            tempfile.tempdir = tempdir_before
             os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(environment_before)
 
     def replay(self, outputs: Outputs) -> None:
         """Put fake tools on PATH that print these outputs. A command of one word accepts any arguments."""

@@ -65,7 +65,7 @@ def check_commands(subject: VendorSubject) -> str:
 def check_missing_tool(subject: VendorSubject) -> str:
     names = tool_names(subject)
     subject.stage.remove_tools()
-    _check_empty(subject, subject.spec, "is missing", is_here=False)
+    _check_empty(subject, subject.spec, "is missing", is_installed=False)
     subject.adapter().software()  # must not raise either
     return f"{', '.join(names)} missing: no devices, samples of nulls with reasons"
 
@@ -73,9 +73,9 @@ def check_missing_tool(subject: VendorSubject) -> str:
 def check_failing_tool(subject: VendorSubject) -> str:
     """Check a tool that ends with an error, with and without right output."""
     names = tool_names(subject)
-    good = next((r.path for r in subject.recordings if not r.role.startswith("software.")), None)
-    show = f"{shutil.which('cat', path='/bin:/usr/bin')} '{good}'; " if good else ""
-    for body in ("echo no driver >&2; exit 9", f"{show}exit 1", "kill -9 $$"):
+    recording_path = next((r.path for r in subject.recordings if not r.role.startswith("software.")), None)
+    print_recording = f"{shutil.which('cat', path='/bin:/usr/bin')} '{recording_path}'; " if recording_path else ""
+    for body in ("echo no driver >&2; exit 9", f"{print_recording}exit 1", "kill -9 $$"):
         subject.stage.remove_tools()
         for name in names:
             subject.stage.add_tool(name, body)
@@ -91,13 +91,13 @@ def check_slow_tool(subject: VendorSubject) -> str:
     subject.stage.remove_tools()
     for name in names:
         subject.stage.add_tool(name, f"{sleep} 300 & wait")
-    raised: list[Exception] = []
+    errors: list[Exception] = []
 
     def read() -> None:
         try:
             _check_empty(subject, _with_short_limits(subject.spec), "does not answer")
         except Exception as error:
-            raised.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=read, daemon=True)  # an adapter that waits for ever does not block the suite
     try:
@@ -109,75 +109,83 @@ def check_slow_tool(subject: VendorSubject) -> str:
             raise Fails(
                 f"the adapter still waited for its tool after {MAX_WAIT_SECONDS:g} s", "give the tool a time limit"
             )
-        if raised:
-            raise raised[0]
-        left = subject.stage.processes()
+        if errors:
+            raise errors[0]
+        processes_left = subject.stage.processes()
     finally:
         subject.stage.end_all()  # also where the adapter raised
-    if left:
-        raise Fails(f"{len(left)} process(es) of a slow tool still run", "end the tool and its child processes")
+    if processes_left:
+        raise Fails(
+            f"{len(processes_left)} process(es) of a slow tool still run", "end the tool and its child processes"
+        )
     return f"{', '.join(names)} not answering: ended in time, no process left"
 
 
-def _check_empty(subject: VendorSubject, spec: VendorFile, how: str, is_here: bool = True) -> None:
+def _check_empty(subject: VendorSubject, spec: VendorFile, failure: str, is_installed: bool = True) -> None:
     """Check that the adapter returns no devices, and a null with a reason for every value.
 
-    is_here: the tool exists, so the list of devices needs a problem: without one, a run would take the cpu.
+    is_installed: the tool exists, so the list of devices needs a problem: without one, a run would take the cpu.
     """
     adapter = subject.adapter(spec)
     devices = adapter.devices()
     samples = list(adapter.sample([UNKNOWN_DEVICE]))
     if devices and not (spec.discovery and spec.discovery.device_nodes):
-        raise Fails(f"the tool {how}, but devices() returns {len(devices)}", "return no devices without output")
-    check_problem(devices, how, is_here)
+        raise Fails(f"the tool {failure}, but devices() returns {len(devices)}", "return no devices without output")
+    check_problem(devices, failure, is_installed)
     if [s.index for s in samples] != [UNKNOWN_DEVICE.index]:
-        raise Fails(f"the tool {how}: {len(samples)} samples for one device", "return one sample for each given device")
-    if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
-        raise Fails(f"the tool {how}, but {value} is {getattr(samples[0], value)}", "return null, with a reason")
-    if blank := find_unexplained_null(samples):
-        raise Fails(f"the tool {how}: {blank}", "give a reason in Sample.reasons")
-
-
-def check_problem(devices: Sequence[Device], how: str, is_here: bool) -> None:
-    """Raise Fails when a list of devices lacks a problem for a tool that is here, or has one for a missing tool."""
-    problem = getattr(devices, "problem", None)
-    if is_here and not problem:
         raise Fails(
-            f"the tool {how}, but devices() gives no problem, so that a run would take the cpu",
+            f"the tool {failure}: {len(samples)} samples for one device", "return one sample for each given device"
+        )
+    if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
+        raise Fails(f"the tool {failure}, but {value} is {getattr(samples[0], value)}", "return null, with a reason")
+    if blank := find_unexplained_null(samples):
+        raise Fails(f"the tool {failure}: {blank}", "give a reason in Sample.reasons")
+
+
+def check_problem(devices: Sequence[Device], failure: str, is_installed: bool) -> None:
+    """Raise Fails when a list of devices lacks a problem for an installed tool, or has one for a missing tool."""
+    problem = getattr(devices, "problem", None)
+    if is_installed and not problem:
+        raise Fails(
+            f"the tool {failure}, but devices() gives no problem, so that a run would take the cpu",
             "return DeviceList([], reason) of levelfield.contracts.vendor",
         )
-    if problem and not is_here:
-        raise Fails(f"the tool {how}, but devices() has the problem '{problem}'", "return an empty list")
+    if problem and not is_installed:
+        raise Fails(f"the tool {failure}, but devices() has the problem '{problem}'", "return an empty list")
 
 
 def _with_short_limits(spec: VendorFile) -> VendorFile:
     """Return the same declarations with short time limits."""
-    less = {"timeout_seconds": SLOW_TOOL_SECONDS}
+    short_limit = {"timeout_seconds": SLOW_TOOL_SECONDS}
     tool = spec.discovery.tool if spec.discovery else None
-    discovery = spec.discovery and spec.discovery.model_copy(update={"tool": tool and tool.model_copy(update=less)})
-    versions = {name: version.model_copy(update=less) for name, version in spec.software.items()}
-    monitor = spec.monitor and spec.monitor.model_copy(update=less)
-    numbering, prints = spec.numbering, spec.numbering.tool if spec.numbering else None
-    numbering = numbering and numbering.model_copy(update={"tool": prints and prints.model_copy(update=less)})
-    tools = {"monitor": monitor, "discovery": discovery, "numbering": numbering, "software": versions}
+    discovery = spec.discovery and spec.discovery.model_copy(
+        update={"tool": tool and tool.model_copy(update=short_limit)}
+    )
+    software = {name: version.model_copy(update=short_limit) for name, version in spec.software.items()}
+    monitor = spec.monitor and spec.monitor.model_copy(update=short_limit)
+    numbering, numbering_tool = spec.numbering, spec.numbering.tool if spec.numbering else None
+    numbering = numbering and numbering.model_copy(
+        update={"tool": numbering_tool and numbering_tool.model_copy(update=short_limit)}
+    )
+    tools = {"monitor": monitor, "discovery": discovery, "numbering": numbering, "software": software}
     return spec.model_copy(update=tools)
 
 
 def check_versions(subject: VendorSubject) -> str:
     """Check that the pattern of each recorded version finds the version. An adapter.py may read versions by itself."""
     if not subject.spec.software:
-        every = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
-        added = {
+        declared_versions = DeclaredVendor(subject.spec.model_copy(update={"software": {}})).software()
+        adapter_versions = {
             name: text
             for name, text in subject.replayed_adapter(subject.outputs).software().items()
-            if name not in every
+            if name not in declared_versions
         }
-        if not added:
+        if not adapter_versions:
             raise NotApplicable("vendor.yaml has no software: runs will not record the driver's version")
-        if bad := next((name for name, text in added.items() if text.startswith("unreadable")), None):
-            what = f"adapter.py: {bad} is {added[bad]}, with its tool's recording"
+        if bad := next((name for name, text in adapter_versions.items() if text.startswith("unreadable")), None):
+            what = f"adapter.py: {bad} is {adapter_versions[bad]}, with its tool's recording"
             raise Fails(what, "read it from the recorded output")
-        return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in added.items())
+        return "by adapter.py: " + ", ".join(f"{name} {text}" for name, text in adapter_versions.items())
     recorded = {r.role.removeprefix("software.") for r in subject.recordings if r.role.startswith("software.")}
     if not recorded:
         names = ", ".join(f"recorded/software.{name}.txt" for name in subject.spec.software)
@@ -200,11 +208,11 @@ def check_visible_devices(subject: VendorSubject) -> str:
     variable = subject.spec.visible_devices_variable
     if variable is None:
         if subject.spec.is_divided:
-            if (count := len(subject.devices())) > 1:
+            if (count := len(subject.recorded_devices())) > 1:
                 raise Fails(SEVERAL_HOST_DEVICES.format(count), "print one record, or name a visible_devices_variable")
             raise NotApplicable("one machine, divided into devices: there is no choice")
         raise Missing("no visible_devices_variable", "name the variable that restricts a process to some devices")
-    devices = subject.devices()
+    devices = subject.recorded_devices()
     if not devices:
         raise NotApplicable("the recordings show no device")
     unknown = next((device.unnumbered for device in devices if device.unnumbered), None)
@@ -224,7 +232,7 @@ def check_visible_devices(subject: VendorSubject) -> str:
             )
     last = devices[-1].visible
     for text, expected in ((last, [devices[-1].index]), ("", []), ("99999", [])):
-        with subject.stage.entered(variable, **{variable: text}):
+        with subject.stage.activate(variable, **{variable: text}):
             seen = [device.index for device in subject.replayed_adapter(subject.outputs).devices()]
         if seen != expected:
             raise Fails(

@@ -44,14 +44,16 @@ MEMORY_PART_WORDS = {"memory_used": ("used", "usage", "use", "alloc"), "memory_t
 
 def device_rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
     """Return, for each device, every field that vendor.yaml declares or that adapter.py reads."""
-    devices = subject.devices()
+    devices = subject.recorded_devices()
     samples = {sample.index: sample for sample in subject.replayed_adapter(subject.outputs).sample(devices)}
-    silent = "sample() returns none of this device"
-    read = [(device, samples.get(device.index) or without(device.index, silent)) for device in devices]
-    seen: dict[int, dict[FieldName, Any]] = {}
-    for device, sample in read:
+    missing_reason = "sample() returns none of this device"
+    device_samples = [
+        (device, samples.get(device.index) or without(device.index, missing_reason)) for device in devices
+    ]
+    values_by_device: dict[int, dict[FieldName, Any]] = {}
+    for device, sample in device_samples:
         is_named = device.description != f"{subject.name} device {device.index}"
-        seen[device.index] = {
+        values_by_device[device.index] = {
             "name": device.description if is_named else None,
             "identity": device.identity,
             "visible": None if device.unnumbered else device.visible,
@@ -63,10 +65,12 @@ def device_rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
     fields = list(declared)
     if not fields:
         read_here: tuple[FieldName, ...] = ("memory_total", *SAMPLE_FIELDS)
-        fields = [field for field in read_here if any(values[field] is not None for values in seen.values())]
+        fields = [
+            field for field in read_here if any(values[field] is not None for values in values_by_device.values())
+        ]
     table = []
-    for device, sample in read:
-        values: dict[str, Any] = {field: seen[device.index][field] for field in fields}
+    for device, sample in device_samples:
+        values: dict[str, Any] = {field: values_by_device[device.index][field] for field in fields}
         reasons: dict[str, str] = {}
         for field in (field for field in fields if values[field] is None):
             sampled = sample.reasons.get(SAMPLE_FIELDS[field]) if field in SAMPLE_FIELDS else None
@@ -104,7 +108,9 @@ def _null_reason(recording: Recording | None, index: int, field: FieldName) -> s
 def check_field_values(subject: VendorSubject) -> str:
     """Check that each declared field is read on every device that shows it, and that nulls have reasons."""
     table, declared = device_rows(subject), _field_recordings(subject)
-    if blank := find_unexplained_null(list(subject.replayed_adapter(subject.outputs).sample(subject.devices()))):
+    if blank := find_unexplained_null(
+        list(subject.replayed_adapter(subject.outputs).sample(subject.recorded_devices()))
+    ):
         raise Fails(blank, "give a reason in Sample.reasons")
     tools = [(r.role, r.tool) for r in subject.required_recordings() if r.tool]
     _check_places(tools)
@@ -123,10 +129,12 @@ def check_field_values(subject: VendorSubject) -> str:
     absent = re.compile("(the tool says|found nothing at|found 0, expected)|the record does not say$")
     read = {field for row in table for field in declared if row.values[field] is not None}
     for row in table:
-        if lost := [f for f in declared if f in read and row.values[f] is None and not absent.match(row.reasons[f])]:
+        if lost_fields := [
+            f for f in declared if f in read and row.values[f] is None and not absent.match(row.reasons[f])
+        ]:
             raise Fails(
-                f"device {row.device}: {', '.join(lost)}: null, where another device has a value: "
-                f"{row.reasons[lost[0]]}",
+                f"device {row.device}: {', '.join(lost_fields)}: null, where another device has a value: "
+                f"{row.reasons[lost_fields[0]]}",
                 f"{COMPARE_ADVICE} of this device; if it prints a word for a missing value, match the word too",
             )
     fields = sorted({f for row in table for f, value in row.values.items() if value is not None} - {"name", "identity"})
@@ -220,7 +228,7 @@ def _unit_ratio(field: FieldName, where: Where, unit: str) -> float:
 def _check_memory(subject: VendorSubject, recording: Recording | None) -> None:
     """Check that the tool's memory of a device equals the memory of its chip in vendor.yaml."""
     sizes = {chip.name: chip.memory_bytes for chip in subject.spec.chips}
-    for device in subject.devices():
+    for device in subject.recorded_devices():
         right, actual = sizes.get(device.chip or ""), device.memory_bytes
         if not (right and actual and abs(actual / right - 1) > MEMORY_TOLERANCE):
             continue
@@ -244,7 +252,7 @@ def _check_memory(subject: VendorSubject, recording: Recording | None) -> None:
 
 def _check_used(subject: VendorSubject, table: Sequence[CheckRow]) -> None:
     """Check that no device uses more than it has, nor all devices all to the last byte: two fields have one place."""
-    for device, row in zip(subject.devices(), table, strict=True):
+    for device, row in zip(subject.recorded_devices(), table, strict=True):
         used, chip = row.values.get("memory_used"), subject.spec.chip(device.chip) if device.chip else None
         if fault := used_memory_fault(device, chip, int(used) if isinstance(used, (int, float)) else None):
             raise Fails(f"device {device.index}: memory_used: {fault}", COMPARE_ADVICE)

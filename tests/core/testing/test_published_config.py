@@ -144,7 +144,7 @@ def refuse(folder: Path, content: dict[str, Any], *ignored: str) -> Refusal:
 def test_a_published_model_has_its_parameters(tmp_path: Path, name: str) -> None:
     content, total = PUBLISHED[name]
     config = read_config(written(tmp_path, content))
-    assert count_parameters(config.model, config.length).total == total
+    assert count_parameters(config.model, config.max_sequence_length).total == total
     assert "use_cache" not in content or "use_cache" in config.left_out
 
 
@@ -174,7 +174,7 @@ def test_what_is_exported_reads_back(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_drafted_case_is_whole_and_passes_with_every_framework(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, PUBLISHED[name][0])
-    text = case_document("drafted", path, read_config(path), (), is_known=False)
+    text = case_document("drafted", path, read_config(path), (), is_count_published=False)
     case = parse(Case, yaml.safe_load(text), "drafted")
     assert case.work("smoke").model.head_size * 2 > 0 and set(case.work("smoke").model.parts) <= set(case.parts)
     place = tmp_path / "configs/cases/drafted.yaml"
@@ -323,7 +323,7 @@ def test_a_class_of_another_model_is_refused(tmp_path: Path) -> None:
             assert words.startswith(f"found {json.dumps(names)}, expected {expected},")
             assert read_config(written(tmp_path, {**content, "architectures": names}), frozenset(["architectures"]))
     old = {**PUBLISHED["llama3.1_8b"][0], "architectures": ["LLaMAForCausalLM"]}
-    assert read_config(written(tmp_path, old)).kind == "llama"
+    assert read_config(written(tmp_path, old)).model_type == "llama"
 
 
 def test_an_ignored_key_is_left_out_or_refused(tmp_path: Path) -> None:
@@ -441,6 +441,6 @@ def test_a_model_with_a_small_vocabulary_has_a_case(tmp_path: Path, size: int, b
     rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "layer_norm_epsilon": 1e-5}
     path = written(tmp_path, {"model_type": "gpt2", **rates, **sizes, "vocab_size": size})
-    text = case_document("small", path, read_config(path), (), is_known=False)
+    text = case_document("small", path, read_config(path), (), is_count_published=False)
     data = parse(Case, yaml.safe_load(text), "small").work("smoke").data
     assert (data.alphabet, data.branching) == (size, branching)

@@ -32,8 +32,8 @@ def check_events(subject: FrameworkSubject) -> str:
     several = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), None)
     for variant in (SINGLE, *([several] if several else [])):
         job = _evidence_job(subject, variant)
-        with subject.scratch() as folder:
-            run = subject.finished(job, folder)
+        with subject.scratch_folder() as folder:
+            run = subject.run_job(job, folder)
         for number, rank in enumerate(run.ranks):
             for fault in _event_faults(subject, job, rank):
                 where = f"{variant.name}, rank {number}"
@@ -54,7 +54,7 @@ def _event_faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRan
             yield f"found {names.count(name)} events `{name}`, expected one"
     if names.index("weights") > names.index("begin"):
         yield "the initial weights are reported after `begin`"
-    facts = rank.of("framework")[0]
+    facts = rank.events_named("framework")[0]
     if facts["name"] != subject.name or not facts["version"] or not facts["device"]:
         yield f"the framework event says {facts['name']} {facts['version']} on {facts['device']}; name all three"
     requirements = subject.manifest.requirements.get(subject.kind)
@@ -67,12 +67,12 @@ def _event_faults(subject: FrameworkSubject, job: dict[str, Any], rank: SmallRan
     if not {facts["version"], facts["version"].partition("+")[0]} & expected:
         pinned = " or ".join(sorted(expected))
         yield f"the framework event says version {facts['version']}, expected {pinned}, as pinned"
-    steps = rank.of("step")
+    steps = rank.events_named("step")
     if [event["step"] for event in steps] != list(range(1, STEPS + 1)):
         yield f"found steps {[event['step'] for event in steps]}, expected 1 to {STEPS}"
     yield from _step_faults(job, steps)
-    if len(rank.of("gradients")) != 1:
-        yield f"found {len(rank.of('gradients'))} events `gradients`, expected one of step {CAPTURED_STEP}"
+    if len(rank.events_named("gradients")) != 1:
+        yield f"found {len(rank.events_named('gradients'))} events `gradients`, expected one of step {CAPTURED_STEP}"
 
 
 def _step_faults(job: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -92,9 +92,9 @@ def _step_faults(job: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Iterat
 def check_capture(subject: FrameworkSubject) -> str:
     """Check the tensors of a captured step: names, shapes, the loss that follows from the logits, gradients."""
     job = _evidence_job(subject, WHOLE_BATCH)
-    with subject.scratch() as folder:
+    with subject.scratch_folder() as folder:
         job |= {"capture": {"step": CAPTURED_STEP, "folder": str(folder / "capture")}}
-        run = subject.finished(job, folder)
+        run = subject.run_job(job, folder)
         tensors = {path.stem: np.load(path) for path in sorted((folder / "capture").glob("*.npy"))}
         updated = {path.stem for path in (folder / "capture" / "updated").glob("*.npy")}
     model, shapes = job["model"], _parameter_shapes(job)
@@ -108,7 +108,7 @@ def check_capture(subject: FrameworkSubject) -> str:
             raise Fails(f"found no tensor `{name}`", "keep it by Capture.keep in the captured step")
         _check_array(f"captured {name}", tensors[name], shape)
     # the reported norms are those before clipping, and of the whole step
-    for name, square in run.ranks[0].of("gradients")[0]["squares"].items():
+    for name, square in run.ranks[0].events_named("gradients")[0]["squares"].items():
         norm = float(np.square(tensors[f"gradient.{name}"], dtype=np.float64).sum())
         if not abs(norm - float(square)) <= NORM_TOLERANCE * max(float(square), 1e-12):
             message = f"gradient.{name}: squared norm {norm:g}, reported {float(square):g}"
@@ -133,11 +133,11 @@ def _check_array(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None
 def check_weights(subject: FrameworkSubject) -> str:
     """Check that saved weights are whole and have the norms of the final weights that were reported."""
     job = _evidence_job(subject, SINGLE)
-    with subject.scratch() as folder:
+    with subject.scratch_folder() as folder:
         weights_folder = folder / "weights"
         weights_folder.mkdir()
-        run = subject.finished({**job, "save_weights_dir": str(weights_folder)}, folder)
-        rows = {row[0]: row[3] for row in run.ranks[0].of("final_weights")[0]["parameters"]}
+        run = subject.run_job({**job, "save_weights_dir": str(weights_folder)}, folder)
+        rows = {row[0]: row[3] for row in run.ranks[0].events_named("final_weights")[0]["parameters"]}
         for name, shape in _parameter_shapes(job).items():
             path = weights_folder / f"{name}.npy"
             if not path.exists():

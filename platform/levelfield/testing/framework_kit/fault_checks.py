@@ -49,13 +49,17 @@ def check_refusals(subject: FrameworkSubject) -> str:
     if not jobs:
         raise NotApplicable("the manifest offers everything that the check tries")
     for what, job in jobs:
-        with subject.scratch() as folder:
-            run = run_small(subject.program, subject.on_device(job), folder, only=[0], limit=ALONE_SECONDS)
+        with subject.scratch_folder() as folder:
+            run = run_small(
+                subject.program, subject.job_on_device(job), folder, only_ranks=[0], limit_seconds=ALONE_SECONDS
+            )
         (rank,) = run.ranks
-        if run.stopped:
+        if run.was_stopped:
             raise Fails(f"{what} is not offered, and rank 0 waited {ALONE_SECONDS:g} s", "check(job) before ranks join")
         if rank.error is None or rank.error["class"] != "unsupported":
-            end = f"error {rank.error['class']}: {rank.error['message']}" if rank.error else f"exit code {rank.code}"
+            end = (
+                f"error {rank.error['class']}: {rank.error['message']}" if rank.error else f"exit code {rank.exit_code}"
+            )
             raise Fails(f"{what} is not offered, and the training ended with {end}", "raise Unsupported in check(job)")
     return f"unsupported, before ranks join: {'; '.join(what for what, _ in jobs)}"
 
@@ -91,7 +95,7 @@ def check_killed_rank(subject: FrameworkSubject) -> str:
     """Kill the last rank in a step of a training. Check the events and processes that all ranks leave."""
     variant = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), SINGLE)
     job = job_of(next(iter(subject.models.values())), variant, 100 * LONG_STEPS)
-    with subject.scratch() as folder:
+    with subject.scratch_folder() as folder:
         victim, start = variant.ranks - 1, time.monotonic()
 
         def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -99,19 +103,19 @@ def check_killed_rank(subject: FrameworkSubject) -> str:
             if processes[victim].poll() is None and len(done) >= KILLED_AFTER_STEPS:
                 os.kill(processes[victim].pid, signal.SIGKILL)
 
-        run = run_small(subject.program, subject.on_device(job), folder, watch=kill)
+        run = run_small(subject.program, subject.job_on_device(job), folder, watch=kill)
     last = run.ranks[victim]
-    if last.code != -signal.SIGKILL:
-        raise Fails(f"rank {victim} was killed in a step and ended with {last.code}", "see its log")
-    steps = [event["step"] for event in last.of("step")]
-    if not steps or steps != list(range(1, len(steps) + 1)) or last.of("end"):
+    if last.exit_code != -signal.SIGKILL:
+        raise Fails(f"rank {victim} was killed in a step and ended with {last.exit_code}", "see its log")
+    steps = [event["step"] for event in last.events_named("step")]
+    if not steps or steps != list(range(1, len(steps) + 1)) or last.events_named("end"):
         raise Fails(f"the killed rank recorded steps {steps[:3]}...{steps[-1:]}", "record each step by train_steps")
-    if finished := [number for number, rank in enumerate(run.ranks) if rank.of("end") or rank.code == 0]:
+    if finished := [number for number, rank in enumerate(run.ranks) if rank.events_named("end") or rank.exit_code == 0]:
         raise Fails(f"rank {finished[0]} finished although rank {victim} was killed", "exchange in every step")
     if run.outlived_ranks:
         raise Fails(f"{run.outlived_ranks} process(es) outlived their rank", "end what a rank starts, also by a signal")
-    others = "they waited and were ended" if run.stopped else f"they ended by themselves in {run.seconds:.0f} s"
-    subject.say(f"killed: {time.monotonic() - start:.0f} s")
+    others = "they waited and were ended" if run.was_stopped else f"they ended by themselves in {run.seconds:.0f} s"
+    subject.report_progress(f"killed: {time.monotonic() - start:.0f} s")
     return f"{variant.name}: every finished step is there{f'; the others: {others}' if victim else ''}"
 
 
@@ -120,13 +124,13 @@ def check_nan_loss(subject: FrameworkSubject) -> str:
     job = job_of(next(iter(subject.models.values())), SINGLE, 5)
     schedule = {**job["training"]["schedule"], "peak_lr": 1e30, "min_lr": 1e29, "warmup_steps": 1}
     job["training"]["schedule"] = schedule
-    with subject.scratch() as folder:
-        run = run_small(subject.program, subject.on_device(job), folder)
+    with subject.scratch_folder() as folder:
+        run = run_small(subject.program, subject.job_on_device(job), folder)
     (rank,) = run.ranks
-    if rank.code == 0 or rank.error is None or rank.error["class"] != "non-finite":
-        ended = rank.error["class"] if rank.error else f"exit code {rank.code}"
+    if rank.exit_code == 0 or rank.error is None or rank.error["class"] != "non-finite":
+        ended = rank.error["class"] if rank.error else f"exit code {rank.exit_code}"
         raise Fails(f"weights became infinite, and the training ended with {ended}", "report the loss as it is")
-    return f"a loss that is not finite ends the run at step {len(rank.of('step'))}"
+    return f"a loss that is not finite ends the run at step {len(rank.events_named('step'))}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ def check_planted_faults(subject: FrameworkSubject) -> str:
             if job := planted.applied(correct_job):
                 _check_detected(subject, f"{family}: {planted.name}", reference, job)
                 seen_count += 1
-                subject.say(f"planted {family}: {planted.name}: seen")
+                subject.report_progress(f"planted {family}: {planted.name}: seen")
     # the other form of GELU, with large weights
     if {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) and "gpt" in subject.models:
         model = enlarge_weights(subject.models["gpt"])

@@ -39,9 +39,10 @@ def ignore_progress(line: str) -> None:
 class FrameworkSubject:
     """The state that all checks of one framework share. Raises UnknownName for an unknown framework.
 
-    name: also with a further version of the manifest, such as `jax_0.10.1`.
-    kind: of the devices to train on. python: an interpreter to use in place of the environment of the manifest.
-    say: hears what is trained. tell: hears that an environment is made, which may take minutes.
+    name: the framework, or a further version of its manifest, such as `jax_0.10.1`.
+    kind: the kind of devices to train on. python: an interpreter in place of the manifest's environment.
+    report_progress: called with a line about each training. report_environment: called with a line when an
+    environment is made, which may take minutes.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class FrameworkSubject:
         plugins: Sequence[Path] = (),
         kind: str = HOST_KIND,
         python: str | None = None,
-        say: Say = ignore_progress,
-        tell: Say = ignore_progress,
+        report_progress: Say = ignore_progress,
+        report_environment: Say = ignore_progress,
     ) -> None:
-        self.kind, self.say, self._tell = kind, say, tell
+        self.kind, self.report_progress, self._report_environment = kind, report_progress, report_environment
         self.registry = Registry(tuple(folder.absolute() for folder in plugins))
         self.name, self.version = (name, None) if name in self.registry.frameworks else split_label(name)
         if self.name not in self.registry.frameworks:
@@ -63,7 +64,7 @@ class FrameworkSubject:
         self.folder = self.file.parent.absolute()
         self.shared: dict[str, Any] = {}  # what one check leaves for others
         self._python = python
-        self.closing = ExitStack()  # releases the environments in use
+        self.exit_stack = ExitStack()  # releases the environments in use
 
     @cached_property
     def manifest(self) -> ImplementationFile:
@@ -95,7 +96,7 @@ class FrameworkSubject:
             plan = plan_environment(
                 manifest, self.kind, requirements.stages() if requirements else Stages(), self._python, "process"
             )
-            self.closing.enter_context(environment_in_use(plan, self._tell))
+            self.exit_stack.enter_context(environment_in_use(plan, self._report_environment))
         except LevelfieldError as error:
             raise Fails(f"no Python for it: {error}", "correct `requirements`, or give --python") from None
         environment = {**manifest.environment(self.kind), **self.vendor.environment}
@@ -109,35 +110,35 @@ class FrameworkSubject:
             raise Fails("architecture: found the parts of no small model", "write the parts of GPT or of Llama first")
         return models
 
-    def on_device(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def job_on_device(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Return the job for the device of the check."""
         access = self.access
         return {**job, "device": access.device, "backend": access.backend, "preload": list(access.preload)}
 
     @contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A temporary folder for a run, without what the framework leaves there."""
+    def scratch_folder(self) -> Iterator[Path]:
+        """Yield a temporary folder for a run, and delete it with all that the framework leaves there."""
         with tempfile.TemporaryDirectory(prefix="levelfield-check-", ignore_cleanup_errors=True) as name:
             yield Path(name)
 
-    def finished(
+    def run_job(
         self, job: Mapping[str, Any], folder: Path, others: Mapping[int, Mapping[str, Any]] | None = None
     ) -> SmallRun:
         """Return a job's run in which every rank has finished. Raises Fails for another one."""
-        run = run_small(self.program, self.on_device(job), folder, others=others)
+        run = run_small(self.program, self.job_on_device(job), folder, rank_jobs=others)
         for number, rank in enumerate(run.ranks):
-            if rank.code:
+            if rank.exit_code:
                 last_line = (rank.output.strip().splitlines() or ["no output"])[-1]
                 message = rank.error["message"] if rank.error else last_line
-                fault = f"rank {number} ended with {rank.code}: {message}"
+                fault = f"rank {number} ended with {rank.exit_code}: {message}"
                 raise Fails(fault, "run the job alone: its rank's log says more")
         return run
 
     def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
         """Return the curve of a job. Raises Fails when a rank fails or leaves a process behind."""
-        ranks = {rank: self.on_device(content) for rank, content in (others or {}).items()}
-        with self.scratch() as folder:
-            run = self.finished(job, folder, ranks)
+        ranks = {rank: self.job_on_device(content) for rank, content in (others or {}).items()}
+        with self.scratch_folder() as folder:
+            run = self.run_job(job, folder, ranks)
         try:
             return read_curve([list(rank.events) for rank in run.ranks])
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
@@ -167,7 +168,7 @@ def torch_curve_of_job(subject: FrameworkSubject, job: Mapping[str, Any]) -> Tor
     if TORCH not in subject.shared:
         subject.shared[TORCH] = None  # where its environment is not made
         with suppress(LevelfieldError):
-            torch_subject = FrameworkSubject(TORCH, say=subject.say)
+            torch_subject = FrameworkSubject(TORCH, report_progress=subject.report_progress)
             stages = torch_subject.manifest.requirements[HOST_KIND].stages()
             if is_ready(plan_environment(torch_subject.manifest, HOST_KIND, stages, None, "process")):
                 subject.shared[TORCH] = torch_subject

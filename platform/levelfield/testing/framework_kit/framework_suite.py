@@ -122,7 +122,7 @@ CHECKS: tuple[Check[FrameworkSubject], ...] = (
 def check_framework(subject: FrameworkSubject, fast: bool = False) -> Iterator[CheckFinding]:
     """Yield the findings; stop after an invalid manifest. fast: train in one process only, and skip the slow checks."""
     for check in (check for check in CHECKS if check.is_selected(fast)):
-        subject.say(f"check {check.name}")
+        subject.report_progress(f"check {check.name}")
         yield (finding := run_one_check(subject, check))
         if check.name == "schema" and not finding.is_good:
             return

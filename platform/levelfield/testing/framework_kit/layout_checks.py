@@ -81,7 +81,7 @@ def check_training(subject: FrameworkSubject, only_one_process: bool = False) ->
         if only_one_process and offer.variant.ranks > 1:
             continue
         runs.append(train_offered_run(subject, offer))
-        subject.say(f"{offer}: {_run_summary(runs[-1])}")
+        subject.report_progress(f"{offer}: {_run_summary(runs[-1])}")
     subject.shared["runs"] = tuple(runs)
     failed_runs = [run for run in runs if not run.passed]
     if failed_runs:
