@@ -102,7 +102,7 @@ def test_a_new_column_is_in_no_such_table_until_somebody_decides(
     result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert set(COLUMNS) == {*NEVER_HIDDEN, *REVEALED_BY}, (
-        "may it give a hidden column away? GIVEN_AWAY_BY if so, else OPEN"
+        "may it give a hidden column away? REVEALED_BY if so, else NEVER_HIDDEN"
     )
     monkeypatch.setitem(COLUMNS, "new_column", lambda result: "4711")
     assert not any("4711" in format_with_hidden(form, [result], ["memory"]) for form in FORMATS)
