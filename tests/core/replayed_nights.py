@@ -68,7 +68,8 @@ class ReplayedNights:
     runs_made: int = 0
     references: dict[str, Reference] = field(default_factory=dict)  # by the digest of the work
     plugins: Path = PLUGINS
-    _plans: list[Plan] = field(default_factory=list)  # of the night
+    # of all nights: a night that goes on after it was killed makes pairs of a plan that it does not run again
+    _plans: list[Plan] = field(default_factory=list)
     _source: random.Random = field(default_factory=lambda: random.Random(56))
     _entry: int = 0
 
@@ -119,7 +120,6 @@ class ReplayedNights:
     def night(self, capture: Callable[[], Any], date: str, suite: Path, *more: str) -> tuple[int, str]:
         """Run a night as a timer starts it; return the exit code and the mail."""
         self._entry, self.now = 0, datetime.fromisoformat(f"{date}T01:00:00+00:00")
-        self._plans.clear()
         how = ("--plugins", str(self.plugins), *more)
         return self.command(capture, "nightly", "run", "--suite", str(suite), "--night", date, *how)
 
