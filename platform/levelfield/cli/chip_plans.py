@@ -40,7 +40,8 @@ def print_chip_plans(
     if not plans:
         raise next(iter(refusals.values()))
     base = ratio_base(plans)
-    plans.sort(key=lambda plan: plan.speed or 0, reverse=True)
+    # Those whose speeds published runs set come first: the others have no rank.
+    plans.sort(key=lambda plan: (plan.not_calibrated is None, plan.speed or 0), reverse=True)
     if is_json:
         print(json_text(_plans_json(request, plans, refusals, base)))
     else:
@@ -122,8 +123,10 @@ def _notes(plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: 
     """Yield what the figures mean and what is assumed, with one sentence for all chips of which it is true."""
     names = [plan.name for plan in plans]
     calibrated_plans = [plan for plan in plans if plan.speed and plan.plan.vendor in SPEED_VENDORS]
+    is_starred = any(plan.row and is_tight(plan.plan.question, plan.row.memory.total) for plan in plans)
     yield (
-        "the fastest row of each chip with memory to spare (*: none has); `plan` with one chip has all rows. "
+        f"the fastest row of each chip with memory to spare{' (*: none has)' if is_starred else ''}; `plan` with one "
+        "chip has all rows. "
         "GiB: of the fullest device; recompute: activation checkpointing; tokens/s: per device; error: "
         "median error of published runs like the row" + (f"; ratio: over {base.name}" if base.name else "")
     )

@@ -109,7 +109,10 @@ def prediction_error_lines(plan: AnsweredPlan) -> Iterator[str]:
 
 
 def _not_calibrated(plan: AnsweredPlan) -> str:
-    return f"{plan.vendor}: not calibrated; error unknown"
+    """Say what is known of the error of a plan whose vendor's runs set no rates."""
+    errors = plan.row_errors
+    error = f"median error {errors.middle:.0%} over {errors.rows} run(s)" if errors else "error unknown"
+    return f"{plan.vendor}: not calibrated; {error}".replace("%", " %")
 
 
 def _training_lines(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
