@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
@@ -347,17 +347,13 @@ def _draw_training(training: TrainingContenders, ranked: Ranking, metric: Metric
         bar = replace(bar, ratio=ratio)
         without_ratio = (1.0 if is_alike else None, None, None, "")
         ratios = (ratio.value, ratio.low, ratio.high, ratio.standing) if ratio else without_ratio
-        length, low, high = (_axis_percent(value, axis) for value in (bar.value, bar.low, bar.high))
         drawn = DrawnBar(
             ranked=bar,
             run_id=first.run_id,
             name=" ".join(word for word, varies in name_parts if word and varies),
             subtitle=" ".join(word for word, varies in name_parts if word and not varies),
             slug=training.slug_by_run[first.run_id],
-            length_percent=length or 0.0,
-            low_percent=low,
-            high_percent=high,
-            is_clipped=(bar.high or 0.0) > axis,
+            **_place_on_axis(bar, axis),
             trust_count=sum(part.holds for part in bar.contender.trust),
             csv_row=(chip, framework, bar.contender.tuning, bar.value, bar.low, bar.high, *ratios),
             is_other_framework=not is_alike,
@@ -374,6 +370,11 @@ def _draw_training(training: TrainingContenders, ranked: Ranking, metric: Metric
                 differing_fields=tuple(differs),
                 steady_counts=steady_runs(bar.contender.side.counted),
             )
+    if metric.name != "mfu":  # the chart of the best ends at their longest bar, not at one of the folded list
+        axis = _axis_end([(drawn.ranked.value, drawn.ranked.high) for drawn in best_bars.values()])
+        best_bars = {
+            column: replace(drawn, **_place_on_axis(drawn.ranked, axis)) for column, drawn in best_bars.items()
+        }
     bars = tuple(all_bars) if len(best_bars) < len(all_bars) else ()
     ratios_of_second = [drawn.ranked.ratio for drawn in [*best_bars.values()][1:2] if drawn.ranked.ratio]
     is_decided = any(ratio.standing in ("higher", "lower") for ratio in ratios_of_second)
@@ -392,6 +393,13 @@ def _axis_end(ends: Sequence[tuple[float, float | None]]) -> float:
     """Return where an axis ends: with the intervals, but not so far that a wide one makes the bars short."""
     longest = max((value for value, _ in ends), default=1.0)
     return min(max((high or value for value, high in ends), default=1.0), MAX_AXIS_OVER_LONGEST * longest) or 1.0
+
+
+def _place_on_axis(bar: RankedBar, axis: float) -> dict[str, Any]:
+    """Return where a bar and its interval end, in percent of an axis that ends at this value."""
+    length, low, high = (_axis_percent(value, axis) for value in (bar.value, bar.low, bar.high))
+    is_clipped = (bar.high or 0.0) > axis
+    return {"length_percent": length or 0.0, "low_percent": low, "high_percent": high, "is_clipped": is_clipped}
 
 
 def _axis_percent(value: float | None, axis: float) -> float | None:

@@ -217,6 +217,8 @@ def test_chips_stand_by_the_framework_that_both_have_and_the_others_are_listed()
     seen = view([*FAST, *three(2000, 11, framework="jax"), *SLOW])
     assert bars(seen)["acme X1"].ranked.contender.framework == "torch"
     assert [bar.ranked.contender.framework for bar in seen.trainings[0].all_bars] == ["jax", "torch", "torch"]
+    assert bars(seen)["acme X1"].length_percent > 99, "a bar of the folded list does not shorten those of the chart"
+    assert [bar.length_percent for bar in seen.trainings[0].all_bars] == pytest.approx([99.5, 49.8, 24.9])
 
 
 @pytest.mark.parametrize(
