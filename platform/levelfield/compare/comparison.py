@@ -211,7 +211,7 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
             for field in fields.with_caution
             if field.name in CAUTION_REASONS
         )
-        yield _field_sheet("differs, and asks for caution", fields.with_caution, names, reasons)
+        yield _field_sheet("cautions", fields.with_caution, names, reasons)
     if comparison.figures:
         yield _figure_sheet(comparison)
         yield _ratio_sheet(comparison)

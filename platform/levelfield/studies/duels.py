@@ -73,7 +73,7 @@ class DuelOutcome:
             return Ratio(None, None, None, "inconclusive", f"found {n} pair(s), expected at least {LEAST_RUNS}")
         # high and low change places: the higher cost is the lower speed
         value, high, low = (1 + change_of(cost, FIGURE) for cost in (ruling.excess, ruling.low, ruling.high))
-        looks = f", wider for {len(self.looks.alpha)} looks" if len(self.looks.alpha) > 1 else ""
+        looks = f", wider for {len(self.looks.alpha)} interim looks" if len(self.looks.alpha) > 1 else ""
         reason = f"by pairs: 95 %, Student's t on logarithms, {n} pairs in turns{looks}"
         reason += f", disturbed: {self.disturbance}" if self.disturbance else ""
         return Ratio(value, low, high, standing_of(low, high), reason, n)
@@ -194,9 +194,9 @@ def _shown(outcome: DuelOutcome) -> str:
 
 
 def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
-    """Return the comparison of both sides, then the pairs in their order below the conclusion.
+    """Return the comparison of both sides, the pairs in their order, and last, where a terminal ends, the conclusion.
 
-    Below the pairs stands what to know about the conclusion, and what to do next.
+    Below it stands what to know about it, and what to do next.
     """
     rows, rate_text = [], RATE.column.text
     for number, (a, b) in enumerate(outcome.pairs):
@@ -225,11 +225,12 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
         else:
             notes.append(f"about {needed} pairs ({cost}) would decide: the same command with --repeat {needed}")
     notes.append(
-        "why one is slower: both runs with --explain-step, then report explain; pages of all runs: report pages out"
+        "why one is slower: run both with --explain-step, then `report explain A B`; pages of all runs: `report pages "
+        "out`"
     )
     header = ("pair", "order", "A, tokens/s/device", "B, tokens/s/device", "B/A")
-    pairs = Sheet(conclusion(outcome), header, tuple(rows), tuple(notes))
-    return [*sheets(comparison_of(outcome, prices)), pairs]
+    pairs = Sheet("pairs, in their order", header, tuple(rows))
+    return [*sheets(comparison_of(outcome, prices)), pairs, Sheet(conclusion(outcome), notes=tuple(notes))]
 
 
 def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def test_what_weakens_the_conclusion_stands_below_it() -> None:
     assert "not steady" not in text_of(quiet) and "look" not in quiet.ratio.reason
     outcome = replace(quiet, pairs=[(a, jumped(b)) for a, b in quiet.pairs])
     assert "not steady" in text_of(outcome) and duel_values(outcome)["duel"]["unsteady_runs"] == 3
-    assert f"{len(looks_of(None, 1).alpha)} looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
+    assert f"{len(looks_of(None, 1).alpha)} interim looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
 
 
 def test_each_pair_waits_for_a_quiet_machine_and_the_notes_name_the_load() -> None:
