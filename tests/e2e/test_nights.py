@@ -105,7 +105,7 @@ def test_a_slower_commit_is_a_regression_in_its_night_by_pairs(
     pairs = [p for p in runs_of(project) if p["purpose"].startswith("confirm")]
     # The speed may be decided at an earlier look than another figure, for which more pairs ran. By chance the null
     # pairs of a busy machine may show a bias, which the change is then less.
-    reach = 0.01 if "less the A/A difference" in finding["detail"] else 1e-4
+    reach = 0.01 if ", corrected by the A/A difference" in finding["detail"] else 1e-4
     change = change_of(pairs[: 2 * finding["pairs"]])
     assert finding["pairs"] >= 3 and finding["change"] == pytest.approx(change, abs=reach), finding
     assert [p["purpose"] for p in pairs][:4] == ["confirm-a", "confirm-b", "confirm-b", "confirm-a"]

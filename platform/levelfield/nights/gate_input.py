@@ -336,7 +336,7 @@ def order_of_night(inputs: GateInput) -> str:
         if finding.is_set_back and finding.night == inputs.night:
             return f"dated before night {finding.fields[0].split()[1]}"
     last, count = nights_not_run(inputs.nights, inputs.night)
-    return f"{count} night{'s' * (count > 1)} did not run since {last}" if count else ""
+    return f"{count} night{'s' * (count > 1)} after {last} did not run" if count else ""
 
 
 def nights_not_run(nights: Iterable[str], night: str) -> tuple[str, int]:

@@ -47,8 +47,7 @@ def as_text(page: FindingPage) -> str:
         of_word = groups.get(word, [])
         for findings in of_word[:_MOST_OF_A_WORD]:
             lines += ["", wrapped(f"{findings[0].status}  {_line(findings[0].label)}", 2)]
-            texts = (*map(_figure_line, findings), *(_line(finding.detail) for finding in findings))
-            lines += [wrapped(f"  {text}", 4) for text in dict.fromkeys(texts) if text]
+            lines += _figure_lines(findings)
             lines += [wrapped(f"  {text}", 5) for finding in findings for text in _explanation(finding)]
             for ticket in _different(page, findings):
                 builds = (ticket.since, ticket.tonight)
@@ -65,6 +64,18 @@ def as_text(page: FindingPage) -> str:
     if page.advisory and (code := exit_code(page.findings, page.strict)):
         lines += ["", f"advisory: the exit code would be {code}"]
     return "\n".join(lines) + "\n"
+
+
+def _figure_lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """Yield the figures of a series, below each what is said of it alone; last what is said of several."""
+    details = Counter(finding.detail for finding in findings)
+    for finding in findings:
+        if text := _figure_line(finding):
+            yield wrapped(f"  {text}", 4)
+            if finding.detail and details[finding.detail] == 1:
+                yield wrapped(f"    {_line(finding.detail)}", 6)
+                del details[finding.detail]
+    yield from (wrapped(f"  {_line(detail)}", 4) for detail in details if detail)
 
 
 def _different(page: FindingPage, findings: Iterable[Finding]) -> list[Ticket]:
@@ -251,9 +262,9 @@ def as_webhook(page: FindingPage) -> str:
 
 
 def _figure_line(finding: Finding) -> str:
-    """Return figure, change, interval and level; empty where the finding is about the whole run."""
+    """Return figure, change, interval and level; empty where the finding has no change of a figure."""
     if finding.figure is None or finding.change is None:
-        return FIGURES[finding.figure] if finding.figure else ""
+        return ""
     text = f"{FIGURES[finding.figure]} {change_text(finding)}"
     if finding.level is not None:
         level = figure_value(finding.level, finding.figure)

@@ -90,6 +90,8 @@ class Finding(Document):
     @property
     def status(self) -> str:
         """The word as a reader gets it."""
+        if self.is_gain_to_confirm:
+            return "possible improvement"
         return STATUS_TEXTS[self.word][0] if self.word != "no change" else self.word
 
     @property
@@ -259,7 +261,7 @@ def _texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> list[str
         text = f"{len(leads)} series {how}{', the most' if len(leads) > 1 else ''}"
         if largest.change is not None:
             text += f": {FIGURES[figure].removesuffix('/device')} {change_text(largest)}"
-        texts.append(text + (", to be confirmed by a second night" if is_to_confirm else ""))
+        texts.append(text + (" (to be confirmed by a second night)" if is_to_confirm else ""))
     return texts
 
 

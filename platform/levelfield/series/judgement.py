@@ -85,7 +85,7 @@ def judge_figure(
     """Return the finding about one figure. ruling: of pairs, or why there are none; None: none were wanted."""
     level = examination.level
     if level is None:
-        detail = f"{len(examination.history)} of {FEWEST_NIGHTS} nights before this one"
+        detail = f"not judged yet: {len(examination.history)} of the {FEWEST_NIGHTS} nights that a baseline needs"
         new = Finding(
             series=context.series, label=context.label, figure=examination.figure, word="new series", detail=detail,
             nights=len(examination.history), run_id=examination.tonight.run_id, node=examination.tonight.node,
@@ -240,8 +240,8 @@ def _pairs_detail(examination: Examination, context: JudgementContext, ruling: P
         bias, reach = ruling.bias, ruling.bias.reach
         change, *ends = map(percent_change, shown_change(bias.excess, reach, examination.figure))
         low, high = (end.removesuffix(" %") for end in ends)
-        how = "less" if ruling.is_bias_removed else "beside"
-        text += f", {how} the A/A difference of {change} [{low}, {high}] by {bias.pairs} A/A pairs"
+        how = "corrected by" if ruling.is_bias_removed else "not corrected by"
+        text += f", {how} the A/A difference of {change} [{low}, {high}] ({bias.pairs} A/A pairs)"
     off = _conditions_change(examination, ruling)
     if off is not None:
         return f"{text}; the baseline build is {percent_change(off)} off its baseline since {context.change}"

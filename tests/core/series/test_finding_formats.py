@@ -110,7 +110,7 @@ SLOWER = "1 series slower: tokens/s -6.2 % [-7.1, -5.3]"
         ),
         (
             [finding("inconclusive", is_gain_to_confirm=True, **GAIN)],
-            "passes: 1 series faster: tokens/s +8.0 % [+7.0, +9.0], to be confirmed by a second night",
+            "passes: 1 series faster: tokens/s +8.0 % [+7.0, +9.0] (to be confirmed by a second night)",
         ),
         ([finding("improvement", **GAIN)], "passes: 1 series faster: tokens/s +8.0 % [+7.0, +9.0]"),
         (
