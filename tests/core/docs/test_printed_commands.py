@@ -54,13 +54,25 @@ def printed_commands() -> list[tuple[str, str]]:
     return sorted(printed)
 
 
-@pytest.mark.parametrize(("place", "command"), printed_commands())
-def test_a_printed_command_is_read(place: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def fault_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return why the command line refuses a printed command; empty where it reads it."""
     if option := _OPTION_ALONE.fullmatch(command):
-        assert option[2] in commands()[() if option[1] == "run" else tuple(option[1].split())]._option_string_actions
-        return
-    words = shlex.split(_STANDS_FOR.sub("1", command))
+        parser = commands()[() if option[1] == "run" else tuple(option[1].split())]
+        return "" if option[2] in parser._option_string_actions else f"no option {option[2]}"
     try:
-        parse_command_line(words)
+        parse_command_line(shlex.split(_STANDS_FOR.sub("1", command)))
     except SystemExit as end:
-        assert end.code == 0, capsys.readouterr().err
+        return capsys.readouterr().err if end.code else ""
+    return ""
+
+
+def test_every_printed_command_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """All in one test: the modules are parsed here, and not by each process that collects tests."""
+    printed = printed_commands()
+    assert len(printed) > 50
+    assert not {place: fault for place, command in printed if (fault := fault_of(command, capsys))}
+
+
+@pytest.mark.parametrize("command", ["report pages --nonsense out", "show --nonsense", "nightly accept SERIES --why 1"])
+def test_a_command_that_does_not_exist_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fault_of(command, capsys)
