@@ -14,8 +14,8 @@ from levelfield.specs.paths import RunPaths
 class NamedRuns:
     """The runs that a command line names. The error of an unfinished or damaged one does not stop the others."""
 
-    def __init__(self, runs: Path, names: Sequence[str]) -> None:
-        self.runs, self.names = runs, names  # the folder of runs, and what the command line names in it
+    def __init__(self, runs_folder: Path, names: Sequence[str]) -> None:
+        self.runs_folder, self.names = runs_folder, names  # names: as on the command line, of runs in the folder
         self._errors: list[LevelfieldError] = []
 
     def finished_runs(self) -> Iterator[RunPaths]:
@@ -27,7 +27,7 @@ class NamedRuns:
                 if ".zip" in name and (bundle := parse_bundle_name(name)):
                     expected = "expected a run here; `report` and `compare` take bundles"
                     raise UsageError(f"{bundle[0]}: found a bundle, {expected}")
-                yield find_finished_run(self.runs, name)
+                yield find_finished_run(self.runs_folder, name)
 
     @contextmanager
     def collecting_errors(self) -> Iterator[None]:

@@ -115,8 +115,8 @@ def _report(options: argparse.Namespace) -> int:
     with ExitStack() as bundle_files:
         for paths, result in _collect_runs(selected, registry, bundle_files):
             with selected.collecting_errors():
-                files = result.seal.digest if result.seal else None
-                runs.setdefault((result.run_id, files), (paths, _refuse_pretended(result)))
+                files_digest = result.seal.digest if result.seal else None
+                runs.setdefault((result.run_id, files_digest), (paths, _refuse_pretended(result)))
         run_paths, results = [paths for paths, _ in runs.values()], [result for _, result in runs.values()]
         if not results or hidden:
             selected.raise_errors()
@@ -140,7 +140,7 @@ def _report(options: argparse.Namespace) -> int:
 def _collect_runs(
     selected: NamedRuns, registry: Registry, bundle_files: ExitStack
 ) -> Iterator[tuple[RunPaths, Result]]:
-    """Yield each named run and its result. Those of bundles have their files until `opened` ends."""
+    """Yield each named run and its result. The files of bundles exist until `bundle_files` closes."""
     from levelfield.judge.collector import collect
     from levelfield.studies.compared_runs import bundle_results, parse_bundle_name
 
@@ -149,7 +149,7 @@ def _collect_runs(
             if bundle := parse_bundle_name(name):
                 yield from bundle_results(*bundle, registry, bundle_files)
             else:
-                paths = find_finished_run(selected.runs, name)
+                paths = find_finished_run(selected.runs_folder, name)
                 yield paths, collect(paths)
 
 
@@ -166,7 +166,7 @@ def _refuse_pretended(result: Result) -> Result:
 
 def _refuse_conflicting_options(options: argparse.Namespace) -> None:
     """Raise UsageError for options that need different tables."""
-    foreign_columns = [f"--format {options.format}"] if options.format in FOREIGN_FORMATS else []
+    foreign_options = [f"--format {options.format}"] if options.format in FOREIGN_FORMATS else []
     conflicting = [
         f"--{name}" for name in ("hide", "with-published", "prices") if getattr(options, name.replace("-", "_"))
     ]
@@ -175,9 +175,9 @@ def _refuse_conflicting_options(options: argparse.Namespace) -> None:
             f"--log-interval: found {options.log_interval} with --format {options.format}, expected a number from 1 "
             "with --format oneflow"
         )
-    if len(foreign_columns) + len(conflicting) > 1:
+    if len(foreign_options) + len(conflicting) > 1:
         raise UsageError(
-            f"report: {', '.join([*foreign_columns, *conflicting])} need different tables; give only one of them"
+            f"report: {', '.join([*foreign_options, *conflicting])} need different tables; give only one of them"
         )
 
 
@@ -186,11 +186,11 @@ def _foreign_text(
 ) -> str:
     """Return the columns of another report, and its table of every `log_interval` batches where one is given."""
     from levelfield.publish.foreign_columns import format_report, interval_table
-    from levelfield.publish.foreign_tables import exported_runs as foreign_runs
+    from levelfield.publish.foreign_tables import exported_runs
     from levelfield.rundir.raw_files import read_raw
 
     plans = [read_plan(paths) for paths in run_paths]
-    tables = [format_report(form, foreign_runs(results, plans, registry))]
+    tables = [format_report(form, exported_runs(results, plans, registry))]
     if log_interval is not None:
         runs = zip(results, plans, map(read_raw, run_paths), strict=True)
         tables += [interval_table(result, plan, raw, log_interval) for result, plan, raw in runs]
@@ -311,7 +311,7 @@ def _page_results(
     if selected.names and not records:
         selected.raise_errors()
     if selected.names and not overlay:
-        with RunSources(selected.runs, None, registry) as sources:
+        with RunSources(selected.runs_folder, None, registry) as sources:
             duels = sources.duel_events()
         yield InMemoryStore(records, duels), [], {}
         return
@@ -319,13 +319,14 @@ def _page_results(
         if selected.names:
             nights = store.nights()
             findings_by_night = {night: store.findings(night) for night in nights}
-            expected_by_night = {night: store.expected(night) for night in nights}
+            expected_series_by_night = {night: store.expected(night) for night in nights}
             records = [*store.records(store.run_ids()), *records]
-            yield InMemoryStore(records, store.events(), findings_by_night, expected_by_night), [], {}
+            yield InMemoryStore(records, store.events(), findings_by_night, expected_series_by_night), [], {}
             return
-        results = results_for_pages(store, address, selected.runs)
+        results = results_for_pages(store, address, selected.runs_folder)
+        # The empty text: findings about a node, or about a change of conditions, have no series.
         series = {"", *results.points()}
-        findings, tickets = last_night_findings(store, results.nights(), selected.runs, series)
+        findings, tickets = last_night_findings(store, results.nights(), selected.runs_folder, series)
         yield results, [finding.model_dump(mode="json") for finding in findings], tickets
 
 
