@@ -126,20 +126,22 @@ def side_values(quantity: Quantity, side: ComparedSide, histories: Histories, du
 def _duel_arms(quantity: Quantity, side: ComparedSide, duels: Duels) -> Iterator[DuelArm]:
     """Yield the side's part in each duel of which it has all runs. A disturbed run counts there, as in the duel.
 
-    None where the figure has more in it than the speed and a constant, such as energy or another peak.
+    Yields nothing where the figure is more than a constant and the speed: it has energy or another peak in it.
     """
     logarithms = dict[str, tuple[float, float]]()  # of the speed and of the figure
-    for run in side.runs if quantity.power and duels else ():
+    for run in side.runs if quantity.speed_exponent and duels else ():
         rate, value = RATE.read(run) or 0.0, quantity.read(run) or 0.0
         if exclusion(run) is None and rate > 0 and 0 < value < math.inf:
             logarithms[run.run_id] = math.log(rate), math.log(value)
     for duel in duels:
         for is_b, ids in enumerate(zip(*duel.pairs, strict=True)):
-            if logarithms.keys() >= set(ids) and quantity.power:
+            if logarithms.keys() >= set(ids) and quantity.speed_exponent:
                 speeds, values = zip(*(logarithms[run] for run in ids), strict=True)
-                log_constants = [value - quantity.power * speed for speed, value in zip(speeds, values, strict=True)]
+                log_constants = [
+                    value - quantity.speed_exponent * speed for speed, value in zip(speeds, values, strict=True)
+                ]
                 if max(log_constants) - min(log_constants) <= _CONSTANT_TOLERANCE:
-                    yield DuelArm(duel, bool(is_b), _mean(speeds), _mean(values), quantity.power)
+                    yield DuelArm(duel, bool(is_b), _mean(speeds), _mean(values), quantity.speed_exponent)
 
 
 def _mean(values: Sequence[float]) -> float:

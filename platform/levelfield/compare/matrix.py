@@ -64,6 +64,16 @@ class Training(NamedTuple):
     device_is: str
 
     @property
+    def name_fields(self) -> tuple[str, str, str, int, int]:
+        """What a reader knows it by, which trainings of different digests may share."""
+        return self.case, self.scale, self.precision, self.nodes, self.devices
+
+    @property
+    def fields_without_devices(self) -> tuple[str, ...]:
+        """What is equal in the same training on any number of nodes and devices."""
+        return self.case, self.scale, self.precision, self.work, self.corpus, self.device_is
+
+    @property
     def digests(self) -> str:
         """What tells it from a training of the same name: the beginnings of the digests of work and corpus."""
         return f"{short_digest(self.work, 6)}/{short_digest(self.corpus, 6)}"

@@ -96,7 +96,7 @@ class Ranking:
     unranked: tuple[Unranked, ...]
 
 
-def contender(cell: MatrixCell) -> Contender:
+def contender_of_cell(cell: MatrixCell) -> Contender:
     """Return the contender of a measured cell. Raises ValueError for another one."""
     if cell.side is None or cell.values is None:
         raise ValueError(f"found a cell that is {cell.state}, expected a measured one")

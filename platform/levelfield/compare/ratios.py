@@ -49,8 +49,8 @@ class DuelArm:
     duel: DuelConclusion
     is_b: bool
     log_speed: float  # the mean of the logarithms of their speeds
-    log_mean: float  # the mean of the logarithms of the figure: a constant of the side, times speed to `power`
-    power: Literal[1, -1] = 1  # of the speed in the figure: 1 for tokens/s, -1 for a cost
+    log_mean: float  # the mean of the logarithms of the figure: a constant of the side, times speed ** `speed_exponent`
+    speed_exponent: Literal[1, -1] = 1  # 1 for tokens/s, -1 for a cost
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,11 @@ def _paired_ratio(side: SideValues, base: SideValues) -> Ratio | None:
         duel, sign = arm.duel, 1 if arm.is_b else -1
         for other in (other for other in base.duels if other.duel == duel and other.is_b != arm.is_b):
             log_speed_ratio = arm.log_speed - other.log_speed
-            if abs(sign * math.log(duel.ratio) - log_speed_ratio) <= _SAME_RATIO_TOLERANCE and arm.power == other.power:
-                factor, power = math.exp(arm.log_mean - other.log_mean - arm.power * log_speed_ratio), arm.power * sign
-                value, *ends = (factor * end**power for end in (duel.ratio, duel.low, duel.high))
+            is_same_ratio = abs(sign * math.log(duel.ratio) - log_speed_ratio) <= _SAME_RATIO_TOLERANCE
+            if is_same_ratio and arm.speed_exponent == other.speed_exponent:
+                factor = math.exp(arm.log_mean - other.log_mean - arm.speed_exponent * log_speed_ratio)
+                exponent = arm.speed_exponent * sign
+                value, *ends = (factor * end**exponent for end in (duel.ratio, duel.low, duel.high))
                 low, high = sorted(ends)
                 return Ratio(value, low, high, standing_of(low, high), duel.reason, len(duel.pairs))
     return None

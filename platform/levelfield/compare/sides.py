@@ -52,7 +52,10 @@ class ComparedSide:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs made its speed uncertain: they used more than the limit, and no run is quiet."""
+        """Whether other programs made its speed uncertain: beside a counted run they used more than the limit.
+
+        Such a run counts only where no run of the side is quiet, or where the sides are paired.
+        """
         return any(map(disturbance, self.counted))
 
 
@@ -64,8 +67,8 @@ def side_of(
 ) -> ComparedSide:
     """Return a side. Raises UsageError for no run, for a run given twice, and for runs of several series.
 
-    A disturbed run is left out where another one of the side is quiet. is_paired: none is, as the runs of both sides
-    ran in turns and are compared in pairs.
+    A disturbed run is among `excluded` where another run of the side is quiet. is_paired: it counts all the same, as
+    the runs of both sides ran in turns and are compared in pairs.
     """
     if not records:
         raise UsageError(f"side {name}: found no run, expected at least one")
@@ -166,8 +169,8 @@ class Quantity:
     covers: Callable[[RunRecord], str | None] = lambda record: None
     # the figure of a stored night of a run's series; None where nights do not store it
     read_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
-    # of the speed in the figure, where the rest of it may be a constant of a side; 0: there is more in it
-    power: Literal[1, 0, -1] = 0
+    # The figure is a constant of the side x speed ** this. 0: it depends on more than the speed, such as on energy.
+    speed_exponent: Literal[1, 0, -1] = 0
 
 
 def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
@@ -207,7 +210,7 @@ def _quantity(figure: RunFigure) -> Quantity:
         is_optional=figure.is_optional,
         basis=lambda record: value_at(record.result, *figure.basis) if figure.basis else None,
         read_night=(lambda record, point: read(point)) if figure.column else lambda record, point: None,
-        power=1 if figure.name in ("tokens_per_second_per_device", MFU_NAME) else 0,
+        speed_exponent=1 if figure.name in ("tokens_per_second_per_device", MFU_NAME) else 0,
     )
 
 
@@ -249,5 +252,5 @@ def cost_quantity(prices: Prices) -> Quantity:
         basis=lambda record: (covered := cost_of(record).power_of) and f"with the power of {covered}",
         covers=covers,
         read_night=read_night,
-        power=-1,
+        speed_exponent=-1,
     )

@@ -22,7 +22,7 @@ from levelfield.compare.ranking import (
     RankedBar,
     Ranking,
     caution_fields,
-    contender,
+    contender_of_cell,
     overall_ranking,
     ranking,
 )
@@ -99,7 +99,7 @@ class DrawnBar:
     trust_count: int  # parts of the trust that hold
     csv_row: tuple[str | float | None, ...]  # under BAR_CSV_COLUMNS
     cautions: tuple[tuple[str, str], ...] = ()  # with their values
-    differing_fields: tuple[str, ...] = ()  # other fields
+    differing_fields: tuple[str, ...] = ()  # fields that differ from the best bar's without a caution
     steady_counts: tuple[int, int] = (0, 0)  # its steady runs, and those checked, as `steady_runs` counts them
     is_other_framework: bool = False  # whether it is of another framework than the bars that are compared
 
@@ -116,12 +116,13 @@ class DrawnBar:
 class DrawnTraining:
     """A training with its bars."""
 
-    training: TrainingContenders
+    training_contenders: TrainingContenders
     ranking: Ranking
     best_bars: tuple[DrawnBar, ...]  # the bar of each chip, or of each framework where all ran on one chip
-    all_bars: tuple[DrawnBar, ...]  # all bars, where they are listed
+    listed_bars: tuple[DrawnBar, ...]  # all bars; empty where the best are all, or where the page has no more room
     is_decided: bool  # whether the first is better than the second by more than noise
-    uncompared: tuple[str, ...] = ()  # chips that ran it by other frameworks than that of the bars, which are named
+    # Chips without a best bar, as they ran it by other frameworks alone. Each text names chip and framework.
+    uncompared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class FirstView:
     lead: Ratio | None  # the best over the second; None with fewer than two
     is_decided: bool  # whether the lead is more than noise, and in favour of the best
     means: tuple[DrawnMean, ...]
-    has_means: bool  # whether the bars over all trainings tell more than those of the only training would
+    shows_means: bool  # whether it has bars over all trainings: with one training, they would tell nothing more
     scale: str  # of the trainings that the answer is over
     side_count: int  # sides that the answer compares
     trust_counts: Mapping[str, int]  # by part, how many of the sides hold it
@@ -174,8 +175,8 @@ def read_trainings(content: PagesContent, results: StoredResults) -> list[Traini
     fields (peak).
     """
     rows = sorted(group_by(content.series.values(), lambda runs: training_of(runs.series)).items())
-    names = Counter(place[:5] for place, _ in rows)
-    trainings = [_read_contenders(row, names[place[:5]] > 1, results) for place, row in rows]
+    names = Counter(training_key.name_fields for training_key, _ in rows)
+    trainings = [_read_contenders(row, names[training_key.name_fields] > 1, results) for training_key, row in rows]
     return sorted(trainings, key=lambda training: training.example.series.scale != "full")
 
 
@@ -197,19 +198,20 @@ def _read_contenders(series: Sequence[SeriesRuns], is_ambiguous: bool, results: 
     for (chip, framework, _), members in groups.items():
         cell = column_cell(members, histories)
         if cell.state == "measured" and cell.side:
-            contenders.append(contender(cell))
+            contenders.append(contender_of_cell(cell))
             slugs[cell.side.first.run_id] = by_digest[cell.side.first.series.fingerprint()].slug
         else:
             newest = max(members, key=attrgetter("began"))
             absent.append(AbsentContender(chip, framework, cell.state, by_digest[newest.series.fingerprint()]))
-    first, ran = series[0], {(side.chip, side.framework) for side in contenders}
-    contenders.sort(key=lambda side: -(side.side.first.tokens_per_second_per_device or 0.0))
-    missing = {(runs.chip, runs.framework): runs for runs in absent if (runs.chip, runs.framework) not in ran}
+    contenders.sort(key=lambda contender: -(contender.side.first.tokens_per_second_per_device or 0.0))
+    first, counted = series[0], {(contender.chip, contender.framework) for contender in contenders}
+    absent_by_name = {(contender.chip, contender.framework): contender for contender in absent}
+    missing = [contender for name, contender in absent_by_name.items() if name not in counted]
     return TrainingContenders(
         example=first,
         digest=training_of(first.series).digests if is_ambiguous else "",
         contenders=tuple(contenders),
-        absent=tuple(missing.values()),
+        absent=tuple(missing),
         slug_by_run=slugs,
         is_host_share=first.series.device_is == HOST_SHARE,
     )
@@ -271,12 +273,18 @@ def first_view(
     answer = overall_ranking([ranked for _, ranked in rankings], metric)
     chips = {bar.contender.chip for bar in bars}
     drawn, left_out = _fit_first_page([_draw_training(*pair, metric, len(chips) > 1) for pair in rankings])
-    answer_trainings = [training for training in drawn if training.training.example.series.scale == answer.scale]
-    sides = [bar for training in answer_trainings for bar in training.best_bars]
-    trust_holds = Counter(part.name for bar in sides for part in bar.ranked.contender.trust if part.holds)
-    caution_counts = Counter(name for bar in sides for name, _ in bar.cautions)
-    compared_sides = len(sides) - sum(bool(training.best_bars) for training in answer_trainings)
-    checked_counts = {name: len(sides) if name in ONE_SIDE_CAUTIONS else compared_sides for name in caution_counts}
+    answer_trainings = [
+        drawn_training
+        for drawn_training in drawn
+        if drawn_training.training_contenders.example.series.scale == answer.scale
+    ]
+    compared_bars = [bar for drawn_training in answer_trainings for bar in drawn_training.best_bars]
+    trust_holds = Counter(part.name for bar in compared_bars for part in bar.ranked.contender.trust if part.holds)
+    caution_counts = Counter(name for bar in compared_bars for name, _ in bar.cautions)
+    count_but_best = len(compared_bars) - sum(bool(drawn_training.best_bars) for drawn_training in answer_trainings)
+    checked_counts = {
+        name: len(compared_bars) if name in ONE_SIDE_CAUTIONS else count_but_best for name in caution_counts
+    }
     others = _other_names(rankings, answer, len(chips) > 1) if len(answer.rows) == 1 else {}
     lead, means = answer.rows[1].ratio.inverse if len(answer.rows) > 1 else None, _draw_means(answer.rows)
     return FirstView(
@@ -285,22 +293,25 @@ def first_view(
         lead=lead,
         is_decided=lead is not None and lead.standing == ("lower" if metric.is_lower_better else "higher"),
         means=means,
-        has_means=len(means) > 1 and answer.trainings > 1,
+        shows_means=len(means) > 1 and answer.trainings > 1,
         scale=answer.scale,
-        side_count=len(sides),
+        side_count=len(compared_bars),
         trust_counts={name: trust_holds[name] for name in TRUST_PARTS},
         clear_counts={
             name: (checked_counts[name] - count, checked_counts[name]) for name, count in caution_counts.items()
         },
-        steady_counts=(sum(bar.steady_counts[0] for bar in sides), sum(bar.steady_counts[1] for bar in sides)),
+        steady_counts=(
+            sum(bar.steady_counts[0] for bar in compared_bars),
+            sum(bar.steady_counts[1] for bar in compared_bars),
+        ),
         tunings=sorted({bar.contender.tuning for bar in bars} - {""}),
         trainings=tuple(drawn),
         left_out_count=left_out,
         only_chip=next(iter(chips)) if len(chips) == 1 else None,
-        is_host_share=any(training.training.is_host_share for training in drawn),
+        is_host_share=any(drawn_training.training_contenders.is_host_share for drawn_training in drawn),
         other_names=tuple(others),
         others_differ_by_devices=any(others.values()),
-        others_differ_by_framework=any(training.uncompared for training in drawn),
+        others_differ_by_framework=any(drawn_training.uncompared for drawn_training in drawn),
     )
 
 
@@ -310,17 +321,17 @@ def _other_names(
     """Return who else has a bar, and whether that is of a training of the best on another number of devices."""
     bars = []  # column, name, and the training but for its number of devices
     for training, ranked in rankings:
-        place = training_of(training.example.series)
+        same_training_key = training_of(training.example.series).fields_without_devices
         for bar in ranked.bars:
             column = bar.contender.chip if answer.is_by_chip else bar.contender.framework
             name = f"{bar.contender.chip} {column}" if has_chips and not answer.is_by_chip else column
-            bars.append((column, name, (*place[:3], *place[5:])))
+            bars.append((column, name, same_training_key))
     best = answer.rows[0].column
-    trainings = {work for column, _, work in bars if column == best}
+    same_training_keys = {key for column, _, key in bars if column == best}
     others: dict[str, bool] = {}
-    for column, name, work in bars:
+    for column, name, same_training_key in bars:
         if column != best:
-            others[name] = others.get(name, False) or work in trainings
+            others[name] = others.get(name, False) or same_training_key in same_training_keys
     return others
 
 
@@ -331,7 +342,7 @@ def _draw_training(training: TrainingContenders, ranked: Ranking, metric: Metric
     names = [(bar.contender.chip, bar.contender.framework, _tuning_name(bar.contender)) for bar in ranked.bars]
     is_varied = [len(set(column)) > 1 for column in zip(*names, strict=True)]
     best_bars: dict[str, DrawnBar] = {}
-    all_bars = []
+    listed_bars = []
     base = ranked.bars[0] if ranked.bars else None
     if is_by_chip:  # by the framework that most chips have, of equal ones by the fastest
         chips_of = Counter(framework for _, framework in dict.fromkeys((chip, name) for chip, name, _ in names))
@@ -358,7 +369,7 @@ def _draw_training(training: TrainingContenders, ranked: Ranking, metric: Metric
             csv_row=(chip, framework, bar.contender.tuning, bar.value, bar.low, bar.high, *ratios),
             is_other_framework=not is_alike,
         )
-        all_bars.append(drawn)
+        listed_bars.append(drawn)
         column, rest = (chip, framework) if is_by_chip else (framework, chip)
         if column not in best_bars and base and is_alike:
             cautions, differs = caution_fields(base.contender, bar.contender, metric)
@@ -375,18 +386,19 @@ def _draw_training(training: TrainingContenders, ranked: Ranking, metric: Metric
         best_bars = {
             column: replace(drawn, **_place_on_axis(drawn.ranked, axis)) for column, drawn in best_bars.items()
         }
-    bars = tuple(all_bars) if len(best_bars) < len(all_bars) else ()
+    if len(listed_bars) == len(best_bars):  # the best bars are all: a list would repeat them
+        listed_bars = []
     ratios_of_second = [drawn.ranked.ratio for drawn in [*best_bars.values()][1:2] if drawn.ranked.ratio]
     is_decided = any(ratio.standing in ("higher", "lower") for ratio in ratios_of_second)
     others = dict.fromkeys(
         f"{chip} ({framework})" for chip, framework, _ in names if is_by_chip and chip not in best_bars
     )
-    return DrawnTraining(training, ranked, tuple(best_bars.values()), bars, is_decided, tuple(others))
+    return DrawnTraining(training, ranked, tuple(best_bars.values()), tuple(listed_bars), is_decided, tuple(others))
 
 
-def _tuning_name(side: Contender) -> str:
-    """Return how a reader sees the tuning of a side: peak is also what a chip can do at most."""
-    return "tuned" if side.tuning == "peak" else side.tuning
+def _tuning_name(contender: Contender) -> str:
+    """Return how a reader sees the tuning of a contender: peak is also what a chip can do at most."""
+    return "tuned" if contender.tuning == "peak" else contender.tuning
 
 
 def _axis_end(ends: Sequence[tuple[float, float | None]]) -> float:
@@ -409,11 +421,11 @@ def _axis_percent(value: float | None, axis: float) -> float | None:
 def _fit_first_page(trainings: Sequence[DrawnTraining]) -> tuple[list[DrawnTraining], int]:
     """Return as many trainings as the page has room for, and the number of the others."""
     drawn: list[DrawnTraining] = []
-    bars = listed_bars = 0
+    best_count = listed_count = 0
     for training in trainings:
-        if not bars or bars + len(training.best_bars) <= MAX_BARS:
-            bars, listed_bars = bars + len(training.best_bars), listed_bars + len(training.all_bars)
-            drawn.append(training if listed_bars <= MAX_LISTED_BARS else replace(training, all_bars=()))
+        if not best_count or best_count + len(training.best_bars) <= MAX_BARS:
+            best_count, listed_count = best_count + len(training.best_bars), listed_count + len(training.listed_bars)
+            drawn.append(training if listed_count <= MAX_LISTED_BARS else replace(training, listed_bars=()))
     return drawn, len(trainings) - len(drawn)
 
 

@@ -118,8 +118,8 @@ def test_the_bars_over_all_trainings_are_left_out_where_there_is_one(tmp_path: P
         runs += torch(1000, 1010, 990, first=1 + 20 * place, case=case)
         runs += jax(400, 404, 396, first=10 + 20 * place, case=case)
     page = pages(tmp_path, *runs)["index.html"]
-    has_means = len(cases) > 1
-    assert bool(re.search(r"Geometric.mean.over.the.2.of.2.cases", page)) is has_means
+    shows_means = len(cases) > 1
+    assert bool(re.search(r"Geometric.mean.over.the.2.of.2.cases", page)) is shows_means
     assert not re.search(r"1.of.1.cases", page)
-    assert ('id="means"' in (tmp_path / "index.html").read_text()) is has_means
+    assert ('id="means"' in (tmp_path / "index.html").read_text()) is shows_means
     assert len(re.findall(r"mean.of.3.runs", page)) == 2 * len(cases)

@@ -118,7 +118,7 @@ def test_a_run_that_does_not_count_has_no_bar_and_is_named(change: dict[str, Any
     wrong = [run.model_copy(update=change) for run in FAST]
     seen = view([*wrong, *SLOW])
     assert [*bars(seen)] == ["acme Z9"] and seen.lead is None
-    (absent,) = seen.trainings[0].training.absent
+    (absent,) = seen.trainings[0].training_contenders.absent
     assert absent.chip == "acme X1" and absent.state
 
 
@@ -126,7 +126,7 @@ def test_a_speed_that_is_not_that_of_all_devices_gives_no_bar() -> None:
     speed = {**FAST[0].stored_result.content["throughput"], "tokens_per_second": 1.0}
     seen = view([*(with_result(run, throughput=speed) for run in FAST), *SLOW])
     assert [*bars(seen)] == ["acme Z9"] and seen.lead is None
-    assert [run.state for run in seen.trainings[0].training.absent] == ["contradictory"]
+    assert [run.state for run in seen.trainings[0].training_contenders.absent] == ["contradictory"]
 
 
 def test_the_last_run_that_counts_stands_in_where_a_newer_one_does_not() -> None:
@@ -191,7 +191,9 @@ def test_a_missing_framework_is_named_and_the_mean_says_how_many() -> None:
     seen = view([*both, *alone])
     assert seen.lead and seen.lead.value == pytest.approx(math.sqrt(2 * 4))
     assert (seen.overall.rows[1].trainings, seen.overall.trainings) == (2, 3)
-    [third] = [drawn.training for drawn in seen.trainings if drawn.training.example.series.case == "c"]
+    [third] = [
+        drawn.training_contenders for drawn in seen.trainings if drawn.training_contenders.example.series.case == "c"
+    ]
     assert [run.state for run in third.absent] == ["failed"]
 
 
@@ -216,9 +218,9 @@ def test_frameworks_are_compared_where_all_ran_on_one_chip() -> None:
 def test_chips_stand_by_the_framework_that_both_have_and_the_others_are_listed() -> None:
     seen = view([*FAST, *three(2000, 11, framework="jax"), *SLOW])
     assert bars(seen)["acme X1"].ranked.contender.framework == "torch"
-    assert [bar.ranked.contender.framework for bar in seen.trainings[0].all_bars] == ["jax", "torch", "torch"]
+    assert [bar.ranked.contender.framework for bar in seen.trainings[0].listed_bars] == ["jax", "torch", "torch"]
     assert bars(seen)["acme X1"].length_percent > 99, "a bar of the folded list does not shorten those of the chart"
-    assert [bar.length_percent for bar in seen.trainings[0].all_bars] == pytest.approx([99.5, 49.8, 24.9])
+    assert [bar.length_percent for bar in seen.trainings[0].listed_bars] == pytest.approx([99.5, 49.8, 24.9])
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_the_large_word_is_what_differs_between_the_bars() -> None:
     assert [(bar.name, bar.subtitle) for bar in by_framework.best_bars] == [("jax", "acme X1"), ("torch", "acme X1")]
     by_chip = view([*FAST, *SLOW, *three(2000, 11, framework="jax")]).trainings[0]
     assert [(bar.name, bar.subtitle) for bar in by_chip.best_bars] == [("acme X1", "torch"), ("acme Z9", "torch")]
-    assert [bar.name.rpartition(" ")[::2] for bar in by_chip.all_bars] == [
+    assert [bar.name.rpartition(" ")[::2] for bar in by_chip.listed_bars] == [
         ("acme X1", "jax"), ("acme X1", "torch"), ("acme Z9", "torch"),
     ]  # fmt: skip
 
@@ -339,7 +341,7 @@ def test_base_and_peak_have_a_bar_each_and_the_faster_one_stands_for_the_chip() 
         ("acme X1", "torch tuned"),
         ("acme Z9", "torch base"),
     ]
-    values = [(bar.name, bar.subtitle, round(bar.ranked.value)) for bar in drawn.all_bars]
+    values = [(bar.name, bar.subtitle, round(bar.ranked.value)) for bar in drawn.listed_bars]
     names = ("acme X1 tuned", 1300), ("acme X1 base", 1000), ("acme Z9 base", 500)
     assert values == [(name, "torch", value) for name, value in names]
     assert ("tuning", "base") in drawn.best_bars[1].cautions and view([*base, *other]).clear_counts.get(
@@ -349,8 +351,8 @@ def test_base_and_peak_have_a_bar_each_and_the_faster_one_stands_for_the_chip() 
 
 def test_a_failed_setting_is_named_only_where_the_chip_and_framework_have_no_other() -> None:
     failed = [run.model_copy(update={"word": "oom"}) for run in three(1, 11, micro_batch=64)]
-    assert view([*tuned(three(1000, 1), "peak"), *failed]).trainings[0].training.absent == ()
-    assert [run.state for run in view([*SLOW, *failed]).trainings[0].training.absent] == ["oom"]
+    assert view([*tuned(three(1000, 1), "peak"), *failed]).trainings[0].training_contenders.absent == ()
+    assert [run.state for run in view([*SLOW, *failed]).trainings[0].training_contenders.absent] == ["oom"]
 
 
 def test_an_unchecked_training_is_not_aligned() -> None:

@@ -201,7 +201,7 @@ def test_chips_are_compared_by_the_same_framework() -> None:
     assert any(value == pytest.approx(lead.value) for lead in (outcome.lead, outcome.lead.inverse))
     (training,) = outcome.trainings
     assert [bar.ranked.contender.framework for bar in training.best_bars] == ["torch", "torch"]
-    frameworks = {bar.ranked.contender.framework for bar in training.all_bars if bar.ranked.ratio}
+    frameworks = {bar.ranked.contender.framework for bar in training.listed_bars if bar.ranked.ratio}
     assert frameworks == {"torch"}
 
 
