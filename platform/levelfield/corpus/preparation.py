@@ -124,7 +124,7 @@ class TextSource:
             skipped_binary=self.skipped_binary,
             skipped_empty=self.skipped_empty,
             field=self.field,
-            cuts=tokenizer.cuts,
+            cuts=tokenizer.cut_count,
         )
 
     def _advance(self, size: int) -> None:

@@ -24,13 +24,13 @@ _BATCH_WINDOWS = 4  # which the tokenizers library spreads over the cores
 
 
 class ByteTokenizer:
-    """Every byte is a token, 0 to 255. Token 256 ends a document. cuts: as of LibraryTokenizer."""
+    """Every byte is a token, 0 to 255. Token 256 ends a document. cut_count: as of LibraryTokenizer."""
 
     name = "bytes"
     digest: str | None = None
     vocab_size = 257  # above every number that `encode` returns
     end_token = 256
-    cuts = 0
+    cut_count = 0
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
@@ -60,9 +60,9 @@ class LibraryTokenizer(ABC):
         self._long = LongText(self._tokens_with_starts)
 
     @property
-    def cuts(self) -> int:
-        """Return the places of long texts where the tokens may differ from those of the whole text."""
-        return self._long.cuts
+    def cut_count(self) -> int:
+        """Return how many places long texts have where the tokens may differ from those of the whole text."""
+        return self._long.cut_count
 
     def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
         return self._long.tokens(part.decode() for part in parts)
@@ -72,8 +72,11 @@ class LibraryTokenizer(ABC):
         """Return the tokens of each text with their places."""
 
 
-class FileTokenizer(LibraryTokenizer):
-    """A TOKENIZER.json. Raises CorpusError when it is unreadable or has no end-of-document token."""
+class HuggingFaceTokenizer(LibraryTokenizer):
+    """A TOKENIZER.json, which the tokenizers library reads.
+
+    Raises CorpusError when it is unreadable or has no end-of-document token.
+    """
 
     def __init__(self, path: Path, end_token: str | None) -> None:
         from tokenizers import Tokenizer as Library  # imported here: it is slow, and other commands do not need it
@@ -118,14 +121,14 @@ Encode = Callable[[list[str]], list[Tokens]]
 
 
 class LongText:
-    """Encodes long texts by an `encode` for lists of short ones. cuts: joints at which two windows did not agree.
+    """Encodes long texts by an `encode` for lists of short ones. cut_count: joints at which two windows did not agree.
 
     There the text was cut, and its tokens may differ from those of the whole text.
     """
 
     def __init__(self, encode: Encode, window: int = WINDOW_CHARACTERS, overlap: int = OVERLAP_CHARACTERS) -> None:
         self._encode, self._window, self._overlap = encode, window, overlap
-        self.cuts = 0
+        self.cut_count = 0
 
     def tokens(self, parts: Iterable[str]) -> Iterator[Any]:
         """Yield the token numbers of the text whose parts are given, in order. Memory: some windows."""
@@ -160,7 +163,7 @@ class LongText:
         if len(ours.numbers) and all(map(np.array_equal, ours, theirs)):
             rest = np.searchsorted(after.starts, middle)
             return before.between(0, start + middle).numbers, Tokens(after.numbers[rest:], after.starts[rest:])
-        self.cuts += 1
+        self.cut_count += 1
         separate = self._encode([text[overlap:]])[0]
         return before.numbers, Tokens(separate.numbers, separate.starts + overlap)
 
@@ -194,7 +197,7 @@ class SentencePieceTokenizer(LibraryTokenizer):
         ]
 
 
-Tokenizer = ByteTokenizer | FileTokenizer | SentencePieceTokenizer
+Tokenizer = ByteTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
 def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
@@ -213,4 +216,4 @@ def open_tokenizer(name: str, end_token: str | None = None) -> Tokenizer:
         )
     if name.endswith(".model"):
         return SentencePieceTokenizer(Path(name), end_token)
-    return FileTokenizer(Path(name), end_token)
+    return HuggingFaceTokenizer(Path(name), end_token)

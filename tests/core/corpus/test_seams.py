@@ -14,7 +14,7 @@ from levelfield.corpus import texts as texts_module
 from levelfield.corpus import tokenization as seams_module
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.corpus.preparation import prepare
-from levelfield.corpus.tokenization import FileTokenizer, LongText, Tokens
+from levelfield.corpus.tokenization import HuggingFaceTokenizer, LongText, Tokens
 
 tokenizers = pytest.importorskip("tokenizers")
 WINDOW, OVERLAP = 400, 120
@@ -43,34 +43,34 @@ def sentence_pieces() -> Any:
 
 
 @pytest.fixture(scope="module", params=[byte_pairs, sentence_pieces])
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FileTokenizer:
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
     path = tmp_path_factory.mktemp("tokenizer") / "t.json"
     request.param().save(str(path))
-    return FileTokenizer(path, None)
+    return HuggingFaceTokenizer(path, None)
 
 
-def joined(tokenizer: FileTokenizer, text: str, window: int = WINDOW, part: int = 777) -> tuple[list[int], int]:
+def joined(tokenizer: HuggingFaceTokenizer, text: str, window: int = WINDOW, part: int = 777) -> tuple[list[int], int]:
     """The tokens of a text in parts of this length, and the places where it was cut."""
     long = LongText(tokenizer._tokens_with_starts, window, OVERLAP)
     parts = [text[at : at + part] for at in range(0, len(text), part)] or [""]
-    return [int(token) for token in np.concatenate(list(long.tokens(parts)))], long.cuts
+    return [int(token) for token in np.concatenate(list(long.tokens(parts)))], long.cut_count
 
 
-def whole(tokenizer: FileTokenizer, text: str) -> list[int]:
+def whole(tokenizer: HuggingFaceTokenizer, text: str) -> list[int]:
     return [int(token) for token in tokenizer.encode([text.encode()])[0]]
 
 
 @pytest.mark.parametrize("window", [300, 301, 307, 350, 399, 1000, 5000])
-def test_windows_give_the_tokens_of_the_whole_text(tokenizer: FileTokenizer, window: int) -> None:
+def test_windows_give_the_tokens_of_the_whole_text(tokenizer: HuggingFaceTokenizer, window: int) -> None:
     assert joined(tokenizer, TEXT, window) == (whole(tokenizer, TEXT), 0)
 
 
-def test_the_parts_of_the_text_do_not_matter(tokenizer: FileTokenizer) -> None:
+def test_the_parts_of_the_text_do_not_matter(tokenizer: HuggingFaceTokenizer) -> None:
     assert all(joined(tokenizer, TEXT, part=part)[0] == whole(tokenizer, TEXT) for part in (1, 50, 10_000))
 
 
 @given(text=st.text(alphabet="ab \n\täx'€😀1", max_size=900), window=st.integers(250, 400))
-def test_any_text(tokenizer: FileTokenizer, text: str, window: int) -> None:
+def test_any_text(tokenizer: HuggingFaceTokenizer, text: str, window: int) -> None:
     tokens, cuts = joined(tokenizer, text, window)
     assert cuts or tokens == whole(tokenizer, text)
 
@@ -83,7 +83,7 @@ def test_where_no_joint_is_found_the_text_is_cut_and_that_is_counted() -> None:
 
     long = LongText(encode, 20, 8)
     tokens = np.concatenate(list(long.tokens(["x" * 50])))
-    assert long.cuts == 2 and len(tokens) == 50
+    assert long.cut_count == 2 and len(tokens) == 50
 
 
 def test_one_token_over_the_whole_overlap_is_a_cut() -> None:
@@ -91,10 +91,10 @@ def test_one_token_over_the_whole_overlap_is_a_cut() -> None:
         return [Tokens(np.zeros(1), np.zeros(1)) for _ in texts]
 
     long = LongText(encode, 20, 8)
-    assert len(list(long.tokens(["x" * 50]))) == long.cuts + 1 == 3
+    assert len(list(long.tokens(["x" * 50]))) == long.cut_count + 1 == 3
 
 
-def test_an_exchanged_token_is_no_agreement(tokenizer: FileTokenizer) -> None:
+def test_an_exchanged_token_is_no_agreement(tokenizer: HuggingFaceTokenizer) -> None:
     """One window that says another number in the middle of the overlap: the joint is refused."""
     calls = iter(range(1000))
 
@@ -107,7 +107,7 @@ def test_an_exchanged_token_is_no_agreement(tokenizer: FileTokenizer) -> None:
 
     long = LongText(wrong, WINDOW, OVERLAP)
     list(long.tokens([TEXT[:1500]]))
-    assert long.cuts == 1
+    assert long.cut_count == 1
 
 
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], CorpusFacts]:
@@ -124,7 +124,7 @@ def test_a_long_document_between_short_ones(tmp_path: Path, monkeypatch: pytest.
     for number, content in enumerate(contents):
         (tmp_path / f"texts/{number}.txt").write_text(content)
     tokens, facts = prepared(tmp_path, monkeypatch)
-    words = FileTokenizer(tmp_path / "t.json", None)
+    words = HuggingFaceTokenizer(tmp_path / "t.json", None)
     assert tokens == [token for content in contents for token in (*whole(words, content), words.end_token)]
     assert facts.prepared is not None
     assert (facts.documents, facts.prepared.cuts, facts.prepared.field) == (len(contents), 0, None)

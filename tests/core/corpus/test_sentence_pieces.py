@@ -43,7 +43,7 @@ def test_windows_give_the_tokens_of_the_whole_text(model: Path, window: int) -> 
     long = LongText(tokenizer._tokens_with_starts, window, 120)
     parts = [TEXT[at : at + 77] for at in range(0, len(TEXT), 77)]
     assert np.concatenate(list(long.tokens(parts))).tolist() == tokenizer.encode([TEXT.encode()])[0].tolist()
-    assert long.cuts == 0
+    assert long.cut_count == 0
 
 
 def test_a_corpus_is_prepared_and_checked(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
