@@ -111,7 +111,7 @@ def _trained(
             choices=event["choices"],
             changed=event["changed"],
             margin=float(event["margin"]),
-            gates=float(event["gates"]),
+            followed_gate_sum=float(event["gates"]),
         )
         for rank, event in choice_events
         if event["event"] == "compared"

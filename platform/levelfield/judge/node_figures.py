@@ -142,7 +142,7 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
     if plan.launch is None:
         use = energies.node_energy(trace.readings, *window_ns)
     elif part.telemetry.wall_clock:
-        readings = [replace(reading, time_ns=reading.wall_ns) for reading in trace.readings]
+        readings = [replace(reading, time_ns=reading.epoch_ns) for reading in trace.readings]
         use = energies.node_energy(readings, *map(part.day_ns, window_ns))
     else:
         return energies.NodeEnergyUse(None, "it left no time of day, which the readings of its power have")

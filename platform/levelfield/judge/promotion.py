@@ -151,7 +151,7 @@ def _expert_choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
     if followed := raw.follows.get(0):
         choices = load(Reference, paths.reference).choices if paths.reference.exists() else None
         return choices if choices is not None and digest_of(choices) == followed else None
-    parts = {(layer.step, layer.layer): layer.experts for layer in raw.chosen}
+    parts = {(layer.step, layer.layer): layer.packed_experts for layer in raw.chosen}
     layers = mixture_layers(plan.work.model)
     expected = [(step, layer) for step in range(1, training.steps + 1) for layer in layers]
     if sorted(parts) != expected or len(raw.chosen) != len(expected):

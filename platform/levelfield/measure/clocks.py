@@ -1,10 +1,12 @@
 """The clocks of a run: of a worker against the platform's, and of nodes against each other.
 
 The platform looks for new events a few times a second. An event that was missing at one look and there at the next
-happened between the two, so the time between two events has a least and a most, however late the platform looked.
+happened between the two. So the platform knows the shortest and the longest time that can lie between two events,
+however late it looked.
 
-All ranks end each step together: an exchange holds them until the last one is there. So the nodes' windows last the
-same, whatever their clocks show. Times of two nodes are not compared, only what lasted between two events of each.
+In each step, exchanges hold every rank until the last one is there. So no rank gets more than a step ahead, and the
+nodes' windows last the same to within a step, whatever their clocks show. Times of two nodes are not compared, only
+what lasted between two events of each.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def node_clock_reasons(windows: Mapping[str, tuple[int, int]], steps: int) -> li
     """Return a sentence for each node whose window lasted longer or shorter than the nodes' median.
 
     windows: begin and end of the window on each node's own clock. steps: how many steps the window has. A stage of a
-    pipeline ends a step before another, so a window's ends may move by up to one step each.
+    pipeline may end a step before another stage does, so windows may differ by up to one step.
     """
     node_seconds = {name: (end - begin) / NANOSECONDS for name, (begin, end) in windows.items()}
     if len(node_seconds) < 2:

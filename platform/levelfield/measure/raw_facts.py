@@ -30,7 +30,7 @@ class StepRecord:
     end_ns: int
     loss: float | None = None  # nats per token, mean over the whole global batch; None on ranks that do not have it
     grad_norm: float | None = None
-    tokens: int = 0  # target tokens that this rank owns: 0 unless its tensor and pipeline ranks are 0
+    tokens: int = 0  # target tokens that this rank owns: 0 unless its pipeline, context and tensor ranks are 0
     tokens_checksum: int | None = None  # of the tokens that the rank read, below 2**64; None where it read no data
     learning_rate: float | None = None
     loss_scale: float | None = None
@@ -98,7 +98,7 @@ class ComparedChoices:
     changed: int  # how many of them differ from the followed ones
     # The widest of any token: how far its own experts' scores exceed the followed ones', as a part of their sum.
     margin: float
-    gates: float  # the mean over tokens of the sum of their gates
+    followed_gate_sum: float  # the mean over tokens of the sum of the followed experts' gates
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ChosenExperts:
     rank: int
     step: int
     layer: int
-    experts: str  # as the worker packs them: [global batch, sequence, chosen]
+    packed_experts: str  # by `packed` of worker/choices.py, base64 of zlib: [global batch, sequence, chosen]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class PowerReading:
     """The power of a whole node."""
 
     time_ns: int  # on the clock of the platform
-    wall_ns: int  # the time of day
+    epoch_ns: int  # the same moment since 1970, `wall_ns` in the raw file
     watts: float
     # Only in earlier runs: when a BMC measured, by its clock, and over which time it averaged. The same stamp twice is
     # one reading.

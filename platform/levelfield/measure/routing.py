@@ -176,7 +176,7 @@ def summarise_own_choices(shares: Iterable[ComparedChoices], experts: Experts | 
     for share in sorted(shares, key=lambda share: (share.step, share.layer, share.rank)):
         before = steps.get(share.step, OwnChoices(0, 0, 0.0, share.layer))
         is_wider = not share.margin <= before.margin  # NaN is wider than all
-        gate_error = 0.0 if gate_sum is None else abs(share.gates / gate_sum - 1)
+        gate_error = 0.0 if gate_sum is None else abs(share.followed_gate_sum / gate_sum - 1)
         steps[share.step] = OwnChoices(
             before.choices + share.choices,
             before.changed + share.changed,
@@ -241,8 +241,8 @@ def choice_reasons(
     for share in shares:
         if (share.step, share.layer, share.rank) in seen:
             return [f"step {share.step}, layer {share.layer}, rank {share.rank}: recorded twice"]
-        if share.changed < 0 or not share.margin >= 0 or not math.isfinite(share.gates):
-            figures = f"{share.changed} changed, margin {share.margin}, gates {share.gates}"
+        if share.changed < 0 or not share.margin >= 0 or not math.isfinite(share.followed_gate_sum):
+            figures = f"{share.changed} changed, margin {share.margin}, gates {share.followed_gate_sum}"
             return [f"step {share.step}, layer {share.layer}: {figures}"]
         seen.add((share.step, share.layer, share.rank))
         totals[share.step, share.layer] = totals.get((share.step, share.layer), 0) + share.choices

@@ -6,7 +6,7 @@ with recomputation. Without a peak there is no utilisation: None with the reason
 A probe of a plugin may give a peak. It is held to a bound. On a processor that is frequency x operations of a cycle, of
 each core, both taken high: Intel 64 and IA-32 Architectures Optimization Reference Manual (two FMA units; AMX), AMD's
 Software Optimization Guides for Zen 4 and 5, IBM's Power10 MMA. A chip is bound by what its maker publishes for this
-precision or for narrower numbers.
+precision, or for other numbers of as many or fewer bits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _SSE_OPERATIONS = 16
 # For an unknown processor: twice AVX-512, or AMX.
 _UNKNOWN_OPERATIONS = {"fp32": 128, "bf16": 2048, "fp16": 2048, "fp8": 2048}
 DATASHEET_MARGIN = 1.25  # a chip may run above the clock of its datasheet
-_NARROWER: dict[Precision, tuple[PeakDtype, ...]] = {
+# By precision, the other types of as many or fewer bits: a chip multiplies them at least as fast.
+_BOUNDING_DTYPES: dict[Precision, tuple[PeakDtype, ...]] = {
     "fp32": ("tf32", "bf16", "fp16", "fp8", "nvfp4"),
     "bf16": ("fp16", "fp8", "nvfp4"),
     "fp16": ("bf16", "fp8", "nvfp4"),
@@ -169,12 +170,14 @@ def core_tflops_limit(precision: Precision, flags: Collection[str] | None) -> fl
 
 def host_tflops_limits(cores: int, flags: Collection[str] | None) -> dict[str, float]:
     """Return the TFLOP/s that a host cannot exceed, by precision."""
-    return {precision: cores * core_tflops_limit(precision, flags) for precision in _NARROWER}
+    return {precision: cores * core_tflops_limit(precision, flags) for precision in _BOUNDING_DTYPES}
 
 
 def chip_tflops_limit(precision: Precision, peaks: Mapping[PeakDtype, Peak]) -> float | None:
     """Return the TFLOP/s that a chip cannot exceed; None where nothing published bounds this precision."""
     if peak := peaks.get(precision):
         return DATASHEET_MARGIN * peak.tflops
-    highest = max((peaks[dtype].tflops for dtype in _NARROWER.get(precision, ()) if dtype in peaks), default=None)
+    highest = max(
+        (peaks[dtype].tflops for dtype in _BOUNDING_DTYPES.get(precision, ()) if dtype in peaks), default=None
+    )
     return None if highest is None else DATASHEET_MARGIN * highest

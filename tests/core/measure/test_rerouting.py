@@ -232,7 +232,7 @@ def test_whole_records_of_all_ranks_are_right() -> None:
         ([share(changed=-1), *WHOLE[1:]], BOTH, "step 1, layer 1: -1 changed, margin 1e-07"),
         ([share(margin=-1e-3), *WHOLE[1:]], BOTH, "margin -0.001"),
         ([share(margin=float("nan")), *WHOLE[1:]], BOTH, "margin nan"),
-        ([share(gates=float("inf")), *WHOLE[1:]], BOTH, "gates inf"),
+        ([share(followed_gate_sum=float("inf")), *WHOLE[1:]], BOTH, "gates inf"),
         (WHOLE, {0: "sha256:f", 1: "sha256:g"}, "ranks follow different choices"),
         (WHOLE, {0: "sha256:f", 1: None}, "ranks follow different choices"),
         (WHOLE, {0: None, 1: None}, "own choices were compared, and rank 0 follows none"),
@@ -245,7 +245,11 @@ def test_a_damaged_record_makes_the_run_invalid(shares: Any, follows: Any, words
 def test_the_ranks_records_add_up_and_the_widest_margin_stays() -> None:
     router = Router(scale=2.5)
     experts = Experts(count=4, chosen=2, ffn_hidden_size=8, router=router)
-    shares = [share(gates=2.5), share(1, margin=3e-6, layer=2, gates=2.5 * (1 + 1e-6)), share(1, 2, gates=2.5)]
+    shares = [
+        share(followed_gate_sum=2.5),
+        share(1, margin=3e-6, layer=2, followed_gate_sum=2.5 * (1 + 1e-6)),
+        share(1, 2, followed_gate_sum=2.5),
+    ]
     finding = summarise_own_choices(shares, experts)
     assert finding[1][:4] == (128, 2, 3e-6, 2) and finding[1].gates == pytest.approx(1e-6)
     assert finding[2] == OwnChoices(64, 1, 1e-7, 1, 0.0)
