@@ -147,7 +147,7 @@ def _figure_pattern(name: str, pattern: str, scale: float = 1.0) -> tuple[str, r
     return name, re.compile(pattern.replace("NUMBER", _NUMBER)), scale
 
 
-_RATE, _FLOPS = "tokens_per_second_per_device", "flops_per_second"
+_RATE, _FLOPS = "tokens_per_second_per_device", "flops_per_second_per_device"
 LINE_FORMATS = (
     LineFormat(
         "NeMo",
@@ -224,7 +224,7 @@ def _read_flagperf(line: str, reading: LogReading) -> bool:
     if not isinstance(value, dict):
         return True
     if event.get("event") == "FINISHED" and (rate := _number_or_none(value.get("training_sequences_per_second"))):
-        reading.add_fact("samples_per_second_of_all", repr(rate))
+        reading.add_fact("samples_per_second_of_training", repr(rate))
     step = _number_or_none(value.get("global_steps", value.get("global_step", value.get("step"))))
     if event.get("event") == "STEP_END" and step is not None and step == step:
         milliseconds = _number_or_none(metadata.get("time_ms")) if isinstance(metadata, dict) else None

@@ -22,31 +22,30 @@ from levelfield.specs.vendor import Chip
 
 NOT_PRINTED = "the log prints none"
 MAX_RATE_DIFFERENCE = 0.05  # of two ways to one rate; a mixed-up unit makes 2 times and more
-# A step's time by the clock over the printed one. Evaluations and checkpoints lie between two lines.
+# A step's time by the clock over the printed one, and samples/s of the last steps over that of the whole training.
+# Evaluations and checkpoints lie between two lines, so both may be well above 1.
 _CLOCK_RATIO = (0.85, 3.0)
-_FLOPS_RATIO = (
-    0.5,
-    2.0,
-)  # FLOP of a token over the case's by PaLM: tools count attention and recomputation differently
+# FLOP of a token over the case's by PaLM. Tools count attention and recomputation differently.
+_FLOPS_RATIO = (0.5, 2.0)
 _DEGREE_LETTERS = (("data", "DP"), ("tensor", "TP"), ("pipeline", "PP"), ("context", "CP"))
 _WHOLE_NUMBERS = ("devices", "micro_batch", "global_batch", "sequence_length")
 
 
 def reported_row(
-    file: LogFile, reader_facts: Mapping[str, Any], work: Work | None = None, chip: Chip | None = None
+    file: LogFile, user_facts: Mapping[str, Any], work: Work | None = None, chip: Chip | None = None
 ) -> ReportedRow:
-    """Return the run of a log. reader_facts: fields that the reader states, where the log does not.
+    """Return the run of a log. user_facts: fields that the user states, where the log does not.
 
-    work, chip: of the case and the chip that the reader names. Raises ValueError where the log prints another value
+    work, chip: of the case and the chip that the user names. Raises ValueError where the log prints another value
     than is given, and DocumentError for a value that cannot be.
     """
     log = file.log
     facts = _row_facts(log)
-    for name, value in reader_facts.items():
+    for name, value in user_facts.items():
         if facts.get(name, value) != value:
             raise ValueError(f"found {name} {facts[name]} in the log, expected {value} as given")
-    added = tuple(name for name in reader_facts if name not in facts)
-    facts |= reader_facts
+    added = tuple(name for name in user_facts if name not in facts)
+    facts |= user_facts
     window = log.steps[len(log.steps) // 2 :]
     batch, *others = {step.figures.get("global_batch") for step in window}  # several while it is raised
     facts.setdefault("global_batch", int(batch) if batch and not others and batch == int(batch) else None)
@@ -100,7 +99,7 @@ def _reported_figures(
     yield RATE, _token_rate(log, window, facts, work, chip)
     for name in ("samples_per_second", "step_seconds"):
         yield name, _printed_figure(_window_median(window, name))
-    flops = _printed_figure(_window_median(window, "flops_per_second"))
+    flops = _printed_figure(_window_median(window, "flops_per_second_per_device"))
     fault = peak_excess(flops.value, chip, facts.get("precision")) if flops.value and chip else None
     yield "flops_per_second", _absent_figure(fault) if fault else flops
     memory = [step.figures["memory_bytes"] for step in log.steps if "memory_bytes" in step.figures]
@@ -172,9 +171,11 @@ def _rate_faults(
     work: Work | None,
     chip: Chip | None,
 ) -> Iterator[str]:
-    """Yield what is wrong where the log's own clock, or its rate over the whole training, gives another time; where a
-    printed FLOP/s is far from what the case's model needs for these tokens, or where it needs more FLOP/s for this
-    speed than the chip can compute."""
+    """Yield what contradicts the rate, in tokens/s of a device.
+
+    It may be the log's own clock, or its rate over the whole training. It may be a printed FLOP/s far from what the
+    case's model needs for these tokens, or a need of more FLOP/s than the chip can compute.
+    """
     timed_steps = [step for step in window if step.epoch_seconds is not None]
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
     seconds = _window_median(window, "step_seconds")
@@ -190,16 +191,17 @@ def _rate_faults(
         ):
             timing = f"{clock_total / steps:.4g} s by the times of the lines"
             yield f"found {seconds:.4g} s of a step, and {timing}: a unit is mixed up"
-    stated_rate, samples = log.stated.get("samples_per_second_of_all"), _window_median(window, "samples_per_second")
+    stated_rate = log.stated.get("samples_per_second_of_training")
+    samples = _window_median(window, "samples_per_second")
     if stated_rate is not None and samples and not _CLOCK_RATIO[0] <= samples / float(stated_rate) <= _CLOCK_RATIO[1]:
         yield f"found {samples:.4g} samples/s of the last steps and {float(stated_rate):.4g} of all: a unit is mixed up"
     if work is None:
         return
-    if (flops_rate := _window_median(window, "flops_per_second")) is not None:
+    if (device_flops_rate := _window_median(window, "flops_per_second_per_device")) is not None:
         expected = flops_per_token("palm", work.model, work.training.sequence_length)
-        if not _FLOPS_RATIO[0] <= flops_rate / rate / expected <= _FLOPS_RATIO[1]:
-            both = f"found {flops_rate / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
-            yield f"{both}: {flops_rate / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
+        if not _FLOPS_RATIO[0] <= device_flops_rate / rate / expected <= _FLOPS_RATIO[1]:
+            both = f"found {device_flops_rate / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
+            yield f"{both}: {device_flops_rate / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
     if chip is not None:
         flops = rate * flops_per_token(
             "palm", work.model, facts.get("sequence_length") or work.training.sequence_length

@@ -17,7 +17,7 @@ FigureName = Literal[
     "tokens_per_second_per_device",
     "samples_per_second",
     "step_seconds",
-    "flops_per_second",
+    "flops_per_second",  # of one device
     "memory_bytes",
     "first_loss",
     "last_loss",

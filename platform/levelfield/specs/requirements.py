@@ -74,7 +74,8 @@ class Build(BuildStep):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")
     wanted: Use  # the choice of a run that needs them
-    instead: tuple[str, ...] = ()  # packages, any of which a Python that the user names may have in place of these
+    # Packages that do the same. A Python that the user names may have any one of them, and lack `packages`.
+    instead: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()  # what the build itself needs in the environment; it is installed before
     tools: tuple[BuildTool, ...] = ()  # what it needs on the machine
     without: str = Field(min_length=3, max_length=200)  # what a run without them uses, for the plan
@@ -131,7 +132,8 @@ class Requirements(Value):
     """Pinned pip requirements for one device kind."""
 
     packages: tuple[str, ...] = Field(min_length=1)
-    optional: tuple[str, ...] = ()  # further packages that pip installs as usual
+    # Further packages: plan/environment.py adds those that a run needs for fp8 or flash_attn, by their names.
+    optional: tuple[str, ...] = ()
     # The versions of Python that `packages` exist for. The platform's own is used if it fits, else another one of the
     # machine.
     python: str = ">=3.10"
@@ -147,7 +149,7 @@ class Requirements(Value):
     def _pinned(self) -> Requirements:
         require_exact_versions("packages", self.packages)
         if malformed := [p for p in self.optional if not _REQUIREMENT.fullmatch(p)]:
-            raise ValueError(f"packages: found {malformed[0]!r}, expected a name and a version in one line")
+            raise ValueError(f"optional: found {malformed[0]!r}, expected a name and a version in one line")
         takes_python(self.python, (3, 0))  # raises ValueError for clauses of an unknown form
         return self
 
@@ -159,7 +161,10 @@ class Requirements(Value):
         return self
 
     def stages(self, uses: Collection[str] = ()) -> Stages:
-        """Return the packages of a run with these choices, in the order in which they are installed."""
+        """Return the packages of a run with these choices, in the order in which they are installed.
+
+        The `optional` ones are not among them.
+        """
         chosen = tuple(build for build in self.builds if build.wanted == "always" or build.wanted in uses)
         beside = (package for build in chosen for package in build.beside)
         return Stages(
