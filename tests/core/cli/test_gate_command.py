@@ -332,7 +332,7 @@ def test_a_driver_that_costs_is_a_step_until_it_is_accepted(command: Command, ur
     assert code == 4 and "environment step" in out and "-> 560" in out
     assert command("nightly", "accept-step", "tiny", "--reason", "driver 560", "--everywhere")[0] == 0
     code, out, _ = command("nightly", "gate", "--night", night(NIGHTS + 2))
-    assert code == 0 and "2 of 7" in out
+    assert code == 0 and "2 of the 7 nights" in out
 
 
 def test_history_shows_segments_level_events_and_what_it_sees(
