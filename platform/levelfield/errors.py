@@ -6,11 +6,11 @@ LevelfieldError
  │   ├─ UnknownName       2  no such case, framework, vendor, chip, suite or run
  │   ├─ LayoutError       2  a parallel layout that cannot be
  │   ├─ CorpusError       2  a corpus that is damaged or does not fit the case
- │   ├─ NotHere           2  what is asked for is right, and this machine cannot run it
+ │   ├─ NotHere           2  what is asked for is right, and this machine or framework cannot do it
  │   ├─ StillRunning      2  a result that is asked for while its run goes on
- │   └─ DoesNotFit        2  the full case was asked for where it cannot run
+ │   └─ DoesNotFit        2  full scale was asked for where its memory or its hardware is missing
  ├─ RunFailed             3  a run was started and did not end valid
- └─ GateFailed            4  a gate found a regression or a misalignment
+ └─ GateFailed            4  a check found a regression, a misalignment, or evidence that does not hold
 
 Every other exception is a fault of the platform: exit code PLATFORM_FAULT.
 """
@@ -63,7 +63,11 @@ class CorpusError(UsageError):
 
 
 class NotHere(UsageError):
-    """In a suite it is a result, `unsupported`, and the other entries run."""
+    """The request is right, and this machine, environment or framework cannot do it.
+
+    It is also raised where the framework lacks something, such as a step profile or a kind of parallelism. In a suite
+    it becomes a result, `unsupported`, and the other entries run.
+    """
 
 
 class StillRunning(UsageError):
@@ -71,7 +75,7 @@ class StillRunning(UsageError):
 
 
 class DoesNotFit(UsageError):
-    pass
+    """Full scale was asked for, and does not fit in memory, or its hardware is not here."""
 
 
 class RunFailed(LevelfieldError):
@@ -79,6 +83,12 @@ class RunFailed(LevelfieldError):
 
 
 class GateFailed(LevelfieldError):
+    """A check of results or evidence failed.
+
+    It found a regression or a misalignment, a tampered run or bundle, a missing or wrong signature, a result that its
+    raw files do not give, or a run that certifies nothing.
+    """
+
     exit_code = 4
 
 
@@ -96,7 +106,7 @@ _CONNECTION = {
 _OBJECTS = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>[:,]? ?|HTTPS?Connection(Pool)?\([^)]*\)[:,]? ?")
 
 
-def connection_error(error: BaseException) -> str:
+def connection_failure_text(error: BaseException) -> str:
     """Return the reason why a request got no answer, in words of the network and not of the library that sent it."""
     chain = [error]
     for link in chain:  # each library keeps the cause of an error in another place
@@ -117,24 +127,31 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _WRITABLE = "Mount it for writing (`dmesg` says why it is not)"
 
 
-def write_error(error: OSError, place: Path) -> str:
+def write_failure_text(error: OSError, place: Path) -> str:
     """Return path and reason of a failed write, with the space that is left where the disk is full."""
-    return f"{error.filename or place}: {error.strerror}{free_room(error, place)}"
+    return f"{error.filename or place}: {error.strerror}{free_space_note(error, place)}"
 
 
-def remedy(error: OSError) -> str:
-    """Return what to do about a failed write, as the begin of a sentence."""
+def write_failure_remedy(error: OSError) -> str:
+    """Return what to do about a failed write, as the beginning of a sentence that the caller ends.
+
+    For a message that already has the text of `write_failure_text`.
+    """
     if error.errno in _FULL:
         return "Free some space"
     return _WRITABLE if error.errno == errno.EROFS else "Mend that"
 
 
-def disk_hint(error: OSError, place: Path) -> str:
-    """Return the space that is left on a full disk, or what to do about a read-only one; else an empty text."""
-    return f". {_WRITABLE}, or name another place" if error.errno == errno.EROFS else free_room(error, place)
+def write_failure_ending(error: OSError, place: Path) -> str:
+    """Return the ending of a message that already names the file and the reason of a failed write.
+
+    It is the space that is left on a full disk, or what to do about a read-only one; else empty.
+    """
+    return f". {_WRITABLE}, or name another place" if error.errno == errno.EROFS else free_space_note(error, place)
 
 
-def free_room(error: OSError, place: Path) -> str:
+def free_space_note(error: OSError, place: Path) -> str:
+    """Return the space that is left, in parentheses, where the disk is full; else an empty text."""
     if error.errno not in _FULL:
         return ""
     disk = os.statvfs(next(path for path in (place, *place.parents) if path.exists()))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import requests
 import urllib3
-from levelfield.errors import connection_error
+from levelfield.errors import connection_failure_text
 
 Get = Callable[[str], object]
 
@@ -55,7 +55,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 def reason(get: Get, url: str) -> str:
     with pytest.raises((urllib3.exceptions.HTTPError, OSError)) as raised:
         get(url)
-    text = connection_error(raised.value)
+    text = connection_failure_text(raised.value)
     assert not any(word in text for word in ("Pool", "object at", "Max retries", "Error("))
     return text
 
@@ -77,8 +77,8 @@ def test_a_server_that_is_not_there(get: Get) -> None:
 
 def test_objects_of_a_library_are_left_out() -> None:
     pool = "HTTPSConnectionPool(host='a', port=1): Tunnel <x.Y object at 0x7f00>: failed"
-    assert connection_error(ValueError(pool)) == "tunnel failed"
-    assert connection_error(ValueError("")) == "ValueError"
+    assert connection_failure_text(ValueError(pool)) == "tunnel failed"
+    assert connection_failure_text(ValueError("")) == "ValueError"
     loop = ValueError("a", KeyError("b"))
     loop.__cause__ = loop
-    assert connection_error(loop).startswith("('a'")
+    assert connection_failure_text(loop).startswith("('a'")

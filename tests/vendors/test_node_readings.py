@@ -78,8 +78,8 @@ def test_nvidia_smi_of_a_node_is_read_as_here(tmp_path: Path) -> None:
 
 def test_the_commands_of_nvidia_are_those_that_its_adapter_reads() -> None:
     commands = replayable_commands(nvidia())
-    assert [list(command.argv) for command in commands.samples] == [SMI_ARGV]
-    assert commands.samples[0].timeout_seconds == 5.0 and "nvidia-smi" in commands.facts
+    assert [list(command.argv) for command in commands.sampling_commands] == [SMI_ARGV]
+    assert commands.sampling_commands[0].timeout_seconds == 5.0 and "nvidia-smi" in commands.fact_commands
 
 
 NVIDIA_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -137,12 +137,14 @@ def test_a_nodes_device_is_read_by_the_tools_number_of_it(
 ) -> None:
     """The plan's device 0 of another node is HIP's 0, which may be the tool's 1: its second recorded record."""
     vendor = Registry(()).vendor("amd")
-    (command,) = replayable_commands(vendor).samples
+    (command,) = replayable_commands(vendor).sampling_commands
     monitor = (Path(__file__).resolve().parents[2] / "vendors/amd/recorded/monitor.json").read_text()
     paths = recorded(tmp_path, [line(1, {"argv": list(command.argv), "text": monitor})])
     listing = json.dumps([{"gpu": index, "hip_id": number} for index, number in enumerate(hip_ids or ())])
     facts = {
-        "tools": {"numbering": {"argv": list(replayable_commands(vendor).facts["numbering"].argv), "text": listing}}
+        "tools": {
+            "numbering": {"argv": list(replayable_commands(vendor).fact_commands["numbering"].argv), "text": listing}
+        }
     }
     paths.node_facts(0).parent.mkdir(exist_ok=True)
     paths.node_facts(0).write_text(json.dumps(facts if hip_ids else {}))
@@ -154,7 +156,7 @@ def test_a_nodes_device_is_read_by_the_tools_number_of_it(
 def test_a_declared_vendors_recording_is_read_as_on_its_machine(tmp_path: Path, name: str) -> None:
     """The shipped recording of the monitor, through a node's file, against the same adapter over the recording."""
     vendor = Registry(()).vendor(name)
-    (command,) = replayable_commands(vendor).samples
+    (command,) = replayable_commands(vendor).sampling_commands
     files = sorted((Path(__file__).resolve().parents[2] / "vendors" / name / "recorded").glob("monitor*"))
     if not files:
         pytest.fail(f"{name} has no recording of its monitor")
@@ -171,7 +173,7 @@ def test_a_declared_vendors_recording_is_read_as_on_its_machine(tmp_path: Path, 
 
 def test_the_facts_of_a_declared_vendor_have_its_software() -> None:
     vendor = Registry(()).vendor("amd")
-    assert set(vendor.spec.software) <= set(replayable_commands(vendor).facts)
+    assert set(vendor.spec.software) <= set(replayable_commands(vendor).fact_commands)
 
 
 # -- the host's processors
@@ -212,7 +214,7 @@ def test_a_hosts_own_files_are_read(tmp_path: Path) -> None:
 
 
 def test_the_real_files_of_this_machine_are_read(tmp_path: Path) -> None:
-    commands = replayable_commands(cpu()).samples
+    commands = replayable_commands(cpu()).sampling_commands
     ask = DeclaredVendor(load_spec("cpu"))._ask
 
     def outputs() -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ class Adapter(DeclaredVendor):
         """nvidia-smi on each node, also where NVML is: an output can be read elsewhere, and a library cannot."""
         command = NodeCommand(argv=smi_argv("nvidia-smi"), timeout_seconds=SMI_TIMEOUT_SECONDS)
         first = command.model_copy(update={"timeout_seconds": FIRST_TIMEOUT_SECONDS})
-        return NodeCommands((command,), {**super().node_commands().facts, "nvidia-smi": first})
+        return NodeCommands((command,), {**super().node_commands().fact_commands, "nvidia-smi": first})
 
     def replayed(self, ask: Ask) -> Vendor:
         return Adapter(self.spec, Smi(lambda seconds: ask(smi_argv("nvidia-smi"), seconds)))

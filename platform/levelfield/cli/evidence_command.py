@@ -51,9 +51,9 @@ Write runs into one archive: raw files, and the results that follow from them.
 Secrets, and the names of users, hosts, folders and devices, are replaced
 by placeholders. So are environment variables, but for those
 that trainings are known to read. The manifest lists them. Read the archive
-before you publish it: no list of forms is complete. Captured tensors and
-weights are left out, and long logs keep their last part. --sign adds a
-signature by a key of ssh.
+before you publish it: a secret of an unknown form is not recognised. Captured
+tensors and weights are left out, and long logs keep their last part. --sign
+adds a signature by a key of ssh.
 
 RUN is a path, a run id, a part of an id, or `latest`.
 
@@ -147,7 +147,7 @@ def _bundle(options: argparse.Namespace) -> int:
     manifest = dump(bundle.manifest).encode()
     content = make_archive(bundle_members(manifest, bundle.runs, make_signature(manifest, key) if key else None))
     reread, registry = bundle_of(content, str(path)), registry_of(options)
-    for run in reread.runs:  # before others see it refused
+    for run in reread.runs:  # verified here, so that nobody gets a bundle which `evidence verify` would refuse
         for contradiction in verify_run(run, registry, reread).contradictions[:1]:
             raise UsageError(
                 f"bundle: {run.name} does not follow from its own files: {contradiction.field}: "

@@ -18,7 +18,7 @@ from types import ModuleType
 from levelfield import installer
 from levelfield.cli.command_line import parse_command_line
 from levelfield.cli.streams import Streams
-from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, disk_hint
+from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, write_failure_ending
 from levelfield.run.interruption import interrupt_once
 
 _PLATFORM_PACKAGE = "levelfield"
@@ -81,7 +81,7 @@ def _external_fault(error: Exception) -> str | None:
     if isinstance(error, OSError):
         folder_hint = "" if _has_current_folder() else ". The current folder was removed: go to another one"
         place = Path(os.fsdecode(error.filename or ""))
-        message = f"{error.filename or 'this machine'}: {error.strerror or error}{disk_hint(error, place)}"
+        message = f"{error.filename or 'this machine'}: {error.strerror or error}{write_failure_ending(error, place)}"
         return f"{message}; the measurements so far are kept{folder_hint}"
     if isinstance(error, UnicodeEncodeError):
         part = error.object[max(0, error.start - 40) : error.end + 40]

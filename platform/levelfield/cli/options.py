@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
-from levelfield.errors import UsageError, disk_hint
+from levelfield.errors import UsageError, write_failure_ending
 from levelfield.specs.free_fields import FREE_FIELDS, option_name
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def usage_error_if_unwritable(path: Path, option_prefix: str = "--output ") -> I
     try:
         yield
     except OSError as error:
-        message = (
-            f"{option_prefix}{error.filename or path}: cannot be written: {error.strerror}{disk_hint(error, path)}"
-        )
+        ending = write_failure_ending(error, path)
+        message = f"{option_prefix}{error.filename or path}: cannot be written: {error.strerror}{ending}"
         raise UsageError(message) from None

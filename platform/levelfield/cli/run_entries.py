@@ -191,7 +191,7 @@ def _select_entries(entries: Sequence[Entry], names: Sequence[str], framework: s
 
     Raises UsageError where no suite is given, UnknownName for a name that no suite has.
     """
-    entry_names = [entry.suite.name for entry in entries if entry.suite]
+    entry_names = [entry.suite_entry.name for entry in entries if entry.suite_entry]
     if (names or framework) and not entry_names:
         option = "--entry" if names else "--framework"
         raise UsageError(
@@ -202,10 +202,10 @@ def _select_entries(entries: Sequence[Entry], names: Sequence[str], framework: s
             raise UnknownName("entry of the suites", name, entry_names)
     matching = []
     for entry in entries:
-        if entry.suite and framework:
+        if entry.suite_entry and framework:
             case, _, *rest = entry.text.split(":")
             entry = replace(entry, text=":".join((case, framework, *rest)))
-        if not names or entry.suite is None or entry.suite.name in names:
+        if not names or entry.suite_entry is None or entry.suite_entry.name in names:
             matching.append(entry)
     return matching
 
@@ -218,7 +218,7 @@ def _apply_flagperf_files(
     The command line's own choices win over the file. Raises UsageError for entries of suites, and for a wrong file.
     """
     is_launched = any(entry.request.launch for entry in entries)
-    if (strategy_file or (hosts_file and not is_launched)) and any(entry.suite for entry in entries):
+    if (strategy_file or (hosts_file and not is_launched)) and any(entry.suite_entry for entry in entries):
         raise UsageError("--strategy and --hosts: found a --suite, whose entries have their own; give --case only")
     work = list(entries)
     if hosts_file:

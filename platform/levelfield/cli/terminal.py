@@ -265,7 +265,7 @@ def announcement(plan: Plan) -> list[str]:
 def progress_line(progress: Progress) -> str:
     left = words.NONE if progress.seconds_left is None else words.duration(progress.seconds_left)
     return (
-        f"step {progress.step}/{progress.steps}  loss {words.number(progress.loss, 4)}  "
-        f"{words.number(progress.tokens_per_second_per_device, 0)} tokens/s/device  "
+        f"step {progress.step}/{progress.steps}  loss {words.format_number(progress.loss, 4)}  "
+        f"{words.format_number(progress.tokens_per_second_per_device, 0)} tokens/s/device  "
         f"{words.gib(progress.memory_bytes)}  {left} left"
     )

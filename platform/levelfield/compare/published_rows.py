@@ -19,7 +19,7 @@ from levelfield.report import result_words, words
 from levelfield.report.escapes import escape_markdown, markdown_table
 from levelfield.report.sheets import pad_row
 from levelfield.report.tables import csv_text
-from levelfield.report.words import gib, number, wrapped
+from levelfield.report.words import format_number, gib, wrapped
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.figures import PublishedRow
 from levelfield.specs.readable_json import json_text
@@ -324,7 +324,7 @@ def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
 
 
 def _tokens_text(line: FigureRow, unit: str = "") -> str:
-    return f"{number(line.tokens_per_second_per_device)}{unit}{_origin_suffix(line, line.tokens_from)}"
+    return f"{format_number(line.tokens_per_second_per_device)}{unit}{_origin_suffix(line, line.tokens_from)}"
 
 
 def _absence_lines(line: FigureRow) -> list[str]:

@@ -25,7 +25,7 @@ from levelfield.compare.ratios import Ratio, SideValues
 from levelfield.compare.sides import RATE, ComparedSide, side_of
 from levelfield.errors import UsageError
 from levelfield.report.sheets import Sheet
-from levelfield.report.words import number
+from levelfield.report.words import format_number
 from levelfield.specs.derivation import split_name
 from levelfield.specs.record import RunRecord
 
@@ -81,8 +81,8 @@ def scaling(records: Sequence[RunRecord]) -> Scaling:
     for side in sides if counted_sides else ():
         devices, rate = side.first.series.devices, side_figure(RATE, side.counted)
         if not side.counted:
-            left_out = "; ".join(reason for _, reason in side.excluded)
-            rows.append(ScaledRuns(side, devices, rate, None, None, left_out))
+            exclusion_reasons = "; ".join(reason for _, reason in side.excluded)
+            rows.append(ScaledRuns(side, devices, rate, None, None, exclusion_reasons))
             continue
         predicted, first_predicted = _predicted_rate(side), _predicted_rate(counted_sides[0])
         efficiency, speed_up, predicted_efficiency = None, None, None
@@ -190,9 +190,9 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
     return (
         str(row.devices),
         f"{len(row.rate.values)}{', disturbed' if row.side.is_disturbed else ''}",
-        number(None if median is None else median * row.devices),
+        format_number(None if median is None else median * row.devices),
         RATE.column.text(median),
-        number(row.speed_up, 2),
+        format_number(row.speed_up, 2),
         efficiency,
-        NO_VALUE if row.predicted is None else f"{number(row.predicted)}{expected}",
+        NO_VALUE if row.predicted is None else f"{format_number(row.predicted)}{expected}",
     )

@@ -159,14 +159,16 @@ class DeclaredVendor:
         answer = self._ask(tool.command, tool.timeout_seconds)
         if answer.text is not None:
             return parse(tool, answer.text)
-        return ParsedOutput({}, no_output_reason=answer.reason, problem=None if answer.absent else answer.reason)
+        return ParsedOutput(
+            {}, no_output_reason=answer.reason, no_device_reason=None if answer.absent else answer.reason
+        )
 
     def _all_devices(self) -> DeviceList:
         """Return the devices that discovery lists. The monitor's record of the same index adds missing values."""
         discovery = self.spec.discovery
         listed = self._records(discovery.tool if discovery and discovery.tool else self.spec.monitor)
-        if listed.problem and not (discovery and discovery.device_nodes):
-            return DeviceList(problem=listed.problem)
+        if listed.no_device_reason and not (discovery and discovery.device_nodes):
+            return DeviceList(problem=listed.no_device_reason)
         monitored = self._records(self.spec.monitor) if discovery and discovery.tool else listed
         indices = set(listed.records)
         if discovery and discovery.device_nodes:
@@ -192,7 +194,7 @@ class DeclaredVendor:
         )
         devices = assign_visible_values(self.spec, devices, visible_values, missing_reason)
         unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
-        problem = listed.problem or monitored.problem or unknown or listed.incomplete_reason
+        problem = listed.no_device_reason or monitored.no_device_reason or unknown or listed.incomplete_reason
         return DeviceList(devices, problem)
 
 

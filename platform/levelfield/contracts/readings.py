@@ -42,10 +42,15 @@ SEVERAL_HOST_DEVICES = (
 
 
 def number(text: str) -> float:
-    """Return a bare decimal number. Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma."""
+    """Return a bare decimal number. Raises ValueError as `require_number` does."""
+    require_number(text)
+    return float(text)
+
+
+def require_number(text: str) -> None:
+    """Raises ValueError for a word (`[N/A]`, `[Not Supported]`), a unit or a comma: anything but a bare number."""
     if not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text):
         raise ValueError(f"found '{text}', expected a number")
-    return float(text)
 
 
 def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:

@@ -16,12 +16,13 @@ from typing import Any
 
 import regex
 
-from levelfield.contracts.readings import number
+from levelfield.contracts.readings import require_number
 from levelfield.specs.short_names import clipped
 from levelfield.specs.tool import FieldName, Tool, field_units
 
 BYTE_ORDER_MARK = "\ufeff"  # some tools begin a text with it; it belongs to no column and to no JSON
-# amd-smi warns of missing groups before its JSON: lines that begin no object and no list.
+# Before its JSON, amd-smi warns users who are not in the system's groups `video` and `render`. Such lines begin no
+# object and no list.
 _PREAMBLE = re.compile(r"\A(?:(?!\s*[\[{]).*\n)+")
 DUPLICATE_RECORD = "more than one record of"
 # Some patterns take exponential time on a text that they do not fit, and a tool may print any text. Python's own `re`
@@ -173,7 +174,7 @@ class Record:
         number_text = value.removesuffix(location.printed).rstrip()
         if number_text.lower() in missing:
             raise ValueError(f"the tool says '{text}'")
-        number(number_text)
+        require_number(number_text)
         scale = 1 if location.scale is None else Decimal(repr(location.scale))  # as it is written, and so exact
         return float(Decimal(number_text) * scale * Decimal(field_units(field)[location.unit or ""]))
 
@@ -183,10 +184,10 @@ class ParsedOutput:
     """The complete records of an output."""
 
     records: Mapping[int, Record]  # by index
-    skipped_reasons: tuple[str, ...] = ()  # the reasons for skipped ones
+    skipped_reasons: tuple[str, ...] = ()  # a reason for each record that was skipped
     no_output_reason: str | None = None  # why there was no output
     # why a tool that is here shows no device; None when it shows one, or that there is none, or is not here
-    problem: str | None = None
+    no_device_reason: str | None = None
     # why there may be more devices than the records show; None where every record is whole
     incomplete_reason: str | None = None
 
@@ -201,7 +202,7 @@ class ParsedOutput:
 def parse(tool: Tool, output: str) -> ParsedOutput:
     """Return all records of an output. Two records of one device are both dropped: either may be wrong."""
     if not output.strip():
-        return ParsedOutput({}, ("the tool printed nothing",), problem=f"{tool.command[0]} printed nothing")
+        return ParsedOutput({}, ("the tool printed nothing",), no_device_reason=f"{tool.command[0]} printed nothing")
     formats: dict[str, Callable[[Tool, str], Iterator[RecordTexts]]] = {
         "csv": _csv_records,
         "json": _json_records,
@@ -227,7 +228,7 @@ def parse(tool: Tool, output: str) -> ParsedOutput:
             else:
                 damage.append(f"found the index '{index}', expected a number")
     except ValueError as error:
-        return ParsedOutput({}, (str(error),), problem=f"{unreadable}{error}")
+        return ParsedOutput({}, (str(error),), no_device_reason=f"{unreadable}{error}")
     keys: tuple[FieldName, ...] = ("index", "identity")
     for key in keys:
         counts = Counter(record.word(key) for record in records)
@@ -238,13 +239,13 @@ def parse(tool: Tool, output: str) -> ParsedOutput:
     shows_empty_list = tool.format == "json" or all(
         isinstance(location.column, str) for location in tool.fields.values()
     )
-    problem = skipped = None
+    no_device_reason = incomplete_reason = None
     if not records and (damage or not shows_empty_list):
-        problem = unreadable + (damage[0] if damage else "found no record")
+        no_device_reason = unreadable + (damage[0] if damage else "found no record")
     by_index = {record.index: record for record in records}
     if records and damage:
-        skipped = f"{tool.command[0]} may show more devices than {', '.join(map(str, by_index))}: {damage[0]}"
-    return ParsedOutput(by_index, tuple(damage), problem=problem, incomplete_reason=skipped)
+        incomplete_reason = f"{tool.command[0]} may show more devices than {', '.join(map(str, by_index))}: {damage[0]}"
+    return ParsedOutput(by_index, tuple(damage), no_device_reason=no_device_reason, incomplete_reason=incomplete_reason)
 
 
 def field_value(tool: Tool, field: FieldName, text: str) -> str:

@@ -87,8 +87,9 @@ class Vendor(Protocol):
 class NodeCommands:
     """The commands of a vendor's tools that a node runs."""
 
-    samples: tuple[NodeCommand, ...] = ()  # that it repeats during a run
-    facts: Mapping[str, NodeCommand] = field(default_factory=lambda: MappingProxyType({}))  # by name, that it runs once
+    sampling_commands: tuple[NodeCommand, ...] = ()  # it repeats these during a run
+    # By name; it runs each once.
+    fact_commands: Mapping[str, NodeCommand] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ from levelfield.predict.questions import chip_question, host_question
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.rundir.event_lines import (
     DAMAGE_ERRORS,
-    Event,
+    JsonObject,
     mapping,
     measured_events,
     parse_event,
@@ -253,7 +253,7 @@ def _read_records(
     names_by_step = {
         int(match[2]): name for name in files if (match := _RECORD_NAME.fullmatch(name)) and int(match[1]) == rank
     }
-    uncounted_trace: Event | None = None  # of a step that does not count; it has the types and sizes of arguments
+    uncounted_trace: JsonObject | None = None  # of a step that does not count; it has the types and sizes of arguments
     for number in sorted(names_by_step, key=lambda number: (number in counted, number)):
         name = names_by_step[number]
         try:
@@ -272,7 +272,7 @@ def _read_records(
             recorded.missing.append(f"{name}: {reason or type(error).__name__}")
 
 
-def unpacked_trace(content: bytes) -> Event:
+def unpacked_trace(content: bytes) -> JsonObject:
     """Return the trace of a compressed record. Raises ValueError for one that is cut short, or unpacks to too much."""
     unpacker = zlib.decompressobj(wbits=31)
     text = unpacker.decompress(content, _MOST_TRACE_BYTES)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import utc_now
-from levelfield.rundir.event_lines import Event, event_or_none, sequence
+from levelfield.rundir.event_lines import JsonObject, event_or_none, sequence
 from levelfield.specs.base import load, sha256_of
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_branches
 from levelfield.specs.paths import RunPaths
@@ -157,14 +157,14 @@ def _certificate_mismatch(
     return None
 
 
-def _elsewhere_digests(outcome: Event) -> list[str]:
+def _elsewhere_digests(outcome: JsonObject) -> list[str]:
     """Return the digests of files that ranks imported from outside their folders, in order. A rank that did not report
     its imports counts as such a file."""
     files = (file for file in sequence(outcome.get("elsewhere")) if isinstance(file, dict))
     return sorted({str(file.get("sha256")) for file in files})
 
 
-def elsewhere_warning(outcome: Event) -> tuple[str, ...]:
+def elsewhere_warning(outcome: JsonObject) -> tuple[str, ...]:
     """Return a warning for a run that imported files from elsewhere (`_elsewhere_digests`). It names no path, as a
     bundle has others.
 

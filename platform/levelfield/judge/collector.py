@@ -36,7 +36,7 @@ from levelfield.measure.utilisation import hfu, mfu, peak_range
 from levelfield.measure.validity import loss_curve, tokens_checksum
 from levelfield.measure.weights import weight_checksums
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.event_lines import Event, mapping
+from levelfield.rundir.event_lines import JsonObject, mapping
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords, origin_of, read_raw
 from levelfield.rundir.seal import seal_finding
@@ -95,22 +95,22 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
     if status.word != status_before_checks.word:
         measured = _measure_window(plan, raw, parts, status)
     throughput, peaks, used_energy = measured
-    versions = (str(event["version"]) for event in raw.frameworks.values() if event.get("version"))
+    versions = (str(event["version"]) for event in raw.framework_events.values() if event.get("version"))
     identity, version = _identity(plan, raw), next(versions, plan.implementation.version)
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
     alignment = unless_tampered(training_verdict(plan, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
     verdict = verdict_under_status(with_certificate(alignment, plan, certificate), status)
-    recompute = recomputation_kind(plan.tuning.recompute, raw.frameworks.get(0))
+    recompute = recomputation_kind(plan.tuning.recompute, raw.framework_events.get(0))
     (others, other_warnings), nodes = other_use(plan, parts), node_results(plan, raw, parts)
     return Result(
         **_planned_fields(plan),
         framework_version=version,
         repeated=recompute,
         compile_seconds=compile_seconds(raw.steps),
-        attention_kernel=attention_kernel(raw.frameworks),
-        kernels=fused_kernels(raw.frameworks),
-        fp8_library=fp8_library(raw.frameworks),
+        attention_kernel=attention_kernel(raw.framework_events),
+        kernels=fused_kernels(raw.framework_events),
+        fp8_library=fp8_library(raw.framework_events),
         status=status,
         steps_done=raw.steps_done,
         loss=_loss(plan, raw),
@@ -128,7 +128,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         alignment=verdict,
         certificate=certificate,
         warnings=(*plan.notices, *raw.warnings, *_warnings(plan, raw, other_warnings, nodes, status, seal)),
-        inherited=raw.inherited,
+        inherited=raw.inherited_variables,
         preflight=_preflight(paths),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
         pace=rank_pace(plan, raw),
@@ -146,7 +146,7 @@ def _measure_window(
     if status.has_figures:
         try:
             times = step_ends(raw.steps, first, last)
-            begin = raw.begins.get(clock_rank(raw.steps, first, last))
+            begin = raw.first_step_start_ns.get(clock_rank(raw.steps, first, last))
             throughput, absence_reason = measure_window(times, begin, first, last, plan.world_size), ""
         except WindowError as error:
             absence_reason = str(error)
@@ -204,13 +204,13 @@ def _warnings(
 ) -> Iterator[str]:
     """Yield what a reader has to know beside the status. other_warnings: of other programs on the machines."""
     planned = plan.implementation.framework
-    names = {str(event["name"]) for event in raw.frameworks.values() if event.get("name")} - {planned}
+    names = {str(event["name"]) for event in raw.framework_events.values() if event.get("name")} - {planned}
     if names:  # its folder is a copy, or the label is wrong
         yield f"the training reports the framework {', '.join(sorted(names))}; this run is called {planned}"
     yield from other_warnings
     for name in ("LD_PRELOAD", "LD_AUDIT"):
-        if raw.inherited.get(name):
-            yield f"the training inherited {name}={raw.inherited[name]}: code that the plan does not name"
+        if raw.inherited_variables.get(name):
+            yield f"the training inherited {name}={raw.inherited_variables[name]}: code that the plan does not name"
     yield from elsewhere_warning(raw.outcome)
     if status.word != "not-run":  # else no evidence was to arrive
         yield from missing_evidence_warnings(nodes)
@@ -263,7 +263,10 @@ def _time_to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verd
     place: LossCrossing | str = f"the training is {verdict}, expected aligned"
     if verdict == "aligned" and level is not None:
         last = plan.work.window.last_step
-        times, begin = step_ends(raw.steps, first, last), raw.begins.get(clock_rank(raw.steps, first, last))
+        times, begin = (
+            step_ends(raw.steps, first, last),
+            raw.first_step_start_ns.get(clock_rank(raw.steps, first, last)),
+        )
         place = loss_crossing(
             loss_curve(raw.steps), window_spans(times, begin, first, last, plan.world_size), level, tail
         )
@@ -309,7 +312,7 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
     )
 
 
-def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | None:
+def attention_kernel(frameworks: Mapping[int, JsonObject]) -> AttentionKernelFound | None:
     """Return the kernel that all ranks name, or why it is not known; None where no rank reported one.
 
     frameworks: each rank's event of that name.
@@ -318,14 +321,14 @@ def attention_kernel(frameworks: Mapping[int, Event]) -> AttentionKernelFound | 
     return AttentionKernelFound(name=report[0], reason=report[1]) if report else None
 
 
-def fp8_library(frameworks: Mapping[int, Event]) -> Fp8LibraryFound | None:
+def fp8_library(frameworks: Mapping[int, JsonObject]) -> Fp8LibraryFound | None:
     """Return the library that all ranks name, as `attention_kernel` does."""
     report = _common_name(frameworks, "fp8_library", FP8_LIBRARIES, "libraries")
     return Fp8LibraryFound(name=report[0], reason=report[1]) if report else None
 
 
 def _common_name(
-    frameworks: Mapping[int, Event], key: str, allowed: tuple[Name, ...], plural: str
+    frameworks: Mapping[int, JsonObject], key: str, allowed: tuple[Name, ...], plural: str
 ) -> tuple[Name | None, str | None] | None:
     """Return the allowed name that all ranks have under this key of their details, or the reason why there is none.
 
@@ -352,7 +355,7 @@ def compile_seconds(steps: Iterable[StepRecord]) -> float | None:
     return max((seconds for seconds in times if 0 < seconds < math.inf), default=None)
 
 
-def fused_kernels(frameworks: Mapping[int, Event]) -> tuple[FusedKernel, ...] | None:
+def fused_kernels(frameworks: Mapping[int, JsonObject]) -> tuple[FusedKernel, ...] | None:
     """Return the fused kernels that all ranks list; None where a rank lists none, others, or an unknown name.
 
     frameworks: as of `attention_kernel`.
@@ -364,7 +367,7 @@ def fused_kernels(frameworks: Mapping[int, Event]) -> tuple[FusedKernel, ...] | 
     return kernels if len(kernels) == len(lists[0]) else None
 
 
-def recomputation_kind(chosen: Recompute, framework: Event | None) -> Recomputation:
+def recomputation_kind(chosen: Recompute, framework: JsonObject | None) -> Recomputation:
     """Return what the training recomputed. framework: its event of that name; `details.repeats` has the kind.
 
     A report that contradicts the chosen recomputation counts as none.

@@ -16,7 +16,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
 from levelfield.measure.raw_facts import NANOSECONDS
 from levelfield.measure.utilisation import MEASURED_PREFIX, chip_tflops_limit
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, whole_number
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, whole_number
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
@@ -46,7 +46,7 @@ class Contradiction:
 
 
 def cross_check(
-    plan: Plan, raw: RawRecords, job: Event | None, provenance: Event | None, registry: Registry
+    plan: Plan, raw: RawRecords, job: JsonObject | None, provenance: JsonObject | None, registry: Registry
 ) -> Iterator[Contradiction | str]:
     """Yield the contradictions within a run, and notes on what could not be checked.
 
@@ -59,7 +59,7 @@ def cross_check(
     yield from _check_peaks(plan, registry)
 
 
-def _check_clocks(plan: Plan, raw: RawRecords, provenance: Event | None) -> Iterator[Contradiction | str]:
+def _check_clocks(plan: Plan, raw: RawRecords, provenance: JsonObject | None) -> Iterator[Contradiction | str]:
     """Compare each machine's events with its telemetry, which has the same clock, and both with provenance."""
     started = None
     try:
@@ -82,7 +82,7 @@ def _check_event_clock(part: NodePart, raw: RawRecords) -> Iterator[Contradictio
     telemetry = part.telemetry
     times = (*(r.time_ns for r in telemetry.readings), *(r.time_ns for r in telemetry.host))
     reading_times = sorted({*times, *(time for time, _ in telemetry.wall_clock)})
-    event_times = [*(r.end_ns for r in part.steps), *(t for r, t in raw.begins.items() if r in part.ranks)]
+    event_times = [*(r.end_ns for r in part.steps), *(t for r, t in raw.first_step_start_ns.items() if r in part.ranks)]
     if not event_times:
         return
     if not reading_times:
@@ -145,7 +145,7 @@ def _check_node_clock(part: NodePart, raw: RawRecords) -> Iterator[Contradiction
         yield Contradiction(f"telemetry/{part.name}.jsonl: clocks", _seconds_text(time_ns), distance)
 
 
-def _check_job(plan: Plan, job: Event | None) -> Iterator[Contradiction | str]:
+def _check_job(plan: Plan, job: JsonObject | None) -> Iterator[Contradiction | str]:
     """Compare job.json, which the training was given, with the plan. Its folders are placeholders."""
     if job is None:
         yield "there is no job.json, so the plan is not held against what the training was given"

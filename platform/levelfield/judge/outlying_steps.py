@@ -40,7 +40,9 @@ def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> 
     first, last = plan.work.window.first_step, plan.work.window.last_step
     rank = clock_rank(raw.steps, first, last)
     try:
-        steps = window_spans(step_ends(raw.steps, first, last), raw.begins.get(rank), first, last, plan.world_size)
+        steps = window_spans(
+            step_ends(raw.steps, first, last), raw.first_step_start_ns.get(rank), first, last, plan.world_size
+        )
     except WindowError:
         return None, None
     outliers, window = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)

@@ -78,7 +78,7 @@ def judge_run(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
         return Status(word="failed", failure="unkillable", reasons=reasons, evidence=evidence)
     if cause in _STATUS_BY_CAUSE:
         word, failure, reason = _STATUS_BY_CAUSE[cause]
-        if cause == "interrupted" and not (raw.outcome.get("ends") or raw.begins or raw.node_ends):
+        if cause == "interrupted" and not (raw.outcome.get("ends") or raw.first_step_start_ns or raw.node_ends):
             word = "not-run"  # while its environment was made, or while it was queued: no rank has started
         return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
     if raw.errors or cause == "rank-failed":
@@ -97,7 +97,7 @@ def _evidence(raw: RawRecords) -> str:
 def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     chips = ", ".join(sorted(set(raw.pretended.values())))
     reasons = [f"{PRETENDED}: a stand-in for {chips} computed nothing"] if chips else []
-    versions = {rank: event.get("version") for rank, event in sorted(raw.frameworks.items())}
+    versions = {rank: event.get("version") for rank, event in sorted(raw.framework_events.items())}
     first = next(iter(versions.values()), None)
     if other := [rank for rank, version in versions.items() if version != first]:
         reasons.append(f"framework: ranks 0 and {other[0]} report versions {first} and {versions[other[0]]}")
@@ -111,13 +111,13 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
     reasons += [f"choices: {r}" for r in _choice_reasons(plan, raw)]
     reasons += [f"auxiliary loss: {r}" for r in auxiliary_reasons(raw.steps, plan.work.model)]
-    reasons += [f"raw files: {sentence}" for sentence in raw.broken]
+    reasons += [f"raw files: {sentence}" for sentence in raw.damage_sentences]
     reasons += [
         f"raw files: telemetry/node{telemetry.node}.jsonl: the run has {plan.hardware.nodes} node(s)"
         for telemetry in raw.telemetry
         if telemetry.node is not None and telemetry.node >= plan.hardware.nodes
     ]
-    silent = [rank for rank in range(plan.world_size) if rank not in raw.ended]
+    silent = [rank for rank in range(plan.world_size) if rank not in raw.ranks_with_end_event]
     reasons += [f"rank {rank} did not write its end" for rank in silent[:MOST_REASONS]]
     reasons += [f"and {len(silent) - MOST_REASONS} more ranks"] if len(silent) > MOST_REASONS else []
     changed = _code_reasons(plan, raw)

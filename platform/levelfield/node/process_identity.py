@@ -1,8 +1,8 @@
 """The identity of a process on its machine, and the ranks that a killed platform left.
 
 No clock has a part in an identity, so a step of the clock changes nothing. Each rank names its starter, and the next
-run ends those whose starter is gone. A rank that runs ends by itself. One that is stopped, or a child that leads a
-session of its own, does not notice.
+run ends those whose starter is gone. Most ranks ended before: a thread of each looks every second whether its parent is
+gone, and then ends it (worker/heartbeat.py). A rank that is stopped cannot look, and its children have no such thread.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def live_ranks_of_this_process() -> list[int]:
 
 def end_leftover_ranks() -> list[str]:
     """End what killed platforms of this user left on this machine. Return a sentence for each process."""
-    runs = _leftover_ranks()
+    run_by_process = _leftover_ranks()
     remaining = kill_processes(_leftover_ranks, KILL_SECONDS)
-    outcomes = {process: "cannot be ended" if process in remaining else "was ended" for process in runs}
+    outcomes = {process: "cannot be ended" if process in remaining else "was ended" for process in run_by_process}
     return [
         f"process {process}, which the killed platform of {run} left, {outcomes[process]}"
-        for process, run in runs.items()
+        for process, run in run_by_process.items()
     ]
 
 

@@ -131,7 +131,7 @@ def figure(value: float, name: str) -> str:
     """Return a figure in its unit, as the scripts show it; a cost, which may be any, by its first digits."""
     if name == "cost":
         return significant(value)
-    return words.number(value, FIGURE_BY_PAGE_NAME[name].digits, FIGURE_BY_PAGE_NAME[name].divisor)
+    return words.format_number(value, FIGURE_BY_PAGE_NAME[name].digits, FIGURE_BY_PAGE_NAME[name].divisor)
 
 
 def ratio(value: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic_core import to_json
 
-from levelfield.errors import DocumentError, UsageError, disk_hint
+from levelfield.errors import DocumentError, UsageError, write_failure_ending
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.base import Document, dump, parse, sha256_of
 from levelfield.specs.bounded_reading import MOST_BYTES, parse_mapping
@@ -86,7 +86,7 @@ class PagesWriter(ExitStack):
                 cleanup.callback(_remove_staging, root, self._staging)
                 self._staging.try_lock()
             except OSError as error:
-                reason = f"{error.strerror}{disk_hint(error, folder)}"
+                reason = f"{error.strerror}{write_failure_ending(error, folder)}"
                 raise UsageError(f"--html {error.filename or folder}: cannot be made: {reason}") from None
             self.callback(cleanup.pop_all().close)
 

@@ -80,7 +80,7 @@ def _visible_values(decision: Decision, chosen: tuple[Device, ...]) -> list[str]
     raise UsageError(f"vendor {selection.vendor.name}: {unknown}")
 
 
-def use_notices(selection: Selection, hardware: Hardware) -> tuple[str, ...]:
+def device_use_notices(selection: Selection, hardware: Hardware) -> tuple[str, ...]:
     """Return a sentence for each device that others use: it is part of the plan, or was left out."""
     if hardware.assumed:
         return ()

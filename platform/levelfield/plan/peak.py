@@ -47,7 +47,7 @@ def plausible_peaks(measured: MeasuredPeaks, chip: Chip, framework: str) -> Meas
     return replace(measured, tflops=plausible_rates, refused=tuple(refused))
 
 
-def peak_used(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
+def mfu_peak(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
     """Return the published peak of the precision's dtype, else the measured one, else none.
 
     The peak of another dtype is never used.
@@ -77,7 +77,7 @@ def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
     chip, name = plan.hardware.chip, f"{plan.implementation.framework} {plan.implementation.version}"
     rates = plausible_peaks(measured, chip, name)
     notices = (*plan.notices, *(sentence for sentence in rates.refused if sentence not in plan.notices))
-    return plan.model_copy(update={"peak": peak_used(chip, plan.work, rates), "notices": notices})
+    return plan.model_copy(update={"peak": mfu_peak(chip, plan.work, rates), "notices": notices})
 
 
 def remeasure_reason(measurement: PeakMeasurement | None, now: datetime) -> str | None:

@@ -67,13 +67,13 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
 
 def _decide(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision for the hardware that the selector names, else for this machine."""
-    request, suite = entry.request, entry.suite
+    request, suite_entry = entry.request, entry.suite_entry
     selection = _with_selected_devices(lookup.find_selection(registry, selector, check=refusal is None), request)
     if request.launch and not selection.vendor.is_host:  # the devices of this machine have no part in the run
         selection = replace(selection, devices=(), problem=None, notices=(), busy={})
     scale = _requested_scale(entry)
     selector, selection, driver, deviations = select_runnable_version(
-        registry, selector, selection, request, suite is not None
+        registry, selector, selection, request, suite_entry is not None
     )
     if published := _published_layout(registry, selection, request.choice.layout or selector.layout):
         layout, sentence = published
@@ -85,9 +85,9 @@ def _decide(registry: Registry, entry: Entry, selector: Selector, refusal: str |
         selection=selection,
         request=request,
         scale=scale,
-        scale_reason=f"the suite {suite.suite} asks for it" if suite and scale != request.scale else None,
+        scale_reason=f"the suite {suite_entry.suite} asks for it" if suite_entry and scale != request.scale else None,
         suggestion=Suggestion() if request.base else entry.suggestion,
-        suite=suite,
+        suite_entry=suite_entry,
         deviations=deviations,
         refusal=refusal,
         driver=driver,

@@ -63,7 +63,7 @@ class Entry:
     scale: RequestedScale = "auto"
     suggestion: Suggestion = field(default_factory=Suggestion)
     hardware: NamedHardware | None = None
-    suite: EntryUsed | None = None
+    suite_entry: EntryUsed | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Decision:
     scale: RequestedScale = "auto"
     scale_reason: str | None = None  # why, where it is not the scale of the command line
     suggestion: Suggestion = field(default_factory=Suggestion)
-    suite: EntryUsed | None = None  # the suite's entry
+    suite_entry: EntryUsed | None = None
     deviations: tuple[str, ...] = ()  # differences from the request, as sentences
     refusal: str | None = None  # why this machine cannot run it; the plan is then a record and is not checked
     # The version of the devices' driver, where packages that the platform installs need a certain one.

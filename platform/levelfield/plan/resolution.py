@@ -15,9 +15,9 @@ from levelfield.measure.parameter_counts import count_parameters
 from levelfield.node import code_digest as node_code
 from levelfield.node.code_digest import folder_digest, shared_folders
 from levelfield.plan.arrangement import Arrangement, arrange, choose_scale, expected_footprint, refuse_unsupported
-from levelfield.plan.devices import plan_container, plan_hardware, use_notices
+from levelfield.plan.devices import device_use_notices, plan_container, plan_hardware
 from levelfield.plan.environment import image_environment, missing_needs, plan_environment, plan_requirements
-from levelfield.plan.peak import MeasuredPeaks, peak_used
+from levelfield.plan.peak import MeasuredPeaks, mfu_peak
 from levelfield.plan.permissions import refuse_device_choice
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.predict import layout_rules
@@ -49,7 +49,9 @@ STEP_PROFILE = "step_profile.py"  # of a framework: how its steps are recorded
 STEP_MODULE = "levelfield.worker.step_profile"  # the program of a rank whose steps are recorded
 
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
-MOST_RECORDED_CHOICES = 2**22  # choices of a run: each is a byte of events/rank0.choices.jsonl, before it is compressed
+MOST_RECORDED_ROUTING_CHOICES = (
+    2**22
+)  # of a run; each choice is a byte of events/rank0.choices.jsonl, before it is compressed
 
 
 def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
@@ -59,7 +61,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     """
     arrangement, reason = choose_scale(decision)
     if decision.refusal is None:
-        _check_choices(decision, arrangement, reason)
+        _check_free_fields(decision, arrangement, reason)
     selection, scale, work, tuning = decision.selection, arrangement.scale, arrangement.work, arrangement.tuning
     hardware, memory = plan_hardware(decision, arrangement), expected_footprint(decision, arrangement)
     stages = plan_requirements(selection.implementation, selection.vendor.device_kind, tuning, work)
@@ -90,7 +92,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         environment=_environment(decision, container, stages, None if hardware.assumed else hardware.chip),
         runtime=decision.request.runtime,
         container=container,
-        peak=peak_used(hardware.chip, work, MeasuredPeaks()),
+        peak=mfu_peak(hardware.chip, work, MeasuredPeaks()),
         expected_memory=MemoryExpected(parts=memory._asdict(), total_bytes=memory.total, available_bytes=available),
         repeat=1,
         repeats=decision.selector.repeats,
@@ -98,9 +100,14 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         capture_step=decision.request.capture_step,
         probe_peak=decision.request.probe,
         deviations=_deviations(decision, arrangement),
-        entry=decision.suite,
+        entry=decision.suite_entry,
         refusal=decision.refusal,
-        notices=(*selection.notices, *simulated_notice, *use_notices(selection, hardware), *_unused_hosts(decision)),
+        notices=(
+            *selection.notices,
+            *simulated_notice,
+            *device_use_notices(selection, hardware),
+            *_unused_hosts(decision),
+        ),
         launch=_planned_launch(decision.request.launch, hardware.nodes, selection.adapter),
         preflight=plan_preflight(decision.request, hardware.nodes),
         node_power=NodePowerPlan(seconds=power.seconds, site=power) if power else None,
@@ -113,13 +120,13 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
 def records_window_gradients(scale: Scale, work: Work) -> bool:
     """Return whether each step of the window records its gradients' norms by parameter.
 
-    At full scale that may cost more than 1 % of a step, and a mixture would record its routing in all steps as well. In
-    fp32 the losses alone show products in fewer bits.
+    At full scale that may cost more than 1 % of a step, and a model with experts would record its routing in all steps
+    as well. An fp32 training needs no norms: its losses alone show where products were computed in fewer bits.
     """
     return scale == "smoke" and work.training.precision != "fp32" and work.model.experts is None
 
 
-def _check_choices(decision: Decision, arrangement: Arrangement, reason: str) -> None:
+def _check_free_fields(decision: Decision, arrangement: Arrangement, reason: str) -> None:
     """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer, and
     where steps are to be recorded and the framework has no profile of its steps."""
     file, folder, vendor = decision.selection.implementation, decision.selection.folder, decision.selection.vendor
@@ -200,7 +207,7 @@ def _environment(
     decision: Decision, container: ContainerPlan | None, stages: Stages, chip: Chip | None
 ) -> EnvironmentPlan:
     request, selection = decision.request, decision.selection
-    file, kind, assume = (
+    file, kind, devices_may_be_absent = (
         selection.implementation,
         selection.vendor.device_kind,
         request.assume or decision.refusal is not None,
@@ -208,12 +215,20 @@ def _environment(
     if container and not container.image.requirements:
         return image_environment(container.image)
     if container:  # with --offline its wheels are there already
-        lacking = missing_needs(file, kind, stages, decision.driver, request.offline, assume, chip)
+        lacking = missing_needs(file, kind, stages, decision.driver, request.offline, devices_may_be_absent, chip)
         return image_environment(container.image, lacking, stages)
     if request.launch and request.python:  # it is a Python of other machines
         stages = replace(stages, builds=())
     return plan_environment(
-        file, kind, stages, request.python, request.runtime, assume, request.offline, decision.driver, chip
+        file,
+        kind,
+        stages,
+        request.python,
+        request.runtime,
+        devices_may_be_absent,
+        request.offline,
+        decision.driver,
+        chip,
     )
 
 
@@ -256,14 +271,18 @@ def _planned_launch(launch: LaunchPlan | None, nodes: int, vendor: Vendor) -> La
     if launch is None:
         return None
     commands = replayable_commands(vendor)
-    recorded = {"samples": commands.samples, "facts": dict(commands.facts), "pci_vendor": vendor.spec.pci_vendor}
-    return launch.model_copy(update={"hosts": launch.hosts[:nodes], **recorded})
+    node_commands = {
+        "samples": commands.sampling_commands,
+        "facts": dict(commands.fact_commands),
+        "pci_vendor": vendor.spec.pci_vendor,
+    }
+    return launch.model_copy(update={"hosts": launch.hosts[:nodes], **node_commands})
 
 
 def _unused_hosts(decision: Decision) -> tuple[str, ...]:
     """Return a sentence where there are more hosts than the run uses, and the case string has no number of nodes."""
     launch, nodes, text = decision.request.launch, decision.selector.nodes, decision.text
-    if decision.suite or launch is None or len(launch.hosts) <= nodes or len(text.split(":")) > 3:
+    if decision.suite_entry or launch is None or len(launch.hosts) <= nodes or len(text.split(":")) > 3:
         return ()
     return (
         f"{nodes} of {len(launch.hosts)} hosts is used, as '{text}' has no number of nodes; write "
@@ -313,18 +332,19 @@ def _add_step_recording(steps: int | None, used: ImplementationUsed) -> Implemen
 def code_digest(folder: Path) -> str:
     """Return the digest of all code that a training in this folder runs, besides its framework.
 
-    The folder's own digest stays what certificates and tested.json have.
+    The plan's `rests_on` has it. Certificates and tested.json have other digests, of less code: see
+    `plan/certificate_need.py` and `catalog/code_basis.py`.
     """
-    return node_code.code_digest(folder, _platform_code())
+    return node_code.code_digest(folder, _platform_code_digest())
 
 
 @cache
-def _platform_code() -> str:
+def _platform_code_digest() -> str:
     """Return the digest of the platform's code within a training: it does not change while a command runs."""
     return node_code.platform_digest()
 
 
-def choices_for(plan: Plan, reference: Reference | None) -> ChoicesPlan | None:
+def routing_choices_for(plan: Plan, reference: Reference | None) -> ChoicesPlan | None:
     """Return the reference's choices for a run of the same work and tokens. Else a run of one process records its own,
     so that it may become a reference. None where neither is so, and for a model without experts."""
     experts, training = plan.work.model.experts, plan.work.training
@@ -333,6 +353,6 @@ def choices_for(plan: Plan, reference: Reference | None) -> ChoicesPlan | None:
     if reference is not None and reference.choices is not None:
         is_same_work = reference.identity.work == plan.work_digest and reference.identity.corpus == plan.corpus.digest
         return ChoicesPlan(follows=digest_of(reference.choices), known=reference.choices) if is_same_work else None
-    layers = experts.mixtures_below(plan.work.model.layers)
-    is_small = training.steps * training.tokens_per_step * layers * experts.chosen <= MOST_RECORDED_CHOICES
+    layers = experts.moe_layers_before(plan.work.model.layers)
+    is_small = training.steps * training.tokens_per_step * layers * experts.chosen <= MOST_RECORDED_ROUTING_CHOICES
     return ChoicesPlan(follows=None) if is_small and plan.world_size == 1 else None

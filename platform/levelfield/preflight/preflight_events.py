@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 from levelfield.measure.collectives import bus_factor
 from levelfield.rundir.event_lines import (
     DAMAGE_ERRORS,
-    Event,
+    JsonObject,
     MeasuredEvents,
     mapping,
     measured_events,
@@ -60,7 +60,7 @@ def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
     )
 
 
-def _block_seconds(values: Event) -> list[float]:
+def _block_seconds(values: JsonObject) -> list[float]:
     """Return the seconds of an event's blocks; none where one cannot be right."""
     seconds = sequence(values.get("seconds"))
     return seconds if all(map(is_rate, seconds)) else []
@@ -77,7 +77,7 @@ def _slowest_ranks(blocks: Mapping[int, Sequence[float]]) -> tuple[float, float]
 
 def _collective_reports(ranks: Mapping[int, MeasuredEvents]) -> Iterable[CollectiveReport]:
     """Return each collective that every rank has timed."""
-    timed: dict[tuple[str, int], dict[int, Event]] = {}
+    timed: dict[tuple[str, int], dict[int, JsonObject]] = {}
     for rank, events in ranks.items():
         for values in events.get("collective", ()):
             with suppress(*DAMAGE_ERRORS):
@@ -101,7 +101,7 @@ def _collective_reports(ranks: Mapping[int, MeasuredEvents]) -> Iterable[Collect
             )
 
 
-def _first_wrong_value(calls: Mapping[int, Event]) -> str | None:
+def _first_wrong_value(calls: Mapping[int, JsonObject]) -> str | None:
     """Return the first rank's wrong value. A rank that does not say that its values are right has wrong ones.
 
     calls: the event of each rank.

@@ -228,7 +228,11 @@ def interval_table(result: Result, plan: Plan, raw: RawRecords, interval: int) -
     """
     window, batch = plan.work.window, plan.work.training.global_batch
     is_unproven = result.status.is_unproven
-    seconds = [] if is_unproven else step_seconds_from_start(raw.steps, raw.begins, window.first_step, window.last_step)
+    seconds = (
+        []
+        if is_unproven
+        else step_seconds_from_start(raw.steps, raw.first_step_start_ns, window.first_step, window.last_step)
+    )
     if len(seconds) < interval:
         reason = result.status.word if is_unproven else f"fewer than {interval} batches"
         raise UsageError(f"--log-interval {interval}: {result.run_id}: found {reason}, expected a row's batches")

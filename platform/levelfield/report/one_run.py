@@ -33,7 +33,7 @@ def _result_rows(result: Result) -> Iterator[LabelledText]:
     yield from (("", reason) for reason in result.status.reasons)
     throughput, mfu = result.throughput, result_words.find_utilisation(result, HEADLINE_FORMULA)
     if throughput:
-        yield "speed", f"{words.number(throughput.tokens_per_second_per_device)} tokens/s/device"
+        yield "speed", f"{words.format_number(throughput.tokens_per_second_per_device)} tokens/s/device"
     yield "verdict", f"{result.alignment.verdict}: {result_words.reason_without_limits(result.alignment)}"
     if result.alignment.limits:
         yield "", f"limits: {result_words.limits_basis(result.alignment.limits)}"
@@ -48,7 +48,7 @@ def _result_rows(result: Result) -> Iterator[LabelledText]:
         yield "", result_words.peak_origin(mfu.peak_source) if mfu.peak_source else f"{mfu.reason}"
     above_peak = (use for use in result.utilisation if use.is_above_peak and use != mfu)
     yield from (("", f"{use.kind} {use.formula}: {use.reason}") for use in above_peak)
-    first, last = words.number(result.loss.first, 4), words.number(result.loss.tail_mean, 4)
+    first, last = words.format_number(result.loss.first, 4), words.format_number(result.loss.tail_mean, 4)
     yield "loss", f"{first} -> {last}, mean of the last steps"
     yield from (("", sentence) for sentence in result_words.to_loss_lines(result))
     if throughput:
@@ -101,7 +101,7 @@ def _template() -> Template:
     )
     environment.filters["code"] = code_span
     texts = (
-        words.number,
+        words.format_number,
         words.gib,
         result_words.flag_in_words,
         result_words.utilisation_percent,

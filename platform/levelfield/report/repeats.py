@@ -9,7 +9,7 @@ from levelfield.measure.other_use import displayed_status
 from levelfield.measure.series import Interval, median_interval
 from levelfield.report.escapes import Markdown, escape_markdown, markdown_table
 from levelfield.report.sheets import pad_row
-from levelfield.report.words import number
+from levelfield.report.words import format_number
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
 from levelfield.specs.run_figures import MFU_NAME, MFU_TITLE, RUN_FIGURES, RunFigure, value_at
@@ -41,7 +41,7 @@ class FigureColumn:
 
     def text(self, value: float | None) -> str:
         """Return the value as a table shows it."""
-        return number(value, self.digits, self.divisor)
+        return format_number(value, self.digits, self.divisor)
 
     def interval_text(self, interval: Interval) -> str:
         """Return both ends of an interval as a table shows them, or that there are not enough runs for one."""

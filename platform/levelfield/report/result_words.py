@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from levelfield.report.words import NONE, gib, number, significant
+from levelfield.report.words import NONE, format_number, gib, significant
 from levelfield.specs.run_figures import HEADLINE_FORMULA, MFU_NAME, RUN_FIGURES, RunFigure
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def energy_lines(result: Result) -> tuple[str, ...]:
     """Return the energy of a run in lines, or why it is unknown; none where the host's processors report none."""
     energy = result.energy
     if energy.joules_per_token.value is not None:
-        watts = number(energy.mean_watts.value)
+        watts = format_number(energy.mean_watts.value)
         lines = [f"{significant(energy.joules_per_token.value)} J/token of the {energy.boundary}s, {watts} W together"]
     elif result.throughput is None or _is_host(result):
         lines = []
@@ -209,7 +209,11 @@ def tuning_lines(result: Result) -> tuple[str, ...]:
 def seconds_to_loss_text(result: Result) -> str:
     """Return the seconds to a loss, with the loss, such as `5.2 (2.66)`."""
     to_loss = result.to_loss
-    return NONE if to_loss is None or to_loss.seconds is None else f"{number(to_loss.seconds, 2)} ({to_loss.level:g})"
+    return (
+        NONE
+        if to_loss is None or to_loss.seconds is None
+        else f"{format_number(to_loss.seconds, 2)} ({to_loss.level:g})"
+    )
 
 
 def to_loss_lines(result: Result) -> tuple[str, ...]:
@@ -218,7 +222,7 @@ def to_loss_lines(result: Result) -> tuple[str, ...]:
     if to_loss is None or to_loss.seconds is None:
         return ()
     return (
-        f"time to loss {to_loss.level:g}: {significant(to_loss.seconds)} s, {number(to_loss.tokens, 0)} tokens "
+        f"time to loss {to_loss.level:g}: {significant(to_loss.seconds)} s, {format_number(to_loss.tokens, 0)} tokens "
         f"(after {to_loss.uncounted_steps} warm-up steps)",
     )
 
@@ -232,14 +236,14 @@ def status_in_words(result: Result) -> str:
 
 
 def _figure_cell(figure: RunFigure, result: Result) -> str:
-    return number(figure.value_and_reason(result, _is_host(result))[0], figure.digits, figure.divisor)
+    return format_number(figure.value_and_reason(result, _is_host(result))[0], figure.digits, figure.divisor)
 
 
 # Of figures that a table shows with more than a number, or with fewer digits than a table of repeats.
 _CELL_WRITERS: dict[str, Callable[[Result], str]] = {
     MFU_NAME: lambda r: utilisation_percent(find_utilisation(r, HEADLINE_FORMULA)),
     "memory_bytes": lambda r: gib(first_known_memory(r)[1]),
-    "loss_tail_mean": lambda r: number(r.loss.tail_mean, 4),
+    "loss_tail_mean": lambda r: format_number(r.loss.tail_mean, 4),
     "seconds_to_loss": seconds_to_loss_text,
 }
 COLUMNS: dict[str, Callable[[Result], str]] = {

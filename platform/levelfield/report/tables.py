@@ -14,7 +14,7 @@ from levelfield.report.escapes import escape_markdown, markdown_table, one_line,
 from levelfield.report.repeats import FigureColumn, PlanDigests
 from levelfield.report.result_words import COLUMNS, chosen_fields, first_known_memory, status_in_words, tuning_lines
 from levelfield.report.sheets import align_rows, column_widths
-from levelfield.report.words import GIB, NONE, WIDTH, number, wrapped
+from levelfield.report.words import GIB, NONE, WIDTH, format_number, wrapped
 from levelfield.specs.plan import Plan
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.result import Result
@@ -269,8 +269,8 @@ def suite_lines(results: Sequence[Result]) -> list[str]:
         speed = result.throughput.tokens_per_second_per_device if result.throughput else None
         memory = first_known_memory(result)[1]
         label = name + (f" ({result.repeat})" if result.repeat > 1 else "")
-        gib = number(memory / GIB if memory else None, 2)
-        rows.append((label, status_in_words(result), result.alignment.verdict, number(speed), gib))
+        gib = format_number(memory / GIB if memory else None, 2)
+        rows.append((label, status_in_words(result), result.alignment.verdict, format_number(speed), gib))
         evidence = [run_status.evidence] if run_status.word != "valid" and run_status.evidence else []
         notes += [f"{name}: {reason}" for reason in (*run_status.reasons, *evidence, *result.deviations)]
     return [*_lines_by_group(results, rows), *(wrapped(note, 2) for note in (["", *notes] if notes else []))]

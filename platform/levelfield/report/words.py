@@ -40,7 +40,7 @@ def age_in_words(age: timedelta) -> str:
     return f"{count} {unit}{'s' if count > 1 else ''}"
 
 
-def number(value: float | None, digits: int | None = 1, divisor: float = 1) -> str:
+def format_number(value: float | None, digits: int | None = 1, divisor: float = 1) -> str:
     """Return a value over `divisor` with so many decimals; with four significant digits where `digits` is None."""
     if value is None or digits is None:
         return NONE if value is None else significant(value / divisor)
@@ -61,4 +61,4 @@ def parameters_in_words(total: int, active: int) -> str:
 
 def gib(value: float | None) -> str:
     """Return a number of bytes in GiB."""
-    return NONE if value is None else f"{number(value, 2, GIB)} GiB"
+    return NONE if value is None else f"{format_number(value, 2, GIB)} GiB"

@@ -16,7 +16,14 @@ from pathlib import Path
 from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
 from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
-from levelfield.errors import CorpusError, DocumentError, RunFailed, UsageError, remedy, write_error
+from levelfield.errors import (
+    CorpusError,
+    DocumentError,
+    RunFailed,
+    UsageError,
+    write_failure_remedy,
+    write_failure_text,
+)
 from levelfield.explain.explanation import Explanation
 from levelfield.judge.collector import collect
 from levelfield.judge.node_figures import other_use
@@ -24,7 +31,7 @@ from levelfield.measure.other_use import HOST_LIMIT, use_beyond_limits
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import live_ranks_of_this_process
 from levelfield.plan.peak import with_peak
-from levelfield.plan.resolution import choices_for
+from levelfield.plan.resolution import routing_choices_for
 from levelfield.preflight.preflight_run import Preflight, failed_preflight, run_preflight
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
@@ -77,7 +84,7 @@ def run(
     """
     directory.correct_stale_statuses(runs)
     paths = directory.create_run(runs, plan.run_id, plan.save_weights)
-    plan = plan.model_copy(update={"choices": choices_for(plan, reference)})
+    plan = plan.model_copy(update={"choices": routing_choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
     with directory.status_ended_on_error(paths), interrupt_once():
         outcome = _attempt(plan, vendor, paths, listener, machine, copies)
@@ -156,13 +163,13 @@ def _store_and_finish(paths: RunPaths, outcome: Outcome) -> Result:
         with suppress(OSError):
             paths.outcome_of_full_disk.replace(paths.outcome)  # needs no room
         raise RunFailed(
-            f"failed (storage): {write_error(error, paths.root)}. The finished steps are kept. "
-            f"{remedy(error)}, then run `evidence collect {paths.root}`"
+            f"failed (storage): {write_failure_text(error, paths.root)}. The finished steps are kept. "
+            f"{write_failure_remedy(error)}, then run `evidence collect {paths.root}`"
         ) from None
     try:
         return finish(paths)
     except (OSError, DocumentError) as error:
-        reason = write_error(error, paths.root) if isinstance(error, OSError) else error
+        reason = write_failure_text(error, paths.root) if isinstance(error, OSError) else error
         raise RunFailed(
             f"the run has ended and its raw files are kept, without a result: {reason}. Mend that, then run "
             f"`evidence collect {paths.root}`"
@@ -253,7 +260,7 @@ def _execute(
             outcome = reporting_to(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.revised(outcome)
     except OSError as error:
-        outcome = Outcome("storage", (), write_error(error, paths.root))
+        outcome = Outcome("storage", (), write_failure_text(error, paths.root))
     _read_nodes(plan, vendor, paths)
     # `seen` has no value for nodes: a file server or a connection may deliver an event much later
     outcome = replace(outcome, seen={} if plan.launch else follower.seen)
@@ -313,6 +320,6 @@ def _written_before_training(paths: RunPaths) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"not-run: {write_error(error, paths.root)}. Nothing was trained. "
-            f"{remedy(error)}, or name another folder with --runs"
+            f"not-run: {write_failure_text(error, paths.root)}. Nothing was trained. "
+            f"{write_failure_remedy(error)}, or name another folder with --runs"
         ) from None

@@ -57,7 +57,7 @@ def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], req
                 scale=entry.scale,
                 suggestion=Suggestion(entry.set, f"suite {path.stem}"),
                 hardware=entry.hardware or suite.hardware,
-                suite=EntryUsed(suite=path.stem, name=entry.label, group=entry.group, note=entry.note),
+                suite_entry=EntryUsed(suite=path.stem, name=entry.label, group=entry.group, note=entry.note),
             )
             for entry in suite.entries
         ]
@@ -74,13 +74,13 @@ def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) 
             try:
                 planned += _repeated_jobs(registry, entry, corpus)
             except NotHere as error:  # a suite's entry that cannot run here gives runs that record the reason
-                if entry.suite is None:
+                if entry.suite_entry is None:
                     raise
                 planned += _repeated_jobs(registry, entry, corpus, refusal=str(error))
         except UsageError as error:
-            if entry.suite is None:
+            if entry.suite_entry is None:
                 raise
-            raise UsageError(f"suite {entry.suite.suite}, entry '{entry.suite.name}': {error}") from None
+            raise UsageError(f"suite {entry.suite_entry.suite}, entry '{entry.suite_entry.name}': {error}") from None
     yield from planned
 
 

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from levelfield.errors import UnknownName, UsageError, free_room
+from levelfield.errors import UnknownName, UsageError, free_space_note
 from levelfield.node.process_identity import identity_of
 from levelfield.rundir.run_state import has_job, refuse_running, status_of, was_killed
 from levelfield.specs.paths import RunPaths
@@ -49,8 +49,8 @@ def create_run(runs: Path, run_id: str, saves_weights: bool = False) -> RunPaths
         write_status(paths, "made", "not-run")
     except OSError as error:
         raise UsageError(
-            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}{free_room(error, runs)}. "
-            "Name another with --runs"
+            f"not-run: the run directory {paths.root} cannot be written: {error.strerror}"
+            f"{free_space_note(error, runs)}. Name another with --runs"
         ) from None
     return paths
 

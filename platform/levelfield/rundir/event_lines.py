@@ -17,8 +17,8 @@ from pydantic_core import from_json
 from levelfield.node.regular_files import read_regular
 from levelfield.specs.bounded_reading import PLAIN_LEVELS, bounded_number, plain_json, unique_keys
 
-Event = dict[str, Any]
-MeasuredEvents = dict[str, list[Event]]
+JsonObject = dict[str, Any]
+MeasuredEvents = dict[str, list[JsonObject]]
 # What a wrong type, a missing key or a number without bounds raises in code that expects an event.
 DAMAGE_ERRORS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 LARGEST_NUMBER = 2**64  # of a whole number: times in ns, bytes, checksums
@@ -27,7 +27,7 @@ LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
 MOST_MEASURED_BYTES = 64 * 2**20  # of one rank's file
 
 
-def parse_event(line: bytes | str) -> Event:
+def parse_event(line: bytes | str) -> JsonObject:
     """Return the JSON object of a line. Raises ValueError for anything else.
 
     pydantic's parser takes half the time of json's, and refuses more. What it refuses is left to json's.
@@ -44,7 +44,7 @@ def parse_event(line: bytes | str) -> Event:
     return event
 
 
-def event_or_none(content: bytes | str) -> Event | None:
+def event_or_none(content: bytes | str) -> JsonObject | None:
     """Return the JSON object of a file; None for anything else."""
     try:
         return parse_event(content)
@@ -52,7 +52,7 @@ def event_or_none(content: bytes | str) -> Event | None:
         return None
 
 
-def mapping(value: Any) -> Event:
+def mapping(value: Any) -> JsonObject:
     """Return an object; an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
@@ -72,8 +72,8 @@ def whole_number(value: Any) -> int:
     return number
 
 
-def count(value: Any) -> int:
-    """Return a count. Raises TypeError for anything but a whole number, ValueError for one beyond 2**64."""
+def strict_whole_number(value: Any) -> int:
+    """Return a whole number as it is. Raises TypeError for another type, ValueError for one beyond 2**64."""
     if type(value) is not int:
         raise TypeError(f"found {type(value).__name__}, expected a whole number")
     return whole_number(value)

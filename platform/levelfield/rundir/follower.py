@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.node.regular_files import open_regular
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, parse_event, whole_number
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, parse_event, whole_number
 from levelfield.specs.plan import Plan
 
 _MOST_READ_BYTES = 2**26  # bytes of a rank's events in one look; the next look goes on from there
@@ -72,7 +72,7 @@ class Follower:
             finished.append(Progress(step, training.steps, self._losses.get(step), rate, self._memory, seconds_left))
         return finished
 
-    def _store(self, event: Event, path: Path) -> None:
+    def _store(self, event: JsonObject, path: Path) -> None:
         """Keep what an event shows. A damaged one shows nothing; the collector reports it."""
         with suppress(*DAMAGE_ERRORS):
             if event.get("event") == "begin" and path.stem == "rank0":

@@ -22,7 +22,14 @@ from levelfield.measure.raw_facts import (
     StepRecord,
     WeightSlice,
 )
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, count, mapping, sequence, whole_number
+from levelfield.rundir.event_lines import (
+    DAMAGE_ERRORS,
+    JsonObject,
+    mapping,
+    sequence,
+    strict_whole_number,
+    whole_number,
+)
 from levelfield.rundir.seal import read_document
 from levelfield.rundir.telemetry_files import (
     NodePowerTrace,
@@ -51,27 +58,29 @@ class RawRecords:
     gradients: tuple[GradientShare, ...] = ()
     final: tuple[FinalSlice, ...] = ()
     experts: tuple[ExpertShare, ...] = ()
-    # Of a mixture, by rank, the digest of the choices that it follows, or None.
+    # Of a model with experts, by rank, the digest of the reference's choices that it follows; None: it follows none.
     follows: dict[int, str | None] = field(default_factory=dict)
-    compared: tuple[ComparedChoices, ...] = ()  # what the ranks record of these choices, as is the next
-    chosen: tuple[ChosenExperts, ...] = ()
-    begins: dict[int, int] = field(default_factory=dict)
-    errors: dict[int, Event] = field(default_factory=dict)
-    frameworks: dict[int, Event] = field(default_factory=dict)
+    compared: tuple[ComparedChoices, ...] = ()  # how a rank's own choices differ from those that it follows
+    chosen: tuple[ChosenExperts, ...] = ()  # the choices of a run that follows none
+    # By rank, by its monotonic clock.
+    first_step_start_ns: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, JsonObject] = field(default_factory=dict)
+    framework_events: dict[int, JsonObject] = field(default_factory=dict)
     # The chip that a stand-in for a device's libraries pretended to be; the stand-in writes this event itself.
     pretended: dict[int, str] = field(default_factory=dict)
-    ended: frozenset[int] = frozenset()
+    ranks_with_end_event: frozenset[int] = frozenset()
     telemetry: tuple[NodeTelemetry, ...] = ()  # by machine
     node_power: dict[int, NodePowerTrace] = field(default_factory=dict)  # by node, what was read of its power
-    node_facts: dict[int, Event] = field(default_factory=dict)  # what each node is, and has
-    node_software: dict[int, Event] = field(default_factory=dict)
-    node_ends: dict[int, Event] = field(default_factory=dict)  # how each node's part ended
+    node_facts: dict[int, JsonObject] = field(default_factory=dict)  # what each node is, and has
+    node_software: dict[int, JsonObject] = field(default_factory=dict)
+    node_ends: dict[int, JsonObject] = field(default_factory=dict)  # how each node's part ended
     seen: dict[int, WindowSighting] = field(default_factory=dict)  # the windows by the platform's clock
-    outcome: Event = field(default_factory=dict)
-    broken: tuple[str, ...] = ()  # lines that are not events, as sentences
-    inherited: dict[str, str] = field(default_factory=dict)
+    outcome: JsonObject = field(default_factory=dict)
+    damage_sentences: tuple[str, ...] = ()  # what is unreadable, or not expected, in the raw files
+    # What the training's processes inherited from the user's environment.
+    inherited_variables: dict[str, str] = field(default_factory=dict)
     system: System | None = None
-    provenance: Event = field(default_factory=dict)
+    provenance: JsonObject = field(default_factory=dict)
 
     @property
     def oom_kills(self) -> tuple[int, str | None]:
@@ -87,8 +96,8 @@ class RawRecords:
 
     @property
     def steps_done(self) -> int:
-        """The number of steps that every rank finished, among ranks with any event."""
-        done = dict.fromkeys(self.frameworks, 0)
+        """The number of steps that every rank finished, among ranks with a framework event or a step record."""
+        done = dict.fromkeys(self.framework_events, 0)
         for record in self.steps:
             done[record.rank] = max(done.get(record.rank, 0), record.step)
         return min(done.values(), default=0)
@@ -103,7 +112,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     follows = {rank: None if digest is None else str(digest) for rank, digest in digests.items()}
     telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
     (outcome, seen, damage), provenance = _read_outcome(paths.outcome), read_document(paths.provenance) or {}
-    nodes: dict[str, dict[int, Event]] = {"facts": {}, "software": {}}
+    nodes: dict[str, dict[int, JsonObject]] = {"facts": {}, "software": {}}
     for kind, documents in nodes.items():
         for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
             node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
@@ -120,11 +129,11 @@ def read_raw(paths: RunPaths) -> RawRecords:
         follows=follows,
         compared=tuple(_records(choices, "compared", broken, ".choices")),
         chosen=tuple(_records(choices, "chosen", broken, ".choices")),
-        begins=dict(_records(pairs, "begin", broken)),
+        first_step_start_ns=dict(_records(pairs, "begin", broken)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
-        frameworks={rank: e for rank, e in pairs if e.get("event") == "framework"},
+        framework_events={rank: e for rank, e in pairs if e.get("event") == "framework"},
         pretended={rank: str(e.get("chip")) for rank, e in pairs if e.get("event") == "pretended"},
-        ended=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
+        ranks_with_end_event=frozenset(rank for rank, e in pairs if e.get("event") == "end"),
         telemetry=telemetry,
         node_power=node_power,
         node_facts=nodes["facts"],
@@ -132,8 +141,8 @@ def read_raw(paths: RunPaths) -> RawRecords:
         node_ends={end["node_rank"]: end for end in reversed(node_ends)},
         seen=seen,
         outcome=outcome,
-        broken=(*broken, *damage),
-        inherited={str(name): str(text) for name, text in mapping(provenance.get("inherited")).items()},
+        damage_sentences=(*broken, *damage),
+        inherited_variables={str(name): str(text) for name, text in mapping(provenance.get("inherited")).items()},
         system=system_of(provenance),
         provenance=provenance,
     )
@@ -151,7 +160,7 @@ def _event_files(paths: RunPaths, broken: list[str], kind: str = "") -> list[tup
     return sorted(files)
 
 
-def _records(pairs: list[tuple[int, Event]], kind: str, broken: list[str], file: str = "") -> Iterator[Any]:
+def _records(pairs: list[tuple[int, JsonObject]], kind: str, broken: list[str], file_suffix: str = "") -> Iterator[Any]:
     """Return the records of all events of a kind. A damaged event gives none, and a sentence in `broken`."""
     for rank, event in pairs:
         if event.get("event") != kind:
@@ -160,11 +169,13 @@ def _records(pairs: list[tuple[int, Event]], kind: str, broken: list[str], file:
             yield from _event_records(rank, event)
         except DAMAGE_ERRORS as error:
             an = "an" if kind == "experts" else "a"
-            broken.append(f"rank{rank}{file}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}")
+            broken.append(
+                f"rank{rank}{file_suffix}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}"
+            )
 
 
-def _event_records(rank: int, event: Event) -> list[Any]:
-    """Return the records of an event. Raises one of DAMAGED."""
+def _event_records(rank: int, event: JsonObject) -> list[Any]:
+    """Return the records of an event. Raises one of DAMAGE_ERRORS."""
     match event["event"]:
         case "step":
             return [
@@ -203,15 +214,23 @@ def _event_records(rank: int, event: Event) -> list[Any]:
             ]
         case "experts":
             return [
-                ExpertShare(rank, count(event["step"]), _layer(layer), tuple(map(count, tokens)))
+                ExpertShare(
+                    rank, strict_whole_number(event["step"]), _layer(layer), tuple(map(strict_whole_number, tokens))
+                )
                 for layer, tokens in event["tokens"].items()
             ]
         case "compared":
-            step, layer, choices, changed = (count(event[name]) for name in ("step", "layer", "choices", "changed"))
-            distances = number(event["margin"]), number(event["gates"])
-            return [ComparedChoices(rank, step, layer, choices, changed, *distances)]
+            step, layer, choices, changed = (
+                strict_whole_number(event[name]) for name in ("step", "layer", "choices", "changed")
+            )
+            margin_and_gates = number(event["margin"]), number(event["gates"])
+            return [ComparedChoices(rank, step, layer, choices, changed, *margin_and_gates)]
         case "chosen":
-            return [ChosenExperts(rank, count(event["step"]), count(event["layer"]), str(event["experts"]))]
+            return [
+                ChosenExperts(
+                    rank, strict_whole_number(event["step"]), strict_whole_number(event["layer"]), str(event["experts"])
+                )
+            ]
     return []
 
 
@@ -231,11 +250,11 @@ def _layer(text: str) -> int:
     return whole_number(int(text))
 
 
-def _read_outcome(path: Path) -> tuple[Event, dict[int, WindowSighting], list[str]]:
+def _read_outcome(path: Path) -> tuple[JsonObject, dict[int, WindowSighting], list[str]]:
     """Return how the run ended, the window as the platform saw it by rank, and what of these windows is damaged.
 
-    Nothing for a damaged file. Of the ends, those of a rank by numbers are kept. A rank whose window the platform did
-    not see whole has none.
+    Nothing for a damaged file. An end of a process is left out where its rank is no number, or its exit code, signal or
+    process is neither a number nor null. A rank whose window the platform did not see whole has none.
     """
     content = read_document(path) or {}
     if not isinstance(content.get("cause"), str):
@@ -258,7 +277,7 @@ def _read_outcome(path: Path) -> tuple[Event, dict[int, WindowSighting], list[st
     return {**content, "ends": ends, "evidence": None if evidence is None else str(evidence)}, seen, damage
 
 
-def system_of(provenance: Event) -> System | None:
+def system_of(provenance: JsonObject) -> System | None:
     """Return the machine as reports list it; None where the provenance is missing or of an earlier version."""
     machine = provenance.get("machine")
     if not isinstance(machine, dict) or "os" not in machine:
@@ -275,7 +294,7 @@ def system_of(provenance: Event) -> System | None:
     )
 
 
-def origin_of(provenance: Event, implementation: str | None) -> Origin:
+def origin_of(provenance: JsonObject, implementation: str | None) -> Origin:
     """Return what the run was made with. implementation: the digest of its code, by the plan."""
     packages = provenance.get("environment_packages")
     text = json.dumps(packages, sort_keys=True).encode()

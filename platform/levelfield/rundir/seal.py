@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from levelfield.errors import LevelfieldError
 from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
-from levelfield.rundir.event_lines import Event, event_or_none, mapping, sequence
+from levelfield.rundir.event_lines import JsonObject, event_or_none, mapping, sequence
 from levelfield.specs.base import Value, json_digest, load, sha256_of
 from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
@@ -79,7 +79,7 @@ class Seal(Value):
     digest: str = Field(pattern="^sha256:[0-9a-f]{64}$")
 
 
-def with_seal(paths: RunPaths, outcome: Event) -> Event:
+def with_seal(paths: RunPaths, outcome: JsonObject) -> JsonObject:
     """Return the content of outcome.json with its seal. A rank that may still write leaves the run without one."""
     if _may_still_write(outcome):
         return outcome
@@ -115,7 +115,7 @@ def seal_finding(paths: RunPaths) -> SealFinding:
 
 
 def compare_with_seal(
-    outcome: Event | None,
+    outcome: JsonObject | None,
     raw: Mapping[str, str | None],
     redacted: Mapping[str, Any] | None = None,
     original: str | None = None,
@@ -179,7 +179,7 @@ def names_something(text: str) -> bool:
     return "/" in text or DEVICE_IDENTITY.search(text) is not None
 
 
-def stored_seal(outcome: Event) -> Seal | None:
+def stored_seal(outcome: JsonObject) -> Seal | None:
     """Return the seal that outcome.json holds; None for one whose own digest is not that of its files."""
     try:
         seal = Seal.model_validate(outcome.get(SEAL_KEY))
@@ -206,12 +206,12 @@ def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, 
     return ", ".join(differences[:_MOST_NAMED_FILES]) + more_words
 
 
-def outcome_digest(outcome: Event) -> str:
+def outcome_digest(outcome: JsonObject) -> str:
     """Return the digest of what outcome.json says besides the seal."""
     return json_digest({name: value for name, value in outcome.items() if name != SEAL_KEY})
 
 
-def _may_still_write(outcome: Event) -> bool:
+def _may_still_write(outcome: JsonObject) -> bool:
     """Return whether a rank was left that did not end by SIGKILL."""
     return any(mapping(end).get("process") is not None for end in sequence(outcome.get("ends")))
 
@@ -268,7 +268,7 @@ def parse_document(name: str, content: bytes) -> Any:
     return event_or_none(content)
 
 
-def read_document(path: Path) -> Event | None:
+def read_document(path: Path) -> JsonObject | None:
     """Return the JSON object of a file; None for anything else."""
     try:
         return event_or_none(read_regular(path, most_bytes=MOST_DOCUMENT_BYTES))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, Event, mapping, parse_event, sequence, whole_number
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, mapping, parse_event, sequence, whole_number
 from levelfield.specs.paths import RunPaths
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class NodePowerTrace:
 
 def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTrace]:
     """Return what was read of the nodes' power, by node. Damaged lines are added to `broken`."""
-    name, lines, traces = paths.node_power.name, dict[int, list[Event]](), {}
+    name, lines, traces = paths.node_power.name, dict[int, list[JsonObject]](), {}
     for line in read_lines(paths.node_power, broken):
         with _report_damage(f"{name}: an answer", broken):
             lines.setdefault(whole_number(line["node"]), []).append(line)
@@ -135,7 +135,7 @@ def _read_node_telemetry(node: int | None, path: Path, broken: list[str]) -> Nod
     return NodeTelemetry(node, tuple(readings), tuple(host_readings), tuple(wall_clock), reasons)
 
 
-def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterator[Event]:
+def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterator[JsonObject]:
     """Return the JSON objects of a file, one per line. Other lines go to `broken`; an incomplete last line does not."""
     try:
         lines = read_regular(path).split(b"\n")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
 from levelfield.errors import GateFailed, RunFailed
-from levelfield.report.words import NONE, gib, number
+from levelfield.report.words import NONE, format_number, gib
 from levelfield.series.ticket import Ticket, Tickets
 from levelfield.specs.base import Document
 from levelfield.specs.record import GatedFigure
@@ -205,7 +205,7 @@ def figure_value(value: float | None, figure: GatedFigure) -> str:
     declared = GATED[figure]
     if declared.unit == "B":
         return gib(value)
-    return number(value, declared.digits, declared.divisor)
+    return format_number(value, declared.digits, declared.divisor)
 
 
 def percent_change(change: float | None) -> str:

@@ -168,8 +168,8 @@ class Experts(Value):
         """Return whether layer `layer`, counted from 0, is a mixture."""
         return layer >= self.first_layer and (layer - self.first_layer) % self.every == 0
 
-    def mixtures_below(self, layer: int) -> int:
-        """Return the number of mixtures among the layers before `layer`."""
+    def moe_layers_before(self, layer: int) -> int:
+        """Return the number of mixtures of experts among the layers before `layer`."""
         return max(0, -(-(layer - self.first_layer) // self.every))
 
     @model_validator(mode="after")
@@ -245,7 +245,7 @@ class Model(Value):
     @property
     def mixture_layers(self) -> int:
         """The number of layers whose MLP is a mixture of experts."""
-        return self.experts.mixtures_below(self.layers) if self.experts else 0
+        return self.experts.moe_layers_before(self.layers) if self.experts else 0
 
     def is_mixture(self, layer: int) -> bool:
         """Return whether layer `layer`, counted from 0, is a mixture of experts."""

@@ -76,10 +76,9 @@ class Interconnect(Value):
         return self
 
 
-class ChipNode(Value):
-    """What makers build of the chip."""
+class ScaleUpDomain(Value):
+    """The devices that the chip's own links join, as machines with it are built: a host, or a rack of several hosts."""
 
-    # That its own links join, also over several hosts, where a rack is one domain of them.
     devices: int = Field(ge=1, le=MOST_DEVICES)
     network_each_way_bytes_per_second: float = Field(gt=0)  # of one device, to the devices beyond
     source: str = Field(min_length=3)
@@ -110,7 +109,7 @@ class Chip(Value):
     compute_capability: str | None = Field(default=None, pattern=r"^\d+\.\d+$")
     power_watts: float | None = Field(default=None, gt=0, le=20_000)  # the most that the maker lets one device draw
     power_source: str | None = None
-    node: ChipNode | None = None
+    node: ScaleUpDomain | None = None
     # Of one device, as the tool counts them; a device with fewer is a part of the chip.
     compute_units: int | None = Field(default=None, gt=0)
 
@@ -131,7 +130,7 @@ class FrameworkAccess(Value):
 
     device: str
     backend: str
-    preload: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()  # Python modules that a training imports first, such as torch_npu
 
 
 class Mount(Value):
@@ -144,7 +143,7 @@ class Mount(Value):
 class ContainerAccess(Value):
     """How a container sees exactly the chosen devices. `{index}` in a text stands for each device's index."""
 
-    # The driver through which the engine gives devices by their identities (`docker run --gpus`).
+    # The name of the engine's driver that gives devices by their identities (`docker run --gpus`).
     device_request: str | None = None
     device_nodes: tuple[str, ...] = ()  # files under /dev; one with `{index}` is repeated for each device
     mounts: tuple[Mount, ...] = ()
@@ -172,7 +171,9 @@ class ContainerOptions:
 
     device_nodes: tuple[str, ...] = ()
     read_only_mounts: tuple[str, ...] = ()
-    device_request: tuple[str, ...] = ()  # identities for the driver `request_driver`
+    # plan.json has both names. The identities of the devices that are requested of the engine, and the driver of the
+    # engine that gives them: the `device_request` of ContainerAccess.
+    device_request: tuple[str, ...] = ()
     request_driver: str | None = None
     groups: tuple[str, ...] = ()  # names or numbers
     engine_runtime: str | None = None
@@ -242,7 +243,7 @@ class VendorFile(Document):
     topology: PrintedCommand | None = None  # the tool's own table of links between devices, recorded as it is printed
     # The maker's number on the PCI bus, by which a node finds the NUMA domain of each device.
     pci_vendor: str | None = Field(default=None, pattern=r"^0x[0-9a-f]{4}$")
-    verified: str
+    verified: str  # the chips and software on which this file was run, or `none`
 
     @property
     def is_host(self) -> bool:

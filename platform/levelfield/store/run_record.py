@@ -90,7 +90,7 @@ def record_of(
         reason=private.text("; ".join(status.reasons)) or None,
         verdict=result.alignment.verdict,
         window=result.window,
-        step_seconds=step_seconds_from_start(raw.steps, raw.begins, window.first_step, window.last_step),
+        step_seconds=step_seconds_from_start(raw.steps, raw.first_step_start_ns, window.first_step, window.last_step),
         losses=_losses(raw),
         telemetry=telemetry_summary(plan, raw),
         result=StoredResult(

@@ -64,11 +64,13 @@ _MEMORY_PEAKS = ("process", "allocated", "reserved")
 def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> RunTraces | None:
     """Return the traces; None where there is neither telemetry of the steps nor a rank's memory nor a step in parts."""
     ranks = records_by_rank(raw.steps)
-    times_ns = {rank: step_nanoseconds_from_start(steps, raw.begins.get(rank)) for rank, steps in ranks.items()}
+    times_ns = {
+        rank: step_nanoseconds_from_start(steps, raw.first_step_start_ns.get(rank)) for rank, steps in ranks.items()
+    }
     times = {
         rank: step_us for rank, step_ns in times_ns.items() if (step_us := tuple(round(ns / 1000) for ns in step_ns))
     }
-    devices = [readings for part in node_parts(plan, raw) for readings in _devices(part, raw.begins)]
+    devices = [readings for part in node_parts(plan, raw) for readings in _devices(part, raw.first_step_start_ns)]
     peaks = _peaks(ranks)
     if not devices and not peaks and len(times) < 2 and step is None:
         return None
@@ -218,7 +220,7 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     left out, and all of it where a machine lacks the window.
     """
     parts = node_parts(plan, raw)
-    windows = [part.window_ns(plan.work.window, raw.begins.get(part.ranks.start)) for part in parts]
+    windows = [part.window_ns(plan.work.window, raw.first_step_start_ns.get(part.ranks.start)) for part in parts]
     measured = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
     if len(measured) < len(parts):
         return {}

@@ -35,7 +35,7 @@ def series_entries(entries: Sequence[Entry], counts: Sequence[int], is_weak: boo
     """
     node_entries = []
     for entry in entries:
-        if entry.suite is not None:
+        if entry.suite_entry is not None:
             raise UsageError("--nodes: found --suite; a suite says itself on how many nodes each entry runs")
         parts = entry.text.split(":")
         if len(parts) < 3:

@@ -108,7 +108,7 @@ def _capture_outputs(vendor: Vendor, folder: Path, force: bool) -> list[Captured
     has_tool = any(tool for _, tool in declared.values())
     adapter_commands: dict[str, NodeCommand] = {}
     if not has_tool and not vendor.spec.is_host:
-        for command in replayable_commands(vendor).samples:
+        for command in replayable_commands(vendor).sampling_commands:
             role = f"tool.{Path(command.argv[0]).name}"
             file = next((path.name for path in recorded.glob(f"{role}.*")), f"{role}.txt")  # its ending is kept
             adapter_commands[file] = command

@@ -124,7 +124,7 @@ class VendorSubject:
             return
         devices = self.replayed_adapter(self.outputs).devices()
         if not self.stage.tool_ran.exists():
-            if devices and replayable_commands(self.registry.vendor(self.name)).samples:
+            if devices and replayable_commands(self.registry.vendor(self.name)).sampling_commands:
                 self.has_hardware = True
                 return
             if devices:

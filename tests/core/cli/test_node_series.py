@@ -73,7 +73,7 @@ def test_an_entry_keeps_its_other_parts() -> None:
     with pytest.raises(UsageError, match="whole number"):
         series_entries([Entry("c:torch:F1", request)], (4, 5), True)
     with pytest.raises(UsageError, match="a suite"):
-        series_entries([Entry("c:torch:F1", suite=EntryUsed(suite="s", name="n"))], (1, 2), False)
+        series_entries([Entry("c:torch:F1", suite_entry=EntryUsed(suite="s", name="n"))], (1, 2), False)
 
 
 def test_runs_of_one_number_only_give_a_sentence(run: RunPaths) -> None:

@@ -12,7 +12,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
 from levelfield.judge.promotion import promoted_reference, reference_from
-from levelfield.plan.resolution import choices_for
+from levelfield.plan.resolution import routing_choices_for
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
@@ -170,7 +170,7 @@ def test_a_run_of_the_same_work_and_tokens_follows(
 ) -> None:
     for devices in (1, 2):
         plan = plan_of(monkeypatch, devices)
-        choices = choices_for(plan, reference)
+        choices = routing_choices_for(plan, reference)
         assert choices == ChoicesPlan(follows=digest_of(str(reference.choices)), known=reference.choices)
         chosen = plan.model_copy(update={"choices": choices})
         assert job_content(chosen, run)["choices"] == {"known": reference.choices}
@@ -182,10 +182,14 @@ def test_other_work_follows_nothing_and_one_process_records_its_own(
 ) -> None:
     plan = plan_of(monkeypatch, 1)
     other = reference.model_copy(update={"identity": reference.identity.model_copy(update={"work": "sha256:other"})})
-    assert choices_for(plan, other) is None
-    assert choices_for(plan, None) == ChoicesPlan(follows=None) == choices_for(plan, of_an_older_version(reference))
-    assert choices_for(plan_of(monkeypatch, 2), None) is None
-    assert choices_for(plan_of(monkeypatch, 1, scale="full"), None) == ChoicesPlan(follows=None)
+    assert routing_choices_for(plan, other) is None
+    assert (
+        routing_choices_for(plan, None)
+        == ChoicesPlan(follows=None)
+        == routing_choices_for(plan, of_an_older_version(reference))
+    )
+    assert routing_choices_for(plan_of(monkeypatch, 2), None) is None
+    assert routing_choices_for(plan_of(monkeypatch, 1, scale="full"), None) == ChoicesPlan(follows=None)
 
 
 def of_an_older_version(reference: Reference) -> Reference:
@@ -196,4 +200,4 @@ def of_an_older_version(reference: Reference) -> Reference:
 def test_a_dense_model_has_no_choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     plan = make_plan(Registry([PLUGINS]), "tiny:fake:F1:1:1", scale="smoke")
-    assert choices_for(plan, None) is None and "choices" not in job_content(plan, RunPaths(tmp_path))
+    assert routing_choices_for(plan, None) is None and "choices" not in job_content(plan, RunPaths(tmp_path))

@@ -450,7 +450,7 @@ def test_a_change_of_shared_code_changes_what_a_result_rests_on(tmp_path: Path) 
 
 def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_digest(ROOT / "models" / "torch")
-    monkeypatch.setattr(resolution, "_platform_code", lambda: "other")
+    monkeypatch.setattr(resolution, "_platform_code_digest", lambda: "other")
     assert code_digest(ROOT / "models" / "torch") != before
 
 

@@ -15,7 +15,7 @@ from levelfield.judge.collector import collect
 from levelfield.measure.series import median_interval
 from levelfield.report import repeats
 from levelfield.report.tables import format_json
-from levelfield.report.words import number
+from levelfield.report.words import format_number
 from levelfield.series.findings import figure_value
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import NodeResult, RankPace, Result, Status
@@ -204,7 +204,11 @@ def test_mfu_by_two_measured_peaks_has_no_median(five: list[Result]) -> None:
 
 
 def test_a_figure_without_decimals_is_a_whole_number() -> None:
-    assert number(1234.6, 0) == "1,235" and number(1234.6, None, 100) == "12.35" and number(None, 0) == "-"
+    assert (
+        format_number(1234.6, 0) == "1,235"
+        and format_number(1234.6, None, 100) == "12.35"
+        and format_number(None, 0) == "-"
+    )
     whole = replace(GATED["joules_per_token"], digits=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(GATED, "joules_per_token", whole)

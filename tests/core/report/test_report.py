@@ -322,7 +322,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(None, "-"), (0.0, "0.0"), (1234.56, "1,234.6")])
 def test_numbers(value: float | None, text: str) -> None:
-    assert words.number(value) == text
+    assert words.format_number(value) == text
 
 
 class TestRunsOfDifferentCases:

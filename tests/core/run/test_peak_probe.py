@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.measure.utilisation import core_tflops_limit
-from levelfield.plan.peak import MeasuredPeaks, peak_used, remeasure_reason, with_peak
+from levelfield.plan.peak import MeasuredPeaks, mfu_peak, remeasure_reason, with_peak
 from levelfield.run import measurement
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher, SlurmRuntime
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
@@ -342,11 +342,11 @@ def test_a_probe_that_fails_leaves_the_doubtful_peak(plan: Plan, monkeypatch: py
 
 
 def test_a_peak_has_its_time_and_conditions_in_the_result(plan: Plan) -> None:
-    used = peak_used(plan.hardware.chip, plan.work.model_copy(), measure(plan))
+    used = mfu_peak(plan.hardware.chip, plan.work.model_copy(), measure(plan))
     assert used.measurement is not None and datetime.fromisoformat(used.measurement.at) <= datetime.now(timezone.utc)
     assert f" at {used.measurement.at}: " in used.source
     low = MeasuredPeaks({"fp32": 1.0}, "a probe", {"fp32": now(other_cores=1.5)})
-    source = peak_used(plan.hardware.chip, plan.work, low).source
+    source = mfu_peak(plan.hardware.chip, plan.work, low).source
     assert "5% below" in source and source.endswith("too low")
 
 

@@ -64,7 +64,7 @@ def test_readings_are_kept_with_the_time_in_their_middle(paths: RunPaths) -> Non
     raw = watched(
         Tool(lambda: [Sample(0, power_watts=50.0, memory_used_bytes=7), Sample(1, energy_joules=3.0)]), paths, 3
     )
-    assert len(raw.telemetry[0].readings) >= 6 and raw.broken == ()
+    assert len(raw.telemetry[0].readings) >= 6 and raw.damage_sentences == ()
     first, second = raw.telemetry[0].readings[:2]
     assert (first.device, first.power_watts, first.memory_used_bytes, first.energy_joules) == ("0", 50.0, 7, None)
     assert (second.device, second.energy_joules, second.power_watts) == ("1", 3.0, None)

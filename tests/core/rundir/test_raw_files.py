@@ -19,8 +19,12 @@ def append(path: Path, text: bytes) -> None:
 def test_a_whole_run_is_read(run: RunPaths) -> None:
     raw = read_raw(run)
     assert [(r.rank, r.step) for r in raw.steps] == [(rank, step) for rank in (0, 1) for step in range(1, 13)]
-    assert raw.ended == {0, 1} and set(raw.begins) == {0, 1} and set(raw.frameworks) == {0, 1}
-    assert len(raw.weights) == 2 * 36 and raw.errors == {} and raw.broken == ()
+    assert (
+        raw.ranks_with_end_event == {0, 1}
+        and set(raw.first_step_start_ns) == {0, 1}
+        and set(raw.framework_events) == {0, 1}
+    )
+    assert len(raw.weights) == 2 * 36 and raw.errors == {} and raw.damage_sentences == ()
     assert raw.outcome["cause"] == "exited" and len(raw.telemetry[0].readings) == 2 * 7
 
 
@@ -41,7 +45,7 @@ def test_a_broken_line_before_the_last_is_named(run: RunPaths, line: bytes) -> N
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[:5], line, *lines[5:]]))
     raw = read_raw(run)
-    (broken,) = raw.broken
+    (broken,) = raw.damage_sentences
     assert broken.partition(":")[0].split() == ["rank1.jsonl", "line", "6"] and len(raw.steps) == 24
 
 
@@ -60,7 +64,7 @@ def test_a_value_of_the_wrong_kind_makes_the_event_damaged(run: RunPaths, key: s
 
     change_steps(run, damage)
     raw = read_raw(run)
-    (broken,) = raw.broken
+    (broken,) = raw.damage_sentences
     assert broken.startswith("rank1.jsonl: ") and "step event" in broken
     assert [r.step for r in raw.steps if r.rank == 1] == [s for s in range(1, 13) if s != 4]
 
@@ -68,7 +72,7 @@ def test_a_value_of_the_wrong_kind_makes_the_event_damaged(run: RunPaths, key: s
 @pytest.mark.parametrize("key", ["step", "end_ns", "loss", "grad_norm", "tokens"])
 def test_a_missing_key_makes_the_event_damaged(run: RunPaths, key: str) -> None:
     change_steps(run, lambda event: event.pop(key) if event.get("step") == 4 else None)
-    (broken,) = read_raw(run).broken
+    (broken,) = read_raw(run).damage_sentences
     assert broken.startswith("rank1.jsonl: ") and "step event" in broken and key in broken
 
 
@@ -89,7 +93,7 @@ def test_other_damaged_events_are_named_too(run: RunPaths, kind: str, change: Ev
     path = run.events / "rank0.jsonl"
     edit(path, lambda events: [{**e, **change} if e["event"] == kind else e for e in events])
     raw = read_raw(run)
-    (broken,) = raw.broken
+    (broken,) = raw.damage_sentences
     assert broken.startswith(f"rank0.jsonl: a {kind} event ")
 
 
@@ -113,7 +117,7 @@ def test_words_for_what_is_not_finite_are_numbers_again(run: RunPaths) -> None:
 def test_a_damaged_reading_is_named(run: RunPaths, line: Event) -> None:
     append(run.telemetry, json.dumps(line).encode() + b"\n")
     raw = read_raw(run)
-    (broken,) = raw.broken
+    (broken,) = raw.damage_sentences
     assert broken.startswith("telemetry.jsonl: ") and "a reading" in broken
     assert len(raw.telemetry[0].readings) == 14
 
@@ -126,7 +130,7 @@ def test_an_outcome_that_is_none_is_none(run: RunPaths, content: str) -> None:
 
 def test_a_stranger_among_the_events_is_named(run: RunPaths) -> None:
     (run.events / "rank0-copy.jsonl").write_text("{}\n")
-    (broken,) = read_raw(run).broken
+    (broken,) = read_raw(run).damage_sentences
     assert broken.startswith("rank0-copy.jsonl: ")
 
 

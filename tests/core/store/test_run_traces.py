@@ -52,7 +52,7 @@ def raw(ranks: int = 2, steps: int = 4, readings: tuple[Reading, ...] = ()) -> R
         for step in range(1, steps + 1)
     )
     telemetry = (NodeTelemetry(None, readings),) if readings else ()
-    return RawRecords(steps=records, begins=dict.fromkeys(range(ranks), 100 * SECOND), telemetry=telemetry)
+    return RawRecords(steps=records, first_step_start_ns=dict.fromkeys(range(ranks), 100 * SECOND), telemetry=telemetry)
 
 
 def reading(second: float, watts: float | None, device: str = "0", **more: Any) -> Reading:
@@ -113,7 +113,7 @@ def test_a_run_without_telemetry_and_memory_has_no_traces(plan: Plan) -> None:
     one = raw(ranks=1)
     assert run_traces(plan, replace(one, steps=tuple(replace(r, memory={}) for r in one.steps))) is None
     assert run_traces(plan, RawRecords()) is None
-    assert run_traces(plan, replace(raw(), begins={})) is not None  # memory is left
+    assert run_traces(plan, replace(raw(), first_step_start_ns={})) is not None  # memory is left
 
 
 def test_a_recorded_run_has_traces_that_a_store_keeps(plan: Plan, recorded: Path, record: RunRecord, url: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import ContainerWork, Say
-from levelfield.errors import RunFailed, connection_error
+from levelfield.errors import RunFailed, connection_failure_text
 from levelfield.node.process_identity import identity_of, is_alive, parse_identity
 from levelfield.specs.plan import ContainerPlan, Plan
 
@@ -90,7 +90,7 @@ def first_line(error: Exception) -> str:
     explanation = getattr(error, "explanation", None)
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    text = str(explanation or (connection_error(error) if isinstance(error, OSError) else error)).strip()
+    text = str(explanation or (connection_failure_text(error) if isinstance(error, OSError) else error)).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from levelfield import environment_folder, installer
 from levelfield.contracts.execution import Say
-from levelfield.errors import RunFailed, UsageError, write_error
+from levelfield.errors import RunFailed, UsageError, write_failure_text
 from levelfield.plan.environment import STAMP, stamped_digest
 from levelfield.rundir.directory import write_json
 from levelfield.specs.plan import EnvironmentPlan
@@ -48,7 +48,7 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
                     if error.errno == errno.EROFS:  # as where no lock can be made on it
                         where = error.filename or folder
                         raise UsageError(f"{where} cannot be written: {error.strerror}; {_PYTHON_ADVICE}") from None
-                    raise RunFailed(f"the environment cannot be made: {write_error(error, folder)}") from None
+                    raise RunFailed(f"the environment cannot be made: {write_failure_text(error, folder)}") from None
             fcntl.flock(lock, fcntl.LOCK_UN)
         yield
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import urllib3
 
-from levelfield.errors import UsageError, connection_error
+from levelfield.errors import UsageError, connection_failure_text
 from levelfield.user_folders import home_folder
 
 PACKAGE = "kubernetes==37.0.2"
@@ -107,7 +107,7 @@ class ClusterApi:
                 if len(rest) > MOST_LINE_BYTES:
                     raise ClusterSilence(f"found a line of more than {MOST_LINE_BYTES} bytes")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ClusterSilence(connection_error(error)) from None
+            raise ClusterSilence(connection_failure_text(error)) from None
         finally:
             response.close()
 
@@ -119,7 +119,7 @@ class ClusterApi:
         try:
             content = json.loads(response.data or b"{}")
         except urllib3.exceptions.HTTPError as error:
-            raise ClusterSilence(connection_error(error)) from None
+            raise ClusterSilence(connection_failure_text(error)) from None
         except ValueError:
             raise ClusterSilence(f"{self.address}: the answer is no JSON") from None
         finally:
@@ -144,9 +144,9 @@ class ClusterApi:
         try:
             answer = self._client.call_api(*call, _request_timeout=(CONNECT_SECONDS, silence_seconds)).response
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ClusterSilence(connection_error(error)) from None
+            raise ClusterSilence(connection_failure_text(error)) from None
         except Exception as error:  # the client's own errors: of certificates, and of what a plugin for tokens raises
-            raise ClusterSilence(f"{type(error).__name__}: {connection_error(error)}") from None
+            raise ClusterSilence(f"{type(error).__name__}: {connection_failure_text(error)}") from None
         if answer.status < 400:
             return answer
         text = answer.data.decode(errors="replace")
