@@ -109,7 +109,9 @@ def interpreter() -> Path:
     from levelfield.run.runtimes.environments import environment_in_use
 
     implementation, _folder = Registry().implementation("jax")
-    plan = plan_environment(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
+    plan = plan_environment(
+        implementation, "cpu", implementation.requirements["cpu"].environment_packages(), None, "process"
+    )
     with environment_in_use(plan, lambda text: print(text, file=sys.stderr)):
         return Path(plan.python)
 

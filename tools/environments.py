@@ -27,7 +27,9 @@ def main() -> None:
 
 def make(registry: Registry, framework: str) -> None:
     implementation, _folder = registry.implementation(framework)
-    plan = plan_environment(implementation, KIND, implementation.requirements[KIND].stages(), None, "process")
+    plan = plan_environment(
+        implementation, KIND, implementation.requirements[KIND].environment_packages(), None, "process"
+    )
     with environment_in_use(plan, say):
         pass
 

@@ -205,7 +205,9 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
     current = record.current(ReferenceState(registry))
     done = set() if again else current
     code = functools.partial(training_code_digest, implementation, folder, "cpu")
-    environment = plan_environment(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
+    environment = plan_environment(
+        implementation, "cpu", implementation.requirements["cpu"].environment_packages(), None, "process"
+    )
     with environment_in_use(environment, print):
         for planned_run in planned_runs:
             if str(planned_run) in done or precision not in (None, planned_run.precision):

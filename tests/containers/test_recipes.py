@@ -23,7 +23,7 @@ from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes.images import image_tag
 from levelfield.run.runtimes.wheels import Wheels, image_wheels, verify
 from levelfield.specs.plan import ImagePlan
-from levelfield.specs.requirements import Stages
+from levelfield.specs.requirements import EnvironmentPackages
 from levelfield.specs.vendor import Image
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -35,7 +35,9 @@ def recipe(vendor: str, framework: str, given: str | None = None) -> ImagePlan:
     implementation, folder = registry.implementation(framework)
     file = registry.vendor_file(vendor)
     needs = implementation.requirements.get(file.device_kind)
-    return image_plan(implementation, folder, file, needs.stages() if needs else Stages(), given)
+    return image_plan(
+        implementation, folder, file, needs.environment_packages() if needs else EnvironmentPackages(), given
+    )
 
 
 def offered() -> list[tuple[str, str]]:
@@ -133,7 +135,7 @@ def test_a_vendor_without_an_image_is_told_where_to_name_one() -> None:
     implementation, folder = registry.implementation("torch")
     file = registry.vendor_file("cpu").model_copy(update={"images": {}})
     with pytest.raises(UsageError, match=r"\bcpu\b.*torch: .*--base-image"):
-        image_plan(implementation, folder, file, Stages(("torch==2.13.0",)), None)
+        image_plan(implementation, folder, file, EnvironmentPackages(("torch==2.13.0",)), None)
 
 
 def test_an_image_that_brings_the_framework_gets_no_wheels() -> None:
@@ -141,7 +143,7 @@ def test_an_image_that_brings_the_framework_gets_no_wheels() -> None:
     implementation, folder = registry.implementation("torch")
     brings = Image(image="acme/torch:1", python="python3.9", has_framework=True, source="Acme")
     file = registry.vendor_file("cpu").model_copy(update={"images": {"torch": brings}})
-    image = image_plan(implementation, folder, file, Stages(("torch==2.13.0",)), None)
+    image = image_plan(implementation, folder, file, EnvironmentPackages(("torch==2.13.0",)), None)
     assert (image.requirements, image.python) == ((), "python3.9")
     assert "COPY" not in image.dockerfile and image_wheels(image, offline=True, say=print) == Wheels(Path(), {})
 
@@ -156,7 +158,7 @@ def test_requirements_for_nothing_need_an_image_that_brings_the_framework() -> N
     registry = Registry()
     implementation, folder = registry.implementation("torch")
     with pytest.raises(UsageError, match="has_framework"):
-        image_plan(implementation, folder, registry.vendor_file("cpu"), Stages(), None)
+        image_plan(implementation, folder, registry.vendor_file("cpu"), EnvironmentPackages(), None)
 
 
 @pytest.mark.parametrize("damage", ["changed", "removed"])
@@ -192,25 +194,27 @@ def test_the_python_of_every_image_is_one_that_its_pins_are_for(vendor: str) -> 
     file = registry.vendor_file(vendor)
     older = file.model_copy(update={"images": {"base": file.images["base"]}})
     with pytest.raises(UsageError, match=r"^oneflow .*3\.11.*==3\.10\.\*"):
-        image_plan(implementation, folder, older, implementation.requirements[file.device_kind].stages(), None)
+        image_plan(
+            implementation, folder, older, implementation.requirements[file.device_kind].environment_packages(), None
+        )
 
 
 def test_a_users_image_brings_the_framework_where_he_says_so() -> None:
     registry = Registry()
     implementation, folder = registry.implementation("megatron")
     file = registry.vendor_file("nvidia")
-    stages = implementation.requirements["nvidia"].stages()
-    image = image_plan(implementation, folder, file, stages, "mine:1", base_has_framework=True)
+    packages = implementation.requirements["nvidia"].environment_packages()
+    image = image_plan(implementation, folder, file, packages, "mine:1", base_has_framework=True)
     assert (image.requirements, image.builds, image.python) == ((), (), "python3") and "COPY" not in image.dockerfile
     with pytest.raises(UsageError, match=r"--base-has-framework:.*base image"):
-        image_plan(implementation, folder, file, stages, None, base_has_framework=True)
+        image_plan(implementation, folder, file, packages, None, base_has_framework=True)
 
 
 def test_what_is_built_for_an_image_is_in_its_requirements_and_its_tag() -> None:
     registry = Registry()
     implementation, folder = registry.implementation("torch")
     needs, file = implementation.requirements["nvidia"], registry.vendor_file("nvidia")
-    plain = image_plan(implementation, folder, file, needs.stages(), None)
-    built = image_plan(implementation, folder, file, needs.stages(["fp8"]), None)
+    plain = image_plan(implementation, folder, file, needs.environment_packages(), None)
+    built = image_plan(implementation, folder, file, needs.environment_packages(["fp8"]), None)
     assert built.packages[-1] == "torchao==0.18.0" and plain.builds == ()
     assert image_tag(plain, "sha256:base", WHEELS) != image_tag(built, "sha256:base", WHEELS)

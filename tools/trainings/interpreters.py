@@ -29,7 +29,9 @@ def interpreters() -> Iterator[Callable[[str], Path]]:
             implementation, _folder = registry.implementation(framework)
             if framework == "torch" and version("torch").partition("+")[0] == implementation.version:
                 return Path(sys.executable)
-            plan = plan_environment(implementation, "cpu", implementation.requirements["cpu"].stages(), None, "process")
+            plan = plan_environment(
+                implementation, "cpu", implementation.requirements["cpu"].environment_packages(), None, "process"
+            )
             in_use.enter_context(environment_in_use(plan, print))
             return Path(plan.python)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.run.runtimes.images import BuiltImage
     from levelfield.specs.plan import EnvironmentPlan, ImagePlan
-    from levelfield.specs.requirements import Stages
+    from levelfield.specs.requirements import EnvironmentPackages
 
 ENVIRONMENT = """\
 Make what the trainings of frameworks need, ahead of a run: Python environments
@@ -126,7 +126,12 @@ def _framework_environment(
             f"{framework} on {device_kind}: the vendor's own Python or image brings it; there is no environment to make"
         )
     return plan_environment(
-        manifest, device_kind, manifest.requirements[device_kind].stages(uses), None, "process", driver=driver
+        manifest,
+        device_kind,
+        manifest.requirements[device_kind].environment_packages(uses),
+        None,
+        "process",
+        driver=driver,
     )
 
 
@@ -137,36 +142,41 @@ def _fetch(options: argparse.Namespace) -> int:
     """
     from levelfield.plan.image_recipe import PIP_REQUIREMENT
     from levelfield.run.runtimes.wheels import fetch_wheels
-    from levelfield.specs.requirements import Stages
+    from levelfield.specs.requirements import EnvironmentPackages
 
     terminal, registry, folder = Terminal(), registry_of(options), options.folder.absolute()
     device_kind = registry.vendor_file(options.vendor).device_kind
     groups = [
-        (name, sys.executable, ("--no-deps", *(f"--requirement={checkout() / lock}" for lock in locks)), Stages())
+        (
+            name,
+            sys.executable,
+            ("--no-deps", *(f"--requirement={checkout() / lock}" for lock in locks)),
+            EnvironmentPackages(),
+        )
         for name, locks in LOCK_FILES.items()
     ]
     for name in options.framework or registry.labels():
         try:
-            python, stages = _interpreter_and_stages(registry, name, device_kind, tuple(options.uses))
+            python, packages = _interpreter_and_packages(registry, name, device_kind, tuple(options.uses))
         except NotHere as error:
             if options.framework:
                 raise
             terminal.say(f"left out: {error}")
         else:
-            groups.append((f"{name} on {device_kind}", python, (PIP_REQUIREMENT, *stages.pip_packages), stages))
-    for name, python, arguments, stages in groups:
+            groups.append((f"{name} on {device_kind}", python, (PIP_REQUIREMENT, *packages.pip_packages), packages))
+    for name, python, arguments, packages in groups:
         terminal.say(f"fetching the wheels of {name} with {python}")
-        index = stages.index.setting if stages.index else None
-        fetch_wheels(folder, python, arguments, terminal.say, stages.steps, index)
+        index = packages.index.setting if packages.index else None
+        fetch_wheels(folder, python, arguments, terminal.say, packages.steps, index)
     sizes = [path.stat().st_size for path in folder.glob("*.whl")]
     print(f"{folder}: {len(sizes)} wheels, {gib(sum(sizes))}")
     print(f"To use them: {WHEELS}={folder}, on a machine with the same system and Python.")
     return 0
 
 
-def _interpreter_and_stages(
+def _interpreter_and_packages(
     registry: Registry, framework: str, device_kind: str, uses: tuple[str, ...]
-) -> tuple[str, Stages]:
+) -> tuple[str, EnvironmentPackages]:
     from levelfield.plan.build_checks import missing_need_sentences
     from levelfield.plan.environment import interpreter_for
 
@@ -175,24 +185,27 @@ def _interpreter_and_stages(
         raise NotHere(
             f"{framework} on {device_kind}: the vendor's own Python or image brings it; there are no wheels to fetch"
         )
-    python, stages = interpreter_for(manifest, device_kind).python, manifest.requirements[device_kind].stages(uses)
-    if lacking := list(missing_need_sentences(stages, None, is_already_made=False)):
+    python, packages = (
+        interpreter_for(manifest, device_kind).python,
+        manifest.requirements[device_kind].environment_packages(uses),
+    )
+    if lacking := list(missing_need_sentences(packages, None, is_already_made=False)):
         raise NotHere(f"{framework} on {device_kind}: " + "\n  ".join(lacking))
-    return python, stages
+    return python, packages
 
 
 def _image_plan(
     registry: Registry, framework: str, vendor_name: str, base: str | None, base_has_framework: bool
 ) -> ImagePlan:
     from levelfield.plan.image_recipe import image_plan
-    from levelfield.specs.requirements import Stages
+    from levelfield.specs.requirements import EnvironmentPackages
 
     manifest, folder = registry.implementation_of_label(framework)
     vendor = registry.vendor_file(vendor_name)
     requirements = manifest.requirements.get(vendor.device_kind)
-    stages = requirements.stages() if requirements else Stages()
+    packages = requirements.environment_packages() if requirements else EnvironmentPackages()
     base = base or os.environ.get("LEVELFIELD_BASE_IMAGE")
-    return image_plan(manifest, folder, vendor, stages, base, base_has_framework)
+    return image_plan(manifest, folder, vendor, packages, base, base_has_framework)
 
 
 def _ready_image(image: ImagePlan, offline: bool) -> BuiltImage:

@@ -138,7 +138,9 @@ class BuildTrials:
         for folder in (self.good.folder, build.folder):
             try:
                 manifest = load(ImplementationFile, folder / "models" / framework / "implementation.yaml")
-                pins = plan_environment(manifest, kind, manifest.requirements[kind].stages(), None, "process")
+                pins = plan_environment(
+                    manifest, kind, manifest.requirements[kind].environment_packages(), None, "process"
+                )
             except (DocumentError, KeyError):
                 return None
             if pins.digest != environment.digest:

@@ -22,10 +22,10 @@ from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.requirements import (
     Build,
     BuildTool,
+    EnvironmentPackages,
     LeastVersion,
     NamedIndex,
     Requirements,
-    Stages,
     Use,
     version_numbers,
 )
@@ -72,20 +72,20 @@ class UnmetNeed(NamedTuple):
 
 
 def missing_need_sentences(
-    stages: Stages, driver: str | None, is_already_made: bool, chip: Chip | None = None
+    packages: EnvironmentPackages, driver: str | None, is_already_made: bool, chip: Chip | None = None
 ) -> Iterator[str]:
     """Return a sentence for each thing that the packages need and this machine lacks.
 
     driver: the version of the devices' driver; None: there are no devices here. chip: the run's; None: it is not known.
     is_already_made: nothing is downloaded or built any more, so neither index nor compilers are needed.
     """
-    for version, need, remedy in unmet_needs(stages, driver, chip):
+    for version, need, remedy in unmet_needs(packages, driver, chip):
         yield f"found {version}, expected {need.least} or newer: {need.reason}. {remedy}"
     if is_already_made or installer.wheels_folder():
         return
-    if stages.index and (problem := index_problem(stages.index)):
+    if packages.index and (problem := index_problem(packages.index)):
         yield problem
-    for build in stages.builds:
+    for build in packages.builds:
         yield from filter(None, (tool_problem(tool, build) for tool in build.tools))
 
 
@@ -95,7 +95,9 @@ def is_enough(need: LeastVersion, version: str) -> bool | None:
     return None if parts is None or least is None else parts >= least
 
 
-def unmet_needs(needs: Requirements | Stages, driver: str | None, chip: Chip | None) -> Iterator[UnmetNeed]:
+def unmet_needs(
+    needs: Requirements | EnvironmentPackages, driver: str | None, chip: Chip | None
+) -> Iterator[UnmetNeed]:
     """Return the needs that the chip or the driver does not meet. One whose version is not known counts as met."""
     capability = chip.compute_capability if chip else None
     if chip and capability and needs.compute_capability and is_enough(needs.compute_capability, capability) is False:

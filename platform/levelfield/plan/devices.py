@@ -12,7 +12,7 @@ from levelfield.plan.image_recipe import image_plan
 from levelfield.plan.permissions import allowed_permissions
 from levelfield.plan.request import Decision
 from levelfield.specs.plan import ContainerPlan, Hardware
-from levelfield.specs.requirements import Stages
+from levelfield.specs.requirements import EnvironmentPackages
 
 if TYPE_CHECKING:
     from levelfield.plan.arrangement import Arrangement
@@ -108,7 +108,7 @@ def _absent_devices_message(selection: Selection, nodes: int, devices: int, is_n
     )
 
 
-def plan_container(decision: Decision, hardware: Hardware, stages: Stages) -> ContainerPlan | None:
+def plan_container(decision: Decision, hardware: Hardware, packages: EnvironmentPackages) -> ContainerPlan | None:
     """Return the container of a node with its image and devices; None for another runtime. Raises UsageError."""
     selection, request = decision.selection, decision.request
     if request.runtime != "docker":
@@ -132,7 +132,7 @@ def plan_container(decision: Decision, hardware: Hardware, stages: Stages) -> Co
             selection.implementation,
             selection.folder,
             selection.vendor,
-            stages,
+            packages,
             request.base_image,
             request.base_has_framework,
         ),

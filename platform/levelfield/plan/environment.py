@@ -22,7 +22,7 @@ from levelfield.plan.build_checks import import_problems, missing_need_sentences
 from levelfield.specs.case import Work
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import EnvironmentPlan, ImagePlan, RuntimeName
-from levelfield.specs.requirements import BuildStep, PythonVersion, Stages, takes_python
+from levelfield.specs.requirements import BuildStep, EnvironmentPackages, PythonVersion, takes_python
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
 from levelfield.user_folders import home_folder
@@ -38,7 +38,7 @@ VERSION_PROGRAM = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info
 def plan_environment(
     file: ImplementationFile,
     kind: str,
-    stages: Stages,
+    packages: EnvironmentPackages,
     python: str | None,
     runtime: RuntimeName,
     devices_may_be_absent: bool = False,
@@ -56,7 +56,7 @@ def plan_environment(
     if runtime == "inside":
         python = python or "python3"
     if python:
-        return _existing_environment(file, kind, stages, python, runtime, devices_may_be_absent)
+        return _existing_environment(file, kind, packages, python, runtime, devices_may_be_absent)
     if kind not in file.requirements:
         if devices_may_be_absent:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
@@ -67,29 +67,29 @@ def plan_environment(
     folder = checkout() / ".venvs" / f"{file.stem}-{kind}"
     interpreter, interpreter_problem = _interpreter_or_reason(file, kind, devices_may_be_absent)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
-    digest = _digest((version, *stages.pip_packages, *_step_fingerprints(stages.steps)))
+    digest = _digest((version, *packages.pip_packages, *_step_fingerprints(packages.steps)))
     need_problem = missing_needs(
-        file, kind, stages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip
+        file, kind, packages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip
     )
     return EnvironmentPlan(
         name=folder.name,
         folder=str(folder),
         python=str(folder / "bin" / "python"),
         made_with=interpreter.python if interpreter else None,
-        requirements=stages.pip_packages,
+        requirements=packages.pip_packages,
         digest=digest,
         lacking=interpreter_problem or need_problem,
         offline=offline,
-        builds=stages.steps,
-        index=stages.index.setting if stages.index else None,
-        left_out=left_out_sentences(stages),
+        builds=packages.steps,
+        index=packages.index.setting if packages.index else None,
+        left_out=left_out_sentences(packages),
     )
 
 
 def missing_needs(
     file: ImplementationFile,
     kind: str,
-    stages: Stages,
+    packages: EnvironmentPackages,
     driver: str | None,
     is_already_made: bool,
     devices_may_be_absent: bool,
@@ -99,7 +99,7 @@ def missing_needs(
 
     Raises NotHere instead, unless `devices_may_be_absent`.
     """
-    if not (sentences := list(missing_need_sentences(stages, driver, is_already_made, chip))):
+    if not (sentences := list(missing_need_sentences(packages, driver, is_already_made, chip))):
         return None
     message = f"{file.label} on {kind}: " + "\n  ".join(sentences)
     if devices_may_be_absent:
@@ -107,9 +107,9 @@ def missing_needs(
     raise NotHere(message)
 
 
-def left_out_sentences(stages: Stages) -> tuple[str, ...]:
+def left_out_sentences(packages: EnvironmentPackages) -> tuple[str, ...]:
     """Return a sentence for each package that the run does without."""
-    return tuple(f"without {build.name}: {build.without}" for build in stages.left_out)
+    return tuple(f"without {build.name}: {build.without}" for build in packages.left_out)
 
 
 def stamped_digest(folder: Path) -> str | None:
@@ -137,22 +137,29 @@ def _interpreter_or_reason(
 
 
 def _existing_environment(
-    file: ImplementationFile, kind: str, stages: Stages, python: str, runtime: RuntimeName, devices_may_be_absent: bool
+    file: ImplementationFile,
+    kind: str,
+    packages: EnvironmentPackages,
+    python: str,
+    runtime: RuntimeName,
+    devices_may_be_absent: bool,
 ) -> EnvironmentPlan:
     if not shutil.which(python):
         raise UsageError(f"--python {python}: found no interpreter there; give the path of an executable Python")
     remedy = "start a container that has it" if runtime == "inside" else "leave --python out: an environment is made"
-    builds = [f"{build}, or {remedy}" for build in import_problems(python, stages.builds)]
+    builds = [f"{build}, or {remedy}" for build in import_problems(python, packages.builds)]
     problem = f"{file.label} on {kind}: " + "\n  ".join(builds) if builds else None
     if problem and not devices_may_be_absent:
         raise NotHere(problem)
     return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="", lacking=problem)
 
 
-def image_environment(image: ImagePlan, lacking: str | None = None, stages: Stages | None = None) -> EnvironmentPlan:
+def image_environment(
+    image: ImagePlan, lacking: str | None = None, packages: EnvironmentPackages | None = None
+) -> EnvironmentPlan:
     """Return the Python of a container. It is part of the image; nothing is made on the host.
 
-    lacking: what this machine lacks for the image. stages: of the run, whose left out packages the plan names.
+    lacking: what this machine lacks for the image. packages: those of the run; the plan names what is left out.
     """
     return EnvironmentPlan(
         name=f"image {image.name}",
@@ -163,22 +170,22 @@ def image_environment(image: ImagePlan, lacking: str | None = None, stages: Stag
         lacking=lacking,
         builds=image.builds,
         index=image.index,
-        left_out=left_out_sentences(stages) if stages and image.requirements else (),
+        left_out=left_out_sentences(packages) if packages and image.requirements else (),
     )
 
 
-def plan_requirements(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> Stages:
+def plan_requirements(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> EnvironmentPackages:
     """Return the pinned requirements of this choice; none where the vendor provides the framework."""
     if kind not in file.requirements:
-        return Stages()
+        return EnvironmentPackages()
     requirements = file.requirements[kind]
     uses = {"flash_attn": tuning.attention == "flash_attn", "fp8": work.training.precision == "fp8"}
-    stages = requirements.stages([use for use, used in uses.items() if used])
-    packages = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"], "torchao": uses["fp8"]}
+    packages = requirements.environment_packages([use for use, used in uses.items() if used])
+    use_by_package = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"], "torchao": uses["fp8"]}
     optional = tuple(
-        p for p in requirements.optional if any(used and p.startswith(name) for name, used in packages.items())
+        p for p in requirements.optional if any(used and p.startswith(name) for name, used in use_by_package.items())
     )
-    return replace(stages, pip_packages=(*stages.pip_packages, *optional))
+    return replace(packages, pip_packages=(*packages.pip_packages, *optional))
 
 
 def _digest(lines: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from levelfield.errors import UsageError
 from levelfield.specs.base import parse
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import ImagePlan
-from levelfield.specs.requirements import Stages, takes_python
+from levelfield.specs.requirements import EnvironmentPackages, takes_python
 from levelfield.specs.vendor import FROM_USER, Image, VendorFile
 
 VENV_PATH = "/opt/levelfield"
@@ -27,7 +27,7 @@ def image_plan(
     implementation: ImplementationFile,
     folder: Path,
     vendor: VendorFile,
-    stages: Stages,
+    packages: EnvironmentPackages,
     base_image: str | None,
     base_has_framework: bool = False,
 ) -> ImagePlan:
@@ -42,9 +42,9 @@ def image_plan(
     if base_has_framework and not base_image:
         raise UsageError("--base-has-framework: found no base image; name it with --base-image")
     base = _base_image(
-        implementation.framework, vendor, base_image, bool(stages.pip_packages) and not base_has_framework
+        implementation.framework, vendor, base_image, bool(packages.pip_packages) and not base_has_framework
     )
-    installed = Stages() if base.has_framework else stages
+    installed = EnvironmentPackages() if base.has_framework else packages
     if implementation.is_further and base.has_framework:
         raise UsageError(
             f"{implementation.label} on {vendor.name}: found the image {base.reference}, which brings a version of its "

@@ -37,7 +37,7 @@ from levelfield.specs.plan import (
     PreflightPlan,
 )
 from levelfield.specs.reference import Reference
-from levelfield.specs.requirements import Stages
+from levelfield.specs.requirements import EnvironmentPackages
 from levelfield.specs.site import LaunchPlan, NodePowerPlan
 from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.choices import digest_of
@@ -64,8 +64,8 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         _check_free_fields(decision, arrangement, reason)
     selection, scale, work, tuning = decision.selection, arrangement.scale, arrangement.work, arrangement.tuning
     hardware, memory = plan_hardware(decision, arrangement), expected_footprint(decision, arrangement)
-    stages = plan_requirements(selection.implementation, selection.vendor.device_kind, tuning, work)
-    container = None if decision.refusal else plan_container(decision, hardware, stages)
+    packages = plan_requirements(selection.implementation, selection.vendor.device_kind, tuning, work)
+    container = None if decision.refusal else plan_container(decision, hardware, packages)
     used = implementation_used(selection.implementation, selection.folder, selection.vendor.device_kind)
     is_simulated, name = selection.implementation.simulated, selection.implementation.framework
     simulated_notice = (f"framework {name}: {SIMULATED}",) if is_simulated else ()
@@ -89,7 +89,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         predicted=_predicted_layouts(decision, arrangement),
         accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
         corpus=_planned_corpus(corpus, work, scale),
-        environment=_environment(decision, container, stages, None if hardware.assumed else hardware.chip),
+        environment=_environment(decision, container, packages, None if hardware.assumed else hardware.chip),
         runtime=decision.request.runtime,
         container=container,
         peak=mfu_peak(hardware.chip, work, MeasuredPeaks()),
@@ -204,7 +204,7 @@ def _predicted_layouts(decision: Decision, arrangement: Arrangement) -> tuple[Pr
 
 
 def _environment(
-    decision: Decision, container: ContainerPlan | None, stages: Stages, chip: Chip | None
+    decision: Decision, container: ContainerPlan | None, packages: EnvironmentPackages, chip: Chip | None
 ) -> EnvironmentPlan:
     request, selection = decision.request, decision.selection
     file, kind, devices_may_be_absent = (
@@ -215,14 +215,14 @@ def _environment(
     if container and not container.image.requirements:
         return image_environment(container.image)
     if container:  # with --offline its wheels are there already
-        lacking = missing_needs(file, kind, stages, decision.driver, request.offline, devices_may_be_absent, chip)
-        return image_environment(container.image, lacking, stages)
+        lacking = missing_needs(file, kind, packages, decision.driver, request.offline, devices_may_be_absent, chip)
+        return image_environment(container.image, lacking, packages)
     if request.launch and request.python:  # it is a Python of other machines
-        stages = replace(stages, builds=())
+        packages = replace(packages, builds=())
     return plan_environment(
         file,
         kind,
-        stages,
+        packages,
         request.python,
         request.runtime,
         devices_may_be_absent,

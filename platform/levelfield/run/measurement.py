@@ -299,8 +299,8 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
     Raises RunFailed without usable rates, and NotHere or UsageError where torch's environment cannot be made.
     """
     implementation, folder = registry.implementation("torch")
-    stages = implementation.requirements[HOST_KIND].stages()
-    environment = plan_environment(implementation, HOST_KIND, stages, None, "process")
+    packages = implementation.requirements[HOST_KIND].environment_packages()
+    environment = plan_environment(implementation, HOST_KIND, packages, None, "process")
     arguments = ("--dtype", HOST_PRECISIONS, "--seconds", str(HOST_SECONDS))
     argv = [environment.python, str(folder / "host_rates.py"), *arguments]
     if not is_ready(environment):

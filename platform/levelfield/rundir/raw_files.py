@@ -62,7 +62,7 @@ class RawRecords:
     follows: dict[int, str | None] = field(default_factory=dict)
     compared: tuple[ComparedChoices, ...] = ()  # how a rank's own choices differ from those that it follows
     chosen: tuple[ChosenExperts, ...] = ()  # the choices of a run that follows none
-    # By rank, by its monotonic clock.
+    # By rank, when its first step started, by its monotonic clock.
     first_step_start_ns: dict[int, int] = field(default_factory=dict)
     errors: dict[int, JsonObject] = field(default_factory=dict)
     framework_events: dict[int, JsonObject] = field(default_factory=dict)
@@ -105,12 +105,20 @@ class RawRecords:
 
 def read_raw(paths: RunPaths) -> RawRecords:
     """Read a run directory. A missing file gives an empty part."""
-    broken: list[str] = []
-    pairs = [(rank, event) for rank, path in _event_files(paths, broken) for event in read_lines(path, broken)]
-    choices = [(rank, e) for rank, path in _event_files(paths, broken, ".choices") for e in read_lines(path, broken)]
+    damage_sentences: list[str] = []
+    pairs = [
+        (rank, event)
+        for rank, path in _event_files(paths, damage_sentences)
+        for event in read_lines(path, damage_sentences)
+    ]
+    choices = [
+        (rank, e)
+        for rank, path in _event_files(paths, damage_sentences, ".choices")
+        for e in read_lines(path, damage_sentences)
+    ]
     digests = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
     follows = {rank: None if digest is None else str(digest) for rank, digest in digests.items()}
-    telemetry, node_power = read_telemetry(paths, broken), read_node_power(paths, broken)
+    telemetry, node_power = read_telemetry(paths, damage_sentences), read_node_power(paths, damage_sentences)
     (outcome, seen, damage), provenance = _read_outcome(paths.outcome), read_document(paths.provenance) or {}
     nodes: dict[str, dict[int, JsonObject]] = {"facts": {}, "software": {}}
     for kind, documents in nodes.items():
@@ -121,15 +129,15 @@ def read_raw(paths: RunPaths) -> RawRecords:
     # of two ends of one node the first one counts
     node_ends = [end for end in sequence(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
     return RawRecords(
-        steps=tuple(_records(pairs, "step", broken)),
-        weights=tuple(_records(pairs, "weights", broken)),
-        gradients=tuple(_records(pairs, "gradients", broken)),
-        final=tuple(_records(pairs, "final_weights", broken)),
-        experts=tuple(_records(pairs, "experts", broken)),
+        steps=tuple(_records(pairs, "step", damage_sentences)),
+        weights=tuple(_records(pairs, "weights", damage_sentences)),
+        gradients=tuple(_records(pairs, "gradients", damage_sentences)),
+        final=tuple(_records(pairs, "final_weights", damage_sentences)),
+        experts=tuple(_records(pairs, "experts", damage_sentences)),
         follows=follows,
-        compared=tuple(_records(choices, "compared", broken, ".choices")),
-        chosen=tuple(_records(choices, "chosen", broken, ".choices")),
-        first_step_start_ns=dict(_records(pairs, "begin", broken)),
+        compared=tuple(_records(choices, "compared", damage_sentences, ".choices")),
+        chosen=tuple(_records(choices, "chosen", damage_sentences, ".choices")),
+        first_step_start_ns=dict(_records(pairs, "begin", damage_sentences)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         framework_events={rank: e for rank, e in pairs if e.get("event") == "framework"},
         pretended={rank: str(e.get("chip")) for rank, e in pairs if e.get("event") == "pretended"},
@@ -141,27 +149,32 @@ def read_raw(paths: RunPaths) -> RawRecords:
         node_ends={end["node_rank"]: end for end in reversed(node_ends)},
         seen=seen,
         outcome=outcome,
-        damage_sentences=(*broken, *damage),
+        damage_sentences=(*damage_sentences, *damage),
         inherited_variables={str(name): str(text) for name, text in mapping(provenance.get("inherited")).items()},
         system=system_of(provenance),
         provenance=provenance,
     )
 
 
-def _event_files(paths: RunPaths, broken: list[str], kind: str = "") -> list[tuple[int, Path]]:
-    """Return each rank's file of a kind, by rank. kind: "" or ".choices". Other files are added to `broken` once."""
+def _event_files(paths: RunPaths, damage_sentences: list[str], kind: str = "") -> list[tuple[int, Path]]:
+    """Return each rank's file of a kind, by rank. kind: "" or ".choices".
+
+    Each other file gets a sentence in `damage_sentences`, for kind "" alone.
+    """
     files = []
     for path in sorted(paths.events.glob("*.jsonl")):
         rank, dot, suffix = path.stem.removeprefix("rank").partition(".")
         if rank.isdecimal() and dot + suffix in ("", ".choices"):
             files += [(int(rank), path)] if dot + suffix == kind else []
         elif not kind:
-            broken.append(f"{path.name}: not the events of a rank")
+            damage_sentences.append(f"{path.name}: not the events of a rank")
     return sorted(files)
 
 
-def _records(pairs: list[tuple[int, JsonObject]], kind: str, broken: list[str], file_suffix: str = "") -> Iterator[Any]:
-    """Return the records of all events of a kind. A damaged event gives none, and a sentence in `broken`."""
+def _records(
+    pairs: list[tuple[int, JsonObject]], kind: str, damage_sentences: list[str], file_suffix: str = ""
+) -> Iterator[Any]:
+    """Return the records of all events of a kind. A damaged event gives none, and a sentence in `damage_sentences`."""
     for rank, event in pairs:
         if event.get("event") != kind:
             continue
@@ -169,7 +182,7 @@ def _records(pairs: list[tuple[int, JsonObject]], kind: str, broken: list[str], 
             yield from _event_records(rank, event)
         except DAMAGE_ERRORS as error:
             an = "an" if kind == "experts" else "a"
-            broken.append(
+            damage_sentences.append(
                 f"rank{rank}{file_suffix}.jsonl: {an} {kind} event is damaged: {type(error).__name__} {error}"
             )
 

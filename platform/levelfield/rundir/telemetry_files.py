@@ -40,25 +40,28 @@ class NodeTelemetry:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-def read_telemetry(paths: RunPaths, broken: list[str]) -> tuple[NodeTelemetry, ...]:
-    """Return the telemetry by machine; nothing for a machine without a file. Damaged lines are added to `broken`."""
+def read_telemetry(paths: RunPaths, damage_sentences: list[str]) -> tuple[NodeTelemetry, ...]:
+    """Return the telemetry by machine; nothing for a machine without a file.
+
+    Each damaged line gets a sentence in `damage_sentences`.
+    """
     files = []
     for path in sorted(paths.telemetry_folder.glob("*")):
         if match := _NODE_FILE.fullmatch(path.name):
             files.append((int(match[1]), path))
         elif not path.name.endswith(_RAW_SUFFIX):
-            broken.append(f"telemetry/{path.name}: not the telemetry of a node")
+            damage_sentences.append(f"telemetry/{path.name}: not the telemetry of a node")
     if not files:
-        return (_read_node_telemetry(None, paths.telemetry, broken),) if paths.telemetry.exists() else ()
+        return (_read_node_telemetry(None, paths.telemetry, damage_sentences),) if paths.telemetry.exists() else ()
     if paths.telemetry.exists():
-        broken.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
-    telemetry = tuple(_read_node_telemetry(node, path, broken) for node, path in sorted(files))
+        damage_sentences.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
+    telemetry = tuple(_read_node_telemetry(node, path, damage_sentences) for node, path in sorted(files))
     first_nodes: dict[int, int] = {}  # by time, the first node with a reading of it
     for node in telemetry:
         times = {time for time, _ in node.wall_clock} or {reading.time_ns for reading in node.readings}
         earlier_nodes = [first_nodes[time] for time in times if time in first_nodes]
         if earlier_nodes and len(earlier_nodes) >= _COPIED_SHARE * len(times):
-            broken.append(
+            damage_sentences.append(
                 f"telemetry/node{node.node}.jsonl: its readings have the times of node{earlier_nodes[0]}'s: it is a "
                 "copy"
             )
@@ -75,16 +78,16 @@ class NodePowerTrace:
     error: str | None = None
 
 
-def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTrace]:
-    """Return what was read of the nodes' power, by node. Damaged lines are added to `broken`."""
+def read_node_power(paths: RunPaths, damage_sentences: list[str]) -> dict[int, NodePowerTrace]:
+    """Return what was read of the nodes' power, by node. Each damaged line gets a sentence in `damage_sentences`."""
     name, lines, traces = paths.node_power.name, dict[int, list[JsonObject]](), {}
-    for line in read_lines(paths.node_power, broken):
-        with _report_damage(f"{name}: an answer", broken):
+    for line in read_lines(paths.node_power, damage_sentences):
+        with _report_damage(f"{name}: an answer", damage_sentences):
             lines.setdefault(whole_number(line["node"]), []).append(line)
     for node, answers in sorted(lines.items()):
         readings: list[PowerReading] = []
         for line in (answer for answer in answers if "watts" in answer):
-            with _report_damage(f"{name}: an answer", broken):
+            with _report_damage(f"{name}: an answer", damage_sentences):
                 stamp, period = line.get("stamp"), optional(number, line.get("period_seconds"))
                 times = whole_number(line["time_ns"]), whole_number(line["wall_ns"])
                 text = None if stamp is None else str(stamp)
@@ -94,12 +97,12 @@ def read_node_power(paths: RunPaths, broken: list[str]) -> dict[int, NodePowerTr
     return traces
 
 
-def _read_node_telemetry(node: int | None, path: Path, broken: list[str]) -> NodeTelemetry:
+def _read_node_telemetry(node: int | None, path: Path, damage_sentences: list[str]) -> NodeTelemetry:
     name = path.name if node is None else f"{path.parent.name}/{path.name}"
-    lines = list(read_lines(path, broken, name))
+    lines = list(read_lines(path, damage_sentences, name))
     readings: list[Reading] = []
     for line in lines:
-        with _report_damage(f"{name}: a reading", broken):
+        with _report_damage(f"{name}: a reading", damage_sentences):
             readings += [
                 Reading(
                     time_ns=whole_number(line["time_ns"]),
@@ -116,14 +119,14 @@ def _read_node_telemetry(node: int | None, path: Path, broken: list[str]) -> Nod
             ]
     host_readings: list[HostReading] = []
     for line in lines:
-        with _report_damage(f"{name}: a reading of the host", broken):
+        with _report_damage(f"{name}: a reading of the host", damage_sentences):
             if (host := line.get("host")) is not None:
                 own_seconds, is_before = optional(number, host["own_seconds"]), bool(line.get("before"))
                 times = whole_number(host["time_ns"]), number(host["busy_seconds"]), own_seconds
                 host_readings.append(HostReading(*times, whole_number(host["cores"]), is_before))
     wall_clock: list[tuple[int, int]] = []
     for line in lines:
-        with _report_damage(f"{name}: a time of day", broken):
+        with _report_damage(f"{name}: a time of day", damage_sentences):
             if line.get("wall_ns") is not None:
                 wall_clock.append((whole_number(line["time_ns"]), whole_number(line["wall_ns"])))
     reasons: dict[str, str] = {}
@@ -135,31 +138,34 @@ def _read_node_telemetry(node: int | None, path: Path, broken: list[str]) -> Nod
     return NodeTelemetry(node, tuple(readings), tuple(host_readings), tuple(wall_clock), reasons)
 
 
-def read_lines(path: Path, broken: list[str], name: str | None = None) -> Iterator[JsonObject]:
-    """Return the JSON objects of a file, one per line. Other lines go to `broken`; an incomplete last line does not."""
+def read_lines(path: Path, damage_sentences: list[str], name: str | None = None) -> Iterator[JsonObject]:
+    """Return the JSON objects of a file, one per line.
+
+    Each other line gets a sentence in `damage_sentences`, but for an incomplete last one.
+    """
     try:
         lines = read_regular(path).split(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:
-        broken.append(f"{name or path.name}: {error.strerror}")
+        damage_sentences.append(f"{name or path.name}: {error.strerror}")
         return
     for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
         try:
             event = parse_event(line)
         except ValueError:
-            broken.append(f"{name or path.name} line {number}: not an event: {line[:60]!r}")
+            damage_sentences.append(f"{name or path.name} line {number}: not an event: {line[:60]!r}")
             continue
         yield event
 
 
 @contextmanager
-def _report_damage(part: str, broken: list[str]) -> Iterator[None]:
-    """End the block where a part of a line is damaged, and add a sentence to `broken`."""
+def _report_damage(part: str, damage_sentences: list[str]) -> Iterator[None]:
+    """End the block where a part of a line is damaged, and add a sentence to `damage_sentences`."""
     try:
         yield
     except DAMAGE_ERRORS as error:
-        broken.append(f"{part} is damaged: {type(error).__name__} {error}")
+        damage_sentences.append(f"{part} is damaged: {type(error).__name__} {error}")
 
 
 def optional(read: Callable[[Any], T], value: Any) -> T | None:

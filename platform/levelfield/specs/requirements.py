@@ -92,7 +92,7 @@ class Build(BuildStep):
 
 
 @dataclass(frozen=True)
-class Stages:
+class EnvironmentPackages:
     """The packages of one environment."""
 
     pip_packages: tuple[str, ...] = ()  # what pip installs as usual
@@ -160,14 +160,14 @@ class Requirements(Value):
             raise ValueError(f"index.packages: found {', '.join(absent)}, which packages does not have")
         return self
 
-    def stages(self, uses: Collection[str] = ()) -> Stages:
+    def environment_packages(self, uses: Collection[str] = ()) -> EnvironmentPackages:
         """Return the packages of a run with these choices, in the order in which they are installed.
 
         The `optional` ones are not among them.
         """
         chosen = tuple(build for build in self.builds if build.wanted == "always" or build.wanted in uses)
         beside = (package for build in chosen for package in build.beside)
-        return Stages(
+        return EnvironmentPackages(
             pip_packages=tuple(dict.fromkeys((*self.packages, *beside))),
             builds=chosen,
             left_out=tuple(build for build in self.builds if build not in chosen),

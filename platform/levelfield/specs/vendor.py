@@ -171,8 +171,8 @@ class ContainerOptions:
 
     device_nodes: tuple[str, ...] = ()
     read_only_mounts: tuple[str, ...] = ()
-    # plan.json has both names. The identities of the devices that are requested of the engine, and the driver of the
-    # engine that gives them: the `device_request` of ContainerAccess.
+    # Both are keys of plan.json. `device_request` has the identities of the devices that the engine is asked for.
+    # `request_driver` is the engine's driver that gives them, which vendor.yaml has as `device_request`.
     device_request: tuple[str, ...] = ()
     request_driver: str | None = None
     groups: tuple[str, ...] = ()  # names or numbers

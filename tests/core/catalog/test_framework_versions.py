@@ -290,7 +290,7 @@ def test_a_version_has_an_image_of_its_own(folder: Path) -> None:
     vendor = registry.vendor_file("cpu")
     for label in ("fake", "fake_2.0.0"):
         file, home = registry.implementation_of_label(label)
-        images.append(image_plan(file, home, vendor, file.requirements["cpu"].stages(), None))
+        images.append(image_plan(file, home, vendor, file.requirements["cpu"].environment_packages(), None))
     assert [image.name for image in images] == ["levelfield/fake-cpu", "levelfield/fake-2.0.0-cpu"]
     assert images[1].requirements == ("fake-tensors==2.0.0", "numpy==2.4.6")
 
@@ -300,7 +300,7 @@ def test_an_image_s_name_has_no_plus(folder: Path) -> None:
     manifest.write_text(manifest.read_text().replace("2.0.0", "2.0.0+cpu"))
     registry = Registry([folder])
     file, home = registry.implementation_of_label("fake_2.0.0+cpu")
-    image = image_plan(file, home, registry.vendor_file("cpu"), file.requirements["cpu"].stages(), None)
+    image = image_plan(file, home, registry.vendor_file("cpu"), file.requirements["cpu"].environment_packages(), None)
     assert image.name == "levelfield/fake-2.0.0_cpu-cpu"
 
 
@@ -310,9 +310,9 @@ def test_an_image_that_brings_the_framework_is_refused_for_a_further_version(fol
     vendor = registry.vendor_file("cpu").model_copy(update={"images": {"fake": image}})
     file, home = registry.implementation_of_label("fake_2.0.0")
     with pytest.raises(UsageError, match=r"^fake_2\.0\.0.*cpu:.*\bmaker/fake:1\b"):
-        image_plan(file, home, vendor, file.requirements["cpu"].stages(), None)
+        image_plan(file, home, vendor, file.requirements["cpu"].environment_packages(), None)
     plain, _ = registry.implementation_of_label("fake")
-    assert image_plan(plain, home, vendor, plain.requirements["cpu"].stages(), None).requirements == ()
+    assert image_plan(plain, home, vendor, plain.requirements["cpu"].environment_packages(), None).requirements == ()
 
 
 def test_two_versions_are_two_series_and_the_default_s_is_the_earlier_one(folder: Path) -> None:

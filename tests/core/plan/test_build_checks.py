@@ -18,7 +18,7 @@ from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.plan import Plan
-from levelfield.specs.requirements import Build, BuildTool, LeastVersion, NamedIndex, Stages
+from levelfield.specs.requirements import Build, BuildTool, EnvironmentPackages, LeastVersion, NamedIndex
 from levelfield.specs.suite import read_hardware
 from levelfield.specs.tuning import TuningChoice
 
@@ -115,7 +115,7 @@ def test_each_fault_of_a_toolkit_is_one_sentence(
 )
 def test_drivers_are_compared_by_their_numbers(driver: str, is_old: bool) -> None:
     need = LeastVersion(least="580.65.06", reason="it is a build for CUDA 13")
-    assert any(unmet_needs(Stages(driver=need), driver, None)) == is_old
+    assert any(unmet_needs(EnvironmentPackages(driver=need), driver, None)) == is_old
 
 
 @pytest.mark.parametrize(("address", "actual"), [(None, "found none"), ("paddle", "no URL"), ("ftp://a/b", "no URL")])
@@ -140,12 +140,14 @@ def test_what_is_fetched_already_needs_neither_index_nor_compiler(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("LEVELFIELD_ACME_INDEX", raising=False)
     index = NamedIndex(setting="LEVELFIELD_ACME_INDEX", packages=("acme",), reason="Acme has its own")
-    stages = Stages(("acme==1",), (BUILD,), driver=LeastVersion(least="580", reason="CUDA 13"), index=index)
-    assert len(list(missing_need_sentences(stages, "550.1", is_already_made=False))) == 3
-    assert len(list(missing_need_sentences(stages, None, is_already_made=False))) == 2
-    assert len(list(missing_need_sentences(stages, "550.1", is_already_made=True))) == 1
+    packages = EnvironmentPackages(
+        ("acme==1",), (BUILD,), driver=LeastVersion(least="580", reason="CUDA 13"), index=index
+    )
+    assert len(list(missing_need_sentences(packages, "550.1", is_already_made=False))) == 3
+    assert len(list(missing_need_sentences(packages, None, is_already_made=False))) == 2
+    assert len(list(missing_need_sentences(packages, "550.1", is_already_made=True))) == 1
     monkeypatch.setenv("LEVELFIELD_WHEELS", str(tmp_path))
-    assert list(missing_need_sentences(stages, None, is_already_made=False)) == []
+    assert list(missing_need_sentences(packages, None, is_already_made=False)) == []
 
 
 @pytest.fixture
@@ -362,10 +364,10 @@ def test_an_image_has_the_same_checks(machine: FakeMachine) -> None:
 
 def test_a_further_step_changes_the_digest_and_no_other_environment() -> None:
     file, _folder = Registry().implementation("torch")
-    needs = file.requirements["cpu"].stages()
+    needs = file.requirements["cpu"].environment_packages()
     plain = plan_environment(file, "cpu", needs, None, "process")
     built = plan_environment(
-        file, "cpu", Stages(needs.pip_packages, (BUILD.model_copy(update={"tools": ()}),)), None, "process"
+        file, "cpu", EnvironmentPackages(needs.pip_packages, (BUILD.model_copy(update={"tools": ()}),)), None, "process"
     )
     assert plain.digest != built.digest and plain.builds == () and plain.left_out == ()
 

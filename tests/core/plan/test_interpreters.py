@@ -161,7 +161,7 @@ def oneflow() -> ImplementationFile:
 
 
 def environment(file: ImplementationFile, python: str | None = None) -> EnvironmentPlan:
-    return plan_environment(file, "cpu", file.requirements["cpu"].stages(), python, "process")
+    return plan_environment(file, "cpu", file.requirements["cpu"].environment_packages(), python, "process")
 
 
 def test_a_plan_says_what_makes_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

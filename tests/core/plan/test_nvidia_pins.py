@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.specs.requirements import Stages, takes_python
+from levelfield.specs.requirements import EnvironmentPackages, takes_python
 
 # An index without the wheels' metadata sends whole wheels: more than a gigabyte.
 pytestmark = pytest.mark.thorough
@@ -59,14 +59,14 @@ def index() -> None:
         pytest.skip(NO_INDEX)
 
 
-def environments() -> Iterator[tuple[str, Stages, str]]:
+def environments() -> Iterator[tuple[str, EnvironmentPackages, str]]:
     """Every framework's packages with all that a run can want, and the Python for them."""
     registry = Registry()
     for label in registry.labels():
         file, _folder = registry.implementation_of_label(label)
         if needs := file.requirements.get(KIND):
             python = next(f"3.{minor}" for minor in (11, 10) if takes_python(needs.python, (3, minor)))
-            yield label, needs.stages(("fp8", "flash_attn")), python
+            yield label, needs.environment_packages(("fp8", "flash_attn")), python
 
 
 def resolved(packages: list[str], python: str, folder: Path, *options: str) -> dict[str, Any]:
@@ -93,11 +93,13 @@ def fitting(packages: tuple[str, ...], python: str) -> list[str]:
 def batches() -> Iterator[tuple[str, list[str]]]:
     """All pins that have wheels, each once, with the Python; each batch has a package in one version only."""
     left: dict[tuple[str, str], None] = {}
-    for _label, stages, python in environments():
-        elsewhere = stages.index.packages if stages.index else ()
-        packages = fitting((*stages.pip_packages, *(p for step in stages.steps for p in step.packages)), python)
+    for _label, packages, python in environments():
+        elsewhere = packages.index.packages if packages.index else ()
+        fitting_packages = fitting(
+            (*packages.pip_packages, *(p for step in packages.steps for p in step.packages)), python
+        )
         left |= dict.fromkeys(
-            (python, p.partition(";")[0]) for p in packages if name_of(p) not in (*SOURCES_ONLY, *elsewhere)
+            (python, p.partition(";")[0]) for p in fitting_packages if name_of(p) not in (*SOURCES_ONLY, *elsewhere)
         )
     while left:
         python = next(iter(left))[0]
@@ -124,9 +126,11 @@ def test_every_pin_with_wheels_is_on_the_index(wheels: dict[tuple[str, str], dic
 
 
 def test_every_other_pin_is_listed_or_has_a_named_index() -> None:
-    for label, stages, python in environments():
-        elsewhere = stages.index.packages if stages.index else ()
-        for package in fitting((*stages.pip_packages, *(p for step in stages.steps for p in step.packages)), python):
+    for label, packages, python in environments():
+        elsewhere = packages.index.packages if packages.index else ()
+        for package in fitting(
+            (*packages.pip_packages, *(p for step in packages.steps for p in step.packages)), python
+        ):
             name, _, version = package.partition(";")[0].strip().partition("==")
             if name_of(name) in SOURCES_ONLY:
                 assert version in versions_of(name_of(name)), f"{label}: {package}"
@@ -156,15 +160,15 @@ def test_a_driver_is_asked_for_by_the_cuda_of_the_build(
     """NVIDIA's table of drivers: CUDA 12 runs with 525.60.13 and newer, CUDA 13 with 580.65.06 and newer."""
     least = {12: "525.60.13", 13: "580.65.06"}
     builds: dict[str, int] = {}
-    for label, stages, python in environments():
-        for package in stages.pip_packages:
+    for label, packages, python in environments():
+        for package in packages.pip_packages:
             if name_of(package) == "torch":
                 metadata = wheels[python, package]
                 assert metadata is not None
                 builds[package] = cuda_of(metadata)
-                assert stages.driver is not None and stages.driver.least == least[builds[package]], label
-                assert f"CUDA {builds[package]}" in stages.driver.reason
-                engines = [p for step in stages.steps for p in step.packages if "transformer" in p]
+                assert packages.driver is not None and packages.driver.least == least[builds[package]], label
+                assert f"CUDA {builds[package]}" in packages.driver.reason
+                engines = [p for step in packages.steps for p in step.packages if "transformer" in p]
                 assert all(f"core-cu{builds[package]}," in p for p in engines), label
     assert sorted(set(builds.values())) == [12, 13]
 
@@ -172,6 +176,6 @@ def test_a_driver_is_asked_for_by_the_cuda_of_the_build(
 @pytest.mark.thorough
 @pytest.mark.parametrize("label", ["megatron", "torch_2.10.0", "jax"])
 def test_all_that_pip_installs_before_the_builds_resolves_together(label: str, tmp_path: Path) -> None:
-    stages, python = next((stages, python) for name, stages, python in environments() if name == label)
-    wheels = [p.partition(";")[0] for p in fitting(stages.pip_packages, python)]
+    packages, python = next((packages, python) for name, packages, python in environments() if name == label)
+    wheels = [p.partition(";")[0] for p in fitting(packages.pip_packages, python)]
     assert len(resolved(wheels, python, tmp_path)) > len(wheels)

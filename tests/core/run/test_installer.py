@@ -18,7 +18,7 @@ from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes import environments
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.run.runtimes.wheels import fetch_wheels, image_wheels
-from levelfield.specs.requirements import Stages
+from levelfield.specs.requirements import EnvironmentPackages
 from starts.planted_wheels import wheel
 
 NOBODY = "http://me:secret@127.0.0.1:9/simple"  # no server listens there
@@ -186,7 +186,9 @@ def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch:
 def test_the_wheels_of_an_image_come_from_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
     implementation, place = registry.implementation("torch")
-    image = image_plan(implementation, place, registry.vendor_file("cpu"), Stages(("acme==1.0",)), "mine:1")
+    image = image_plan(
+        implementation, place, registry.vendor_file("cpu"), EnvironmentPackages(("acme==1.0",)), "mine:1"
+    )
     monkeypatch.setattr("levelfield.run.runtimes.wheels.PIP_REQUIREMENT", "acme==1.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_INDEX_URL", NOBODY)

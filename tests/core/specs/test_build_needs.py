@@ -31,7 +31,7 @@ RIGHT: dict[str, Any] = {
 
 def test_a_run_has_the_builds_that_it_needs_and_what_they_need_beside() -> None:
     needs = parse(Requirements, RIGHT, "here")
-    plain, fp8 = needs.stages(), needs.stages(["fp8"])
+    plain, fp8 = needs.environment_packages(), needs.environment_packages(["fp8"])
     assert plain.pip_packages == ("torch==2.13.0",) and [build.name for build in plain.builds] == ["kernels"]
     assert [build.name for build in plain.left_out] == ["engine"] and fp8.left_out == ()
     assert fp8.pip_packages == ("torch==2.13.0", "ninja==1.13.0")

@@ -19,7 +19,7 @@ from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.plan.environment import plan_environment
 from levelfield.run.runtimes.environments import environment_in_use, is_ready
 from levelfield.specs.implementation import ImplementationFile
-from levelfield.specs.requirements import Stages
+from levelfield.specs.requirements import EnvironmentPackages
 from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
@@ -94,7 +94,11 @@ class FrameworkSubject:
         try:
             manifest, requirements = self.manifest, self.manifest.requirements.get(self.kind)
             plan = plan_environment(
-                manifest, self.kind, requirements.stages() if requirements else Stages(), self._python, "process"
+                manifest,
+                self.kind,
+                requirements.environment_packages() if requirements else EnvironmentPackages(),
+                self._python,
+                "process",
             )
             self.exit_stack.enter_context(environment_in_use(plan, self._report_environment))
         except LevelfieldError as error:
@@ -169,8 +173,8 @@ def torch_curve_of_job(subject: FrameworkSubject, job: Mapping[str, Any]) -> Tor
         subject.shared[TORCH] = None  # where its environment is not made
         with suppress(LevelfieldError):
             torch_subject = FrameworkSubject(TORCH, report_progress=subject.report_progress)
-            stages = torch_subject.manifest.requirements[HOST_KIND].stages()
-            if is_ready(plan_environment(torch_subject.manifest, HOST_KIND, stages, None, "process")):
+            packages = torch_subject.manifest.requirements[HOST_KIND].environment_packages()
+            if is_ready(plan_environment(torch_subject.manifest, HOST_KIND, packages, None, "process")):
                 subject.shared[TORCH] = torch_subject
     torch: FrameworkSubject | None = subject.shared[TORCH]
     try:
