@@ -32,7 +32,7 @@ class ReportedFigure(Value):
 
 
 class ReportedRow(Value):
-    """One log. None: the log does not print it, and the reader did not state it."""
+    """One log. None: the log does not print it, and the user did not state it."""
 
     name: str = Field(min_length=1, max_length=200)
     format: str
@@ -46,7 +46,7 @@ class ReportedRow(Value):
     global_batch: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     sequence_length: int | None = Field(default=None, ge=1, le=MOST_SIZE)
     precision: Precision | None = None
-    given: tuple[str, ...] = ()  # the fields that the reader stated and the log does not print
+    given: tuple[str, ...] = ()  # the fields that the user stated and the log does not print
     steps: tuple[int, int]  # the first and the last step of the window that the figures are medians of
     lines: int = Field(ge=1)  # how many lines of the log the window has
     figures: dict[FigureName, ReportedFigure]
