@@ -80,8 +80,9 @@ def _sheets(
     is_one_grid = len(set(device_grids)) == 1
     devices = f" on {device_grids[0]} devices" if is_one_grid else ""
     heading = (
-        f"{request.case} ({request.scale}) by {request.framework}{devices}, "
-        f"{parameters_in_words(count.total, count.active)}; predicted, not measured"
+        f"{request.case} ({request.scale}) by {request.framework} in {plans[0].plan.precision}{devices}, "
+        f"{parameters_in_words(count.total, count.active)}, sequences of {work.training.sequence_length:,} tokens, "
+        f"global batch {work.training.global_batch:,}; predicted, not measured"
     )
     header = (
         "chip",
