@@ -13,11 +13,11 @@ from driving import ROOT, copy_checkout
 
 pytestmark = pytest.mark.e2e
 
-PYTHONS = ("3.10", "3.12", "3.13")  # the tests themselves run on 3.11
+OLDEST, NEWEST = "3.10", "3.13"  # the tests themselves run on 3.11
 
 
-# The oldest one here; .github/workflows/ci.yml starts each of them, and so does `make thorough`.
-@pytest.mark.parametrize("version", [PYTHONS[0], *(pytest.param(v, marks=pytest.mark.thorough) for v in PYTHONS[1:])])
+# The oldest and the newest; .github/workflows/ci.yml starts each of them, and so does `make thorough`.
+@pytest.mark.parametrize("version", [OLDEST, pytest.param("3.12", marks=pytest.mark.thorough), NEWEST])
 def test_a_promised_python_plans_a_case(version: str, tmp_path: Path) -> None:
     python = next(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), None)
     if python is None:
@@ -34,5 +34,5 @@ def test_a_promised_python_plans_a_case(version: str, tmp_path: Path) -> None:
 def test_the_oldest_promise_is_tried() -> None:
     oldest = re.search(r'requires-python = ">=(3\.\d+)"', (ROOT / "pyproject.toml").read_text())
     assert oldest is not None
-    assert oldest[1] in PYTHONS
+    assert oldest[1] == OLDEST
     assert f"{sys.version_info.major}.{sys.version_info.minor}" == "3.11"
