@@ -34,7 +34,7 @@ from levelfield.run.runtimes.process_runtime import NodeRuntime
 from levelfield.run.scheduler import jobs
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.follower import Follower
-from levelfield.rundir.seal import with_seal
+from levelfield.rundir.seal import add_seal
 from levelfield.specs.base import dump
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.paths import RunPaths
@@ -68,7 +68,7 @@ def measure(nodes: int, folder: Path) -> dict[str, float]:
     timed(seconds, "watch_seconds", lambda: watched(plan, paths, files))
     ends = tuple(ProcessEnd(rank, 0, None, False) for rank in range(nodes))
     outcome = Outcome("exited", ends, nodes=tuple(NodeEnd(n, f"node{n}", "ended") for n in range(nodes)))
-    timed(seconds, "seal_seconds", lambda: write_json(paths.outcome, with_seal(paths, outcome.to_dict())))
+    timed(seconds, "seal_seconds", lambda: write_json(paths.outcome, add_seal(paths, outcome.to_dict())))
     result = timed(seconds, "collect_seconds", lambda: collect(paths))
     assert result.throughput is not None, result.status
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -34,7 +34,7 @@ from levelfield.run.runner import finish
 from levelfield.run.scheduler import jobs
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.raw_files import read_raw
-from levelfield.rundir.seal import with_seal
+from levelfield.rundir.seal import add_seal
 from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import job_content
@@ -153,7 +153,7 @@ def run_directory(runs: Path) -> RunPaths:
 
 def seal(paths: RunPaths) -> None:
     outcome = Outcome("exited", (ProcessEnd(0, 0, None, False),))
-    write_json(paths.outcome, with_seal(paths, outcome.to_dict()))
+    write_json(paths.outcome, add_seal(paths, outcome.to_dict()))
 
 
 def record_events(paths: RunPaths) -> int:

@@ -14,7 +14,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.plan.peak import MeasuredPeaks
 from levelfield.rundir.directory import write_json
-from levelfield.rundir.seal import with_seal
+from levelfield.rundir.seal import add_seal
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
@@ -58,7 +58,7 @@ def write_run(paths: RunPaths, plan: Plan, step_ns: int = STEP_NS, loss_factor: 
 def seal_again(paths: RunPaths) -> None:
     """Seal the run as it is now, so that a change by a test is what the run itself left."""
     outcome = json.loads(paths.outcome.read_text())
-    write_json(paths.outcome, with_seal(paths, {key: value for key, value in outcome.items() if key != "seal"}))
+    write_json(paths.outcome, add_seal(paths, {key: value for key, value in outcome.items() if key != "seal"}))
 
 
 def rename(paths: RunPaths, **changes: Any) -> None:

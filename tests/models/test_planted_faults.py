@@ -75,9 +75,9 @@ def test_a_fault_is_caught_by_its_layer(
 def test_weight_decay_on_biases_stands_out_in_the_final_weights(expected: Callable[[str], Yardstick]) -> None:
     fault, by = next(fault for fault in FAULTS if fault.name == "weight decay on biases"), expected("gpt")
     run = training_of(Trainings(None).curve(fault, "gpt", "fp32"))  # type: ignore[arg-type]
-    found = rules.final_weight_layer(run, by.training, by.limits)
-    assert found.value is not None and found.limit is not None
-    assert found.passed is False and found.value > 20 * found.limit and "bias" in found.detail
+    layer = rules.final_weight_layer(run, by.training, by.limits)
+    assert layer.value is not None and layer.limit is not None
+    assert layer.passed is False and layer.value > 20 * layer.limit and "bias" in layer.detail
 
 
 def test_there_are_enough_faults() -> None:

@@ -47,7 +47,7 @@ from levelfield.rundir.follower import Follower, Progress
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.node_readings import write_node_readings, write_node_software
 from levelfield.rundir.raw_files import read_raw
-from levelfield.rundir.seal import with_seal
+from levelfield.rundir.seal import add_seal
 from levelfield.specs.base import Document, dump
 from levelfield.specs.certificate import Certificate
 from levelfield.specs.paths import RunPaths
@@ -154,9 +154,9 @@ def _store_and_finish(paths: RunPaths, outcome: Outcome) -> Result:
     try:
         directory.write_status(paths, "collecting", "running")
         try:
-            directory.write_json(paths.outcome, with_seal(paths, outcome.to_dict()))
+            directory.write_json(paths.outcome, add_seal(paths, outcome.to_dict()))
         except KeyboardInterrupt:  # comes once (`interrupt_once`), maybe while a long log is read for the seal
-            directory.write_json(paths.outcome, with_seal(paths, outcome.to_dict()))
+            directory.write_json(paths.outcome, add_seal(paths, outcome.to_dict()))
             raise
         paths.outcome_of_full_disk.unlink(missing_ok=True)
     except OSError as error:

@@ -79,7 +79,7 @@ class Seal(Value):
     digest: str = Field(pattern="^sha256:[0-9a-f]{64}$")
 
 
-def with_seal(paths: RunPaths, outcome: JsonObject) -> JsonObject:
+def add_seal(paths: RunPaths, outcome: JsonObject) -> JsonObject:
     """Return the content of outcome.json with its seal. A rank that may still write leaves the run without one."""
     if _may_still_write(outcome):
         return outcome

@@ -21,7 +21,7 @@ from levelfield.judge.collector import collect
 from levelfield.node import code_digest
 from levelfield.run.input_watch import CodeWatch, CorpusWatch
 from levelfield.rundir.directory import read_plan, write_json
-from levelfield.rundir.seal import with_seal
+from levelfield.rundir.seal import add_seal
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import CorpusUsed
 from plans import ROOT
@@ -128,7 +128,7 @@ def test_a_node_whose_code_changed_makes_the_run_invalid(run: RunPaths) -> None:
     before = json.loads(run.outcome.read_text())
     assert collect(run).status.word == "tampered"  # the records came after the seal
     for code, word in ((outcome.code, "invalid"), ({"at the end of node 0": planned}, "valid")):
-        write_json(run.outcome, with_seal(run, {**before, "code": dict(code)}))
+        write_json(run.outcome, add_seal(run, {**before, "code": dict(code)}))
         status = collect(run).status
         assert status.word == word, status
         facts = ("node 1", "sha256:000000000000")

@@ -22,7 +22,7 @@ from levelfield.report.tables import format_json, format_markdown, format_text
 from levelfield.run import runner
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.directory import read_plan, write_json, write_status
-from levelfield.rundir.seal import seal_finding, with_seal
+from levelfield.rundir.seal import add_seal, seal_finding
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 from recorded_runs import Event, break_off, fail, seal_again, tamper
@@ -287,9 +287,9 @@ def test_an_interrupt_while_the_files_are_sealed_keeps_the_outcome(
         calls.append(paths)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        return with_seal(paths, outcome)
+        return add_seal(paths, outcome)
 
-    monkeypatch.setattr(runner, "with_seal", interrupted)
+    monkeypatch.setattr(runner, "add_seal", interrupted)
     run.outcome.unlink()
     with pytest.raises(KeyboardInterrupt):
         runner._store_and_finish(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
