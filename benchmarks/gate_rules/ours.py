@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 from gate_rules.worlds import Nights
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.gate import MOST_PAIRS_OF_A_NIGHT, Confirmation, GateReport, PairRuns, compared, suspects
+from levelfield.nights.gate import MAX_PAIRS_OF_A_NIGHT, Confirmation, GateReport, PairRuns, compared, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding
-from levelfield.series.pairs import MOST_NULLS_OF_A_NIGHT, Pair
+from levelfield.series.pairs import MAX_NULLS_OF_A_NIGHT, Pair
 from levelfield.series.trigger import MANY_SERIES
 from levelfield.specs.record import NULL_PURPOSES, Conditions, GatedFigure, Point, Purpose, StoreEvent
 
@@ -61,7 +61,7 @@ def fleet_reports(nights: Nights, random: np.random.Generator) -> Iterator[GateR
     """Yield the gate's report of every night from the kind's start on, of all series together on shared nodes."""
     names = {f"s{i}": i for i in range(len(nights.observed))}
     points = {name: _points(nights, i, f"n{i % (FLEET_NODES // nights.kind.nodes)}.") for name, i in names.items()}
-    return _reports(nights, names, points, random, True, MOST_PAIRS_OF_A_NIGHT)
+    return _reports(nights, names, points, random, True, MAX_PAIRS_OF_A_NIGHT)
 
 
 def _reports(
@@ -86,7 +86,7 @@ def _reports(
                 """Yield pairs of runs of a suspect. Those that are taken are stored, as nights store their runs."""
                 first = builds[series]
                 sides = (first, first if arms == NULL_PURPOSES else night)
-                costs = nights.pairs(names[series], night, sides, MOST_NULLS_OF_A_NIGHT, random)
+                costs = nights.pairs(names[series], night, sides, MAX_NULLS_OF_A_NIGHT, random)
                 trend = next(p for p in points[series] if p.night == _day(night) and p.is_of_trend)
                 for number, (cost_a, cost_b) in enumerate(costs):
                     pair = _run_of_arm(trend, arms[0], cost_a, number), _run_of_arm(trend, arms[1], cost_b, number)

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PLATFORM_FAULT = 5
-_MOST_LISTED = 12  # names of a message; of more only the nearest
+_MAX_LISTED = 12  # names of a message; of more only the nearest
 INTERRUPTED = 130
 
 
@@ -48,7 +48,7 @@ class UnknownName(UsageError):
 
     def __init__(self, kind: str, name: str, alternatives: Iterable[str], hint: str = "") -> None:
         names = sorted(alternatives)
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4 if len(names) <= _MOST_LISTED else 0.0)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4 if len(names) <= _MAX_LISTED else 0.0)
         suggestions = ", ".join(near) if near else ", ".join(names) or "none"
         word = "nearest" if near else "known"
         super().__init__(f"unknown {kind} '{name}'; {word}: {suggestions}.{' ' + hint if hint else ''}")

@@ -22,7 +22,7 @@ from driving import finished
 from fleet import Fleet, running, wait_until
 
 pytestmark = [pytest.mark.machines, pytest.mark.thorough]
-STEPS, MOST_SECONDS = 60, 150
+STEPS, MAX_SECONDS = 60, 150
 PHASES = ("preparing", "starting", "training", "ending", "collecting")
 FAULTS = ("freeze", "hang", "flood", "die", "disconnect")
 # The second host's Python. At its phase it says so in `arrived`, and waits for `go`. A flood repeats a right line on
@@ -146,7 +146,7 @@ def test_a_node_that_breaks_ends_the_run_with_its_word(fleet: Fleet, breaking: F
     process = fleet.start(*(word for word in fleet.command(*breaking.arguments)))
     breaking.happen(process)
     try:
-        out, err = process.communicate(timeout=MOST_SECONDS)
+        out, err = process.communicate(timeout=MAX_SECONDS)
     finally:
         breaking.mend()
     seconds = time.monotonic() - begun

@@ -109,7 +109,7 @@ def _lives(pid: int) -> bool:
 def test_a_tool_that_is_here_and_shows_no_device_is_a_problem_and_an_absent_one_is_none(
     script: Script, monkeypatch: pytest.MonkeyPatch, body: str | None, problem: str | None
 ) -> None:
-    monkeypatch.setattr(command, "MOST_BYTES", 65536)
+    monkeypatch.setattr(command, "MAX_BYTES", 65536)
     if body is not None:
         script("acme-smi", body)
     listing = DeclaredVendor(spec_of(CSV.replace("timeout_seconds: 2", "timeout_seconds: 0.3"))).devices()

@@ -78,7 +78,7 @@ examples:
   run_benchmarks.py evidence verify run.zip --json
   run_benchmarks.py evidence verify run.zip --allowed-signers FILE --signer NAME
 """
-_MOST_CONTRADICTIONS = 12  # printed for a run; --json has all
+_MAX_CONTRADICTIONS = 12  # printed for a run; --json has all
 
 
 def _add_collect_options(parser: argparse.ArgumentParser) -> None:
@@ -241,9 +241,9 @@ def _verification_rows(
 def _verified_run_lines(run: VerifiedRun) -> Iterator[str]:
     yield f"{run.seal.word}{f': {run.seal.reason}' if run.seal.reason else ''}"
     yield f"code: {run.code}"
-    for contradiction in run.contradictions[:_MOST_CONTRADICTIONS]:
+    for contradiction in run.contradictions[:_MAX_CONTRADICTIONS]:
         yield f"{contradiction.field}: stated {contradiction.stated}, recomputed {contradiction.recomputed}"
-    if (more := len(run.contradictions) - _MOST_CONTRADICTIONS) > 0:
+    if (more := len(run.contradictions) - _MAX_CONTRADICTIONS) > 0:
         yield f"and {more} more (--json)"
     if run.redacted:
         yield f"without names, otherwise as sealed: {', '.join(run.redacted)}"

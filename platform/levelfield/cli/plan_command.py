@@ -71,7 +71,7 @@ examples:
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "nvfp4")  # no case has nvfp4: it is predicted only
 _TOKEN_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)([KMBT]?)", re.IGNORECASE)
 _TOKEN_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-MOST_TOKENS = 1e18
+MAX_TOKENS = 1e18
 ATTENTION_KERNELS = ("flash1", "triton", "flash2", "flash3", "cudnn", "efficient", "materialised")
 
 
@@ -221,7 +221,7 @@ def _parse_tokens(text: str | None) -> float | None:
         return None
     match = _TOKEN_COUNT.fullmatch(text.strip())
     tokens = float(match[1]) * _TOKEN_UNITS[match[2].upper()] if match else 0.0
-    if not 1 <= tokens <= MOST_TOKENS:
+    if not 1 <= tokens <= MAX_TOKENS:
         raise UsageError(f"--tokens: found '{text[:40]}', expected 1 to 1e18 tokens, such as 300B, 1.5T or 2e12")
     return tokens
 

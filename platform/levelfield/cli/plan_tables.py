@@ -20,7 +20,7 @@ from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.studies.chip_planner import AnsweredPlan
 
 _ROW_WIDTHS = (-3, 23, -5, -6, 9, -5, -8)  # of a row's number and of what every table of rows shows
-_MOST_LISTED = 12  # of a list in a sentence
+_MAX_LISTED = 12  # of a list in a sentence
 
 
 def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
@@ -244,7 +244,7 @@ def _no_layout_reason(question: LayoutQuestion) -> str:
 
 
 def _number_list(numbers: list[int]) -> str:
-    return ", ".join([*map(str, numbers[:_MOST_LISTED]), *(["..."] if len(numbers) > _MOST_LISTED else [])])
+    return ", ".join([*map(str, numbers[:_MAX_LISTED]), *(["..."] if len(numbers) > _MAX_LISTED else [])])
 
 
 def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str, object]:

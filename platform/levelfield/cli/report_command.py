@@ -80,7 +80,7 @@ examples:
   run_benchmarks.py report pages private RUN --overlay --store public.sqlite
 """
 FOREIGN_FORMATS = ("flagperf", "oneflow", "osdi")
-_MOST_NAMED_RUNS = 5  # in a message
+_MAX_NAMED_RUNS = 5  # in a message
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -337,7 +337,7 @@ def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
     if built.rebuilt_count < built.series_count:
         yield f"series   {built.rebuilt_count:,} written again; the others did not change"
     if built.unreadable_ids:
-        names = ", ".join(built.unreadable_ids[:_MOST_NAMED_RUNS])
+        names = ", ".join(built.unreadable_ids[:_MAX_NAMED_RUNS])
         yield wrapped(f"left out {len(built.unreadable_ids):,} run(s) whose time cannot be read: {names}", 9)
     yield wrapped(f"look     open {folder / 'index.html'}", 9)
     if built.left_out_count:

@@ -28,9 +28,9 @@ from levelfield.rundir.directory import find_run, read_plan
 from levelfield.specs.base import parse
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.free_fields import FREE_FIELDS
-from levelfield.specs.plan import MOST_EXPLAINED_STEPS
+from levelfield.specs.plan import MAX_EXPLAINED_STEPS
 from levelfield.specs.result import Result
-from levelfield.specs.selector import MOST_COUNTS, parse_selector
+from levelfield.specs.selector import MAX_COUNTS, parse_selector
 from levelfield.specs.suite import NamedHardware, read_hardware
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.node_series import node_counts, series_entries, series_scaling
@@ -107,10 +107,10 @@ def exit_code(results: list[Result]) -> int:
 
 
 def _user_request(options: argparse.Namespace) -> UserRequest:
-    if options.explain_step is not None and not 1 <= options.explain_step <= MOST_EXPLAINED_STEPS:
-        raise UsageError(f"--explain-step: found {options.explain_step}, expected 1 to {MOST_EXPLAINED_STEPS} steps")
-    if options.repeat is not None and not 1 <= options.repeat <= MOST_COUNTS["repeats"]:
-        raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MOST_COUNTS['repeats']}")
+    if options.explain_step is not None and not 1 <= options.explain_step <= MAX_EXPLAINED_STEPS:
+        raise UsageError(f"--explain-step: found {options.explain_step}, expected 1 to {MAX_EXPLAINED_STEPS} steps")
+    if options.repeat is not None and not 1 <= options.repeat <= MAX_COUNTS["repeats"]:
+        raise UsageError(f"--repeat: found {options.repeat}, expected 1 to {MAX_COUNTS['repeats']}")
     refuse_unknown_permissions(options.allow)
     return UserRequest(
         scale=options.scale,

@@ -109,8 +109,8 @@ example:
 """
 
 FORMATS = ("jsonl", "csv")
-_MOST_DAYS = 36_500  # a hundred years
-_MOST_LISTED = 20  # messages about what could not be imported
+_MAX_DAYS = 36_500  # a hundred years
+_MAX_LISTED = 20  # messages about what could not be imported
 # Why a record is `reported`: anybody can edit a line of an export, or a result.json, and no seal would show it.
 _EXPORT_REASON = "it came from an export, without its raw files; import the run or its bundle"
 _TRUSTED_RESULT_REASON = "result.json was taken as it is (--trust-results); import the run without it"
@@ -168,7 +168,7 @@ def _import(options: argparse.Namespace) -> int:
     else:
         statements = f", {statement_count:,} event(s), expectation(s) or finding(s)" if statement_count else ""
         print(f"{added.new:,} new, {added.existing:,} known already{statements}")
-        for reason, count in Counter(not_sealed.values()).most_common(_MOST_LISTED):
+        for reason, count in Counter(not_sealed.values()).most_common(_MAX_LISTED):
             first = next(run_id for run_id, other in not_sealed.items() if other == reason)
             runs = first if count == 1 else f"{count:,} runs, such as {first}"
             print(wrapped(f"in no comparison: {runs}: {reason}", 2))
@@ -177,8 +177,8 @@ def _import(options: argparse.Namespace) -> int:
         "is right, then `store prune --run {0}` and import that one"
     )
     if problems := [*problems, *map(conflict_message.format, added.conflicts)]:
-        more = [f"and {len(problems) - _MOST_LISTED} more"] if len(problems) > _MOST_LISTED else []
-        raise UsageError("\n".join([*problems[:_MOST_LISTED], *more]))
+        more = [f"and {len(problems) - _MAX_LISTED} more"] if len(problems) > _MAX_LISTED else []
+        raise UsageError("\n".join([*problems[:_MAX_LISTED], *more]))
     return 0
 
 
@@ -329,8 +329,8 @@ def _prune(options: argparse.Namespace) -> int:
 
     if options.keep_days is None and not options.case and not options.run:
         raise UsageError("store prune: found nothing to choose by; give --keep-days N, --case NAME or --run ID")
-    if options.keep_days is not None and not 0 <= options.keep_days <= _MOST_DAYS:
-        raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 to {_MOST_DAYS}")
+    if options.keep_days is not None and not 0 <= options.keep_days <= _MAX_DAYS:
+        raise UsageError(f"--keep-days: found {options.keep_days}, expected 0 to {_MAX_DAYS}")
     with open_store(options.store, read_only=is_missing(options.store)) as store:
         pruned = prune(store, options.keep_days, options.case, options.run, options.dry_run)
     if options.json:

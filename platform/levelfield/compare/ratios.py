@@ -23,7 +23,7 @@ LEAST_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 LEAST_DEVIATION = 0.001
 _SAME_RATIO_TOLERANCE = 1e-6  # of logarithms: a ratio that is farther from that of its runs is not theirs
-_MOST_ORIGINS = 2  # origins of noise that a sentence names
+_MAX_ORIGINS = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
 T_QUANTILES = {
     1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646, 8: 2.3060, 9: 2.2622, 10: 2.2281,
@@ -159,9 +159,7 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     origins = dict.fromkeys(
         entry.history.origin if entry.history and len(entry.values) < LEAST_RUNS else "the runs" for entry in entries
     )
-    origin = (
-        " and ".join(origins) if len(origins) <= _MOST_ORIGINS else f"the runs and nights of {2 * len(pairs)} sides"
-    )
+    origin = " and ".join(origins) if len(origins) <= _MAX_ORIGINS else f"the runs and nights of {2 * len(pairs)} sides"
     method = f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"
     return Ratio(_exp(difference), low, high, standing_of(low, high), method)
 

@@ -24,7 +24,7 @@ from levelfield.compare.sides import (
 )
 from levelfield.specs.record import RunRecord
 
-MOST_RUNS = 30  # that are read to find a quiet run, or one with the defaults alone
+MAX_RUNS = 30  # that are read to find a quiet run, or one with the defaults alone
 _TUNINGS_BY_PREFERENCE = ("base", None, "peak")  # which of them a label means; None is of an earlier version
 
 
@@ -39,15 +39,15 @@ class ChosenRuns:
 def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
     """Yield the runs of a series, the newest first, until those that stand for it are complete.
 
-    Where these are of a peak, it goes on until those of a base are complete as well, at most for MOST runs. MOST
-    disturbed runs end the search for a quiet one.
+    Where these are of a peak, it goes on until those of a base are complete as well, at most for MAX_RUNS runs.
+    MAX_RUNS disturbed runs end the search for a quiet one.
     """
     counted: dict[str | None, list[RunRecord]] = {}  # of each tuning, the newest first
     first_repeats: dict[str | None, RunRecord] = {}  # of each tuning, repeat 1 of the newest command
     complete: dict[str | None, bool] = {}  # whether that command has enough repeats
     disturbed = 0
     for number, record in enumerate(newest):
-        is_done = bool(counted) and (set(counted) != {"peak"} or number >= MOST_RUNS)
+        is_done = bool(counted) and (set(counted) != {"peak"} or number >= MAX_RUNS)
         for tuning, runs in counted.items():
             first_repeat = first_repeats.get(tuning)
             if first_repeat and record.began != first_repeat.began:
@@ -60,7 +60,7 @@ def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
             continue
         if disturbance(record):
             disturbed += 1
-            if not counted and disturbed == MOST_RUNS:
+            if not counted and disturbed == MAX_RUNS:
                 return
             continue
         counted.setdefault(tuning_of(record), []).append(record)
@@ -110,14 +110,14 @@ def choose_runs(records: Sequence[RunRecord]) -> ChosenRuns | None:
 def labelled_runs(records: Sequence[RunRecord]) -> ChosenRuns:
     """Return the runs that a label of a series means: of its base, where a run of it counts; else of its peak.
 
-    Where no run of the series counts, they are the newest MOST of all.
+    Where no run of the series counts, they are the newest MAX_RUNS of all.
     """
     for tuning in _TUNINGS_BY_PREFERENCE:
         if chosen := choose_runs([run for run in records if tuning_of(run) == tuning]):
             others = [run for run in records if tuning_of(run) != tuning]
             left_out = [(run, series_exclusion(run) or f"{tuning_of(run)}: {tuned_fields(run)}") for run in others]
             return ChosenRuns(chosen.runs, (*chosen.left_out, *left_out))
-    return ChosenRuns(tuple(sorted(records, key=_time_order)[-MOST_RUNS:]))
+    return ChosenRuns(tuple(sorted(records, key=_time_order)[-MAX_RUNS:]))
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:

@@ -16,7 +16,7 @@ from typing import Any
 from levelfield.contracts.command import Ask, end_tools, run_tools_for
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.errors import DocumentError
-from levelfield.specs.base import MOST_DEVICES
+from levelfield.specs.base import MAX_DEVICES
 
 ANSWER_LIMIT_SECONDS = 120.0  # of one answer: the tools of eight devices without a resident driver take twenty
 _DEVICE_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -50,7 +50,7 @@ class CheckedAdapter:
         answer = self._bounded_call("devices", self.adapter.devices)
         if isinstance(answer, (str, Mapping)) or not isinstance(answer, Iterable):
             raise self._fault("devices", answer, "a list of Device")
-        devices = self._bounded_call("devices", lambda: list(islice(answer, MOST_DEVICES + 1)))
+        devices = self._bounded_call("devices", lambda: list(islice(answer, MAX_DEVICES + 1)))
         if fault := devices_fault(devices):
             raise AdapterFault(f"{self.path}: devices(): {fault}")
         return DeviceList(devices, answer.problem if isinstance(answer, DeviceList) else None)
@@ -133,8 +133,8 @@ def checked_adapter(adapter: Vendor, path: Path) -> Vendor:
 
 def devices_fault(devices: Sequence[object]) -> str | None:
     """Return why these are not the devices of one machine; None where they are."""
-    if len(devices) > MOST_DEVICES:
-        return f"found more than {MOST_DEVICES:,} devices, expected those of one machine"
+    if len(devices) > MAX_DEVICES:
+        return f"found more than {MAX_DEVICES:,} devices, expected those of one machine"
     seen: set[int] = set()
     for device in devices:
         if not isinstance(device, Device):

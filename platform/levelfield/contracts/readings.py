@@ -32,7 +32,7 @@ SAMPLED = tuple(field for field in LIMITS if field != "memory_bytes")
 Read = Callable[[], float]
 
 # The checks of `vendor check` look at recordings; these look at the same faults on the machine itself.
-LEAST_PARTITION_SHARE, MOST_PARTITION_SHARE = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
+LEAST_PARTITION_SHARE, MAX_PARTITION_SHARE = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
 MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 # Nothing says which of several devices of a divided host a run takes.
 SEVERAL_HOST_DEVICES = (
@@ -190,7 +190,7 @@ def _partitions(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
             chip
             and chip.memory_bytes
             and memory
-            and LEAST_PARTITION_SHARE <= memory / chip.memory_bytes <= MOST_PARTITION_SHARE
+            and LEAST_PARTITION_SHARE <= memory / chip.memory_bytes <= MAX_PARTITION_SHARE
         ):
             reasons[device.index] = f"found {memory} of the {chip.memory_bytes} bytes of memory of chip {chip.name}"
     partitioned = {d.chip for d in devices if d.index in reasons and d.compute_units is None}

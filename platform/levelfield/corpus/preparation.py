@@ -24,7 +24,7 @@ from levelfield.worker.megatron import DTYPES, HEADER, MAGIC
 
 _SMALL_VOCABULARY = 65500  # Megatron's own limit for two-byte tokens
 _BATCH_BYTES = 1 << 22  # the tokenizers library spreads a batch over the cores
-_MOST_DOCUMENT_TOKENS = 2**31 - 1  # a length is an int32 in the index
+_MAX_DOCUMENT_TOKENS = 2**31 - 1  # a length is an int32 in the index
 _BLOCK_ENTRIES = 1 << 20
 
 
@@ -174,9 +174,9 @@ class MegatronWriter:
         for tokens in parts:
             self._file.write(tokens.astype(self._dtype).tobytes())
             length += len(tokens)
-        if length > _MOST_DOCUMENT_TOKENS:
+        if length > _MAX_DOCUMENT_TOKENS:
             raise CorpusError(
-                f"document {len(self._lengths)} has {length} tokens, expected at most {_MOST_DOCUMENT_TOKENS}"
+                f"document {len(self._lengths)} has {length} tokens, expected at most {_MAX_DOCUMENT_TOKENS}"
             )
         self._lengths.append(length)
 

@@ -36,9 +36,9 @@ _ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, E
 NAMESPACE = "levelfield"  # of signatures
 _SSH_SECONDS = 120  # a key may need its passphrase
 
-MOST_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
-MOST_MEMBERS = 2000
-MOST_RATIO = 200  # of a member to its compressed bytes
+MAX_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
+MAX_MEMBERS = 2000
+MAX_RATIO = 200  # of a member to its compressed bytes
 _FILE_PATTERN = (
     r"(?:plan|job|request|preflight|provenance|outcome|reference|certificate|result)\.json"
     r"|(?:telemetry|node_power)\.jsonl|telemetry/node[0-9]{1,6}(?:\.raw)?\.jsonl|events/[A-Za-z0-9][\w.-]{0,99}\.jsonl"
@@ -59,7 +59,7 @@ def make_archive(members: Mapping[str, bytes]) -> bytes:
             info = zipfile.ZipInfo(name, _MEMBER_DATE)
             info.external_attr, info.create_system = _FILE_ATTRIBUTES, 3
             # Compressed, except where a reader would take the ratio for a trap.
-            is_dense = len(content) <= MOST_RATIO / 2 * len(zlib.compress(content))
+            is_dense = len(content) <= MAX_RATIO / 2 * len(zlib.compress(content))
             info.compress_type = zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
             archive_file.writestr(info, content)
     return out.getvalue()
@@ -74,7 +74,7 @@ def read_members(content: bytes, origin: str) -> dict[str, bytes]:
     if end >= 0 and not content[max(0, end - 20) :].startswith(b"PK\6\7"):  # the locator of a larger archive
         magic, *_, size, offset, comment = _ARCHIVE_END.unpack_from(content, end)
         is_last = magic == b"PK\5\6" and comment == 0 and offset + size == end
-        has_end = is_last and size <= MOST_MEMBERS * _LONGEST_ENTRY  # short enough to be read
+        has_end = is_last and size <= MAX_MEMBERS * _LONGEST_ENTRY  # short enough to be read
     try:
         if not has_end:
             raise ValueError("its last bytes are not the end of an archive of `evidence bundle`")
@@ -93,14 +93,14 @@ def read_members(content: bytes, origin: str) -> dict[str, bytes]:
 def _list_fault(infos: list[zipfile.ZipInfo]) -> str | None:
     """Return what is wrong with the list of members as a whole; None for nothing."""
     names = [info.filename for info in infos]
-    if len(infos) > MOST_MEMBERS:
-        return f"found {len(infos):,} members, expected at most {MOST_MEMBERS:,}"
+    if len(infos) > MAX_MEMBERS:
+        return f"found {len(infos):,} members, expected at most {MAX_MEMBERS:,}"
     if duplicates := repeated_names(names):
         return f"found member '{duplicates[0]}' twice"
     if len({name.casefold() for name in names}) < len(names):
         return "found two members whose names differ in capitals only"
-    if (size := sum(info.file_size for info in infos)) > MOST_BYTES:
-        return f"found members of {size:,} bytes, expected at most {MOST_BYTES:,}"
+    if (size := sum(info.file_size for info in infos)) > MAX_BYTES:
+        return f"found members of {size:,} bytes, expected at most {MAX_BYTES:,}"
     return None
 
 
@@ -118,8 +118,8 @@ def _member_fault(info: zipfile.ZipInfo) -> str | None:
         )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"member '{name}': found compression {info.compress_type}, expected none or deflate"
-    if info.file_size > MOST_RATIO * max(1, info.compress_size):
-        return f"member '{name}': found {ratio:,.0f} times its compressed size, expected {MOST_RATIO}"
+    if info.file_size > MAX_RATIO * max(1, info.compress_size):
+        return f"member '{name}': found {ratio:,.0f} times its compressed size, expected {MAX_RATIO}"
     return None
 
 

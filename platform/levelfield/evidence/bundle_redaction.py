@@ -14,12 +14,12 @@ from pathlib import Path
 
 from levelfield.checkout import checkout
 from levelfield.errors import GateFailed, UsageError
-from levelfield.evidence.bundle_archive import FILE_NAME, MOST_BYTES
+from levelfield.evidence.bundle_archive import FILE_NAME, MAX_BYTES
 from levelfield.evidence.bundle_reader import RunInBundle
 from levelfield.evidence.placeholders import HOME_OWNER, Placeholders, find_hosts, json_words, redacted_json
 from levelfield.rundir.event_lines import DAMAGE_ERRORS, event_or_none, mapping
 from levelfield.rundir.seal import (
-    MOST_SEALED_BYTES,
+    MAX_SEALED_BYTES,
     OUTCOME,
     compare_with_seal,
     outcome_digest,
@@ -152,7 +152,7 @@ def _read(name: str, path: Path) -> ReadFile:
     descriptor = regular_descriptor(path)
     if descriptor is None:
         raise UsageError(f"bundle: {path}: found no readable regular file; links and pipes do not go into a bundle")
-    largest = MOST_SEALED_BYTES if name.startswith(LOGS) else MOST_BYTES
+    largest = MAX_SEALED_BYTES if name.startswith(LOGS) else MAX_BYTES
     if os.fstat(descriptor).st_size > largest:
         os.close(descriptor)
         raise UsageError(f"bundle: {path}: found more than {largest:,} bytes")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import levelfield
 from levelfield.errors import UsageError
-from levelfield.evidence.bundle_archive import MOST_BYTES, MOST_MEMBERS, RUN_NAME
+from levelfield.evidence.bundle_archive import MAX_BYTES, MAX_MEMBERS, RUN_NAME
 from levelfield.evidence.bundle_reader import RESULT, RunInBundle, unpacked
 from levelfield.evidence.bundle_redaction import placeholders_of, read_run, redacted_run
 from levelfield.judge.certification import software_digest
@@ -109,10 +109,10 @@ def bundle_members(manifest: bytes, runs: Sequence[RunInBundle], signature: byte
     members = {f"runs/{run.name}/{name}": content for run in runs for name, content in run.files.items()}
     members |= {MANIFEST: manifest, **({SIGNATURE: signature} if signature else {})}
     size = sum(map(len, members.values()))
-    if size > MOST_BYTES or len(members) > MOST_MEMBERS:
+    if size > MAX_BYTES or len(members) > MAX_MEMBERS:
         largest = max(members, key=lambda name: len(members[name]))
         raise UsageError(
             f"bundle: found {len(members):,} files of {size:,} bytes, expected at most "
-            f"{MOST_MEMBERS:,} of {MOST_BYTES:,}; the largest is {largest}. Give fewer runs"
+            f"{MAX_MEMBERS:,} of {MAX_BYTES:,}; the largest is {largest}. Give fewer runs"
         )
     return members

@@ -47,7 +47,7 @@ _ABSENT = "(absent)"
 _PROMOTED_FIELDS = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
 CERTIFICATE_FILE = "certificate.json"
 # Of a plan from elsewhere: the time to recompute grows with them, whatever the raw files hold.
-_MOST_LAYERS, _MOST_RECORDS = 10_000, 20_000_000
+_MAX_LAYERS, _MAX_RECORDS = 10_000, 20_000_000
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
             plan = read_plan(paths)
             ranks = max(plan.world_size, plan.tuning.layout.world_size)
             layers, records = plan.work.model.layers, plan.work.training.steps * ranks
-            if layers > _MOST_LAYERS or records > _MOST_RECORDS:
+            if layers > _MAX_LAYERS or records > _MAX_RECORDS:
                 raise DocumentError(
                     f"plan.json: found {layers:,} layers and {records:,} steps of ranks, expected at most "
-                    f"{_MOST_LAYERS:,} and {_MOST_RECORDS:,}"
+                    f"{_MAX_LAYERS:,} and {_MAX_RECORDS:,}"
                 )
             raw = read_raw(paths)
             result = collect(paths, raw, Redaction(run.seal, run.entry.software))

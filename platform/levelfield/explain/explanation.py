@@ -50,14 +50,14 @@ from levelfield.specs.constants import speed_interval
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
-from levelfield.specs.plan import MOST_RECORD_BYTES, Hardware, PeakUsed, Plan
+from levelfield.specs.plan import MAX_RECORD_BYTES, Hardware, PeakUsed, Plan
 from levelfield.specs.step_parts import StepParts, StepPlanned
 from levelfield.specs.vendor import PeakDtype
 
 # The worker's events (worker/step_profile.py).
 STEP_EVENT, PROFILE_EVENT, ALONE_EVENT = "profiled_step", "step_profile", "step_alone"
 _TORCH_DTYPES: dict[str, PeakDtype] = {"float": "fp32", "c10::BFloat16": "bf16", "c10::Half": "fp16"}
-_MOST_TRACE_BYTES = 2**31  # of one record, unpacked
+_MAX_TRACE_BYTES = 2**31  # of one record, unpacked
 _RECORD_NAME = re.compile(r"rank(\d{1,7})\.step(\d{1,4})\.json\.gz", re.ASCII)
 
 
@@ -227,7 +227,7 @@ def _read_ranks(ranks: int, events: Path, profile: Path) -> _RankRecords:
         if failed := summary.get("failed"):
             recorded.missing.append(f"rank {rank}: {str(failed)[:300]}")
         recorded.missing += [
-            f"{str(name)[:60]}: larger than {MOST_RECORD_BYTES:,} bytes" for name in sequence(summary.get("left_out"))
+            f"{str(name)[:60]}: larger than {MAX_RECORD_BYTES:,} bytes" for name in sequence(summary.get("left_out"))
         ]
         for values in measured.get(ALONE_EVENT, ())[:1]:
             try:
@@ -257,7 +257,7 @@ def _read_records(
     for number in sorted(names_by_step, key=lambda number: (number in counted, number)):
         name = names_by_step[number]
         try:
-            content = read_regular(profile / name, most_bytes=MOST_RECORD_BYTES)
+            content = read_regular(profile / name, most_bytes=MAX_RECORD_BYTES)
             if hashlib.sha256(content).hexdigest() != files[name]:
                 raise ValueError("changed after the run ended: its digest is not that of the rank's event")
             trace = unpacked_trace(content)
@@ -275,7 +275,7 @@ def _read_records(
 def unpacked_trace(content: bytes) -> JsonObject:
     """Return the trace of a compressed record. Raises ValueError for one that is cut short, or unpacks to too much."""
     unpacker = zlib.decompressobj(wbits=31)
-    text = unpacker.decompress(content, _MOST_TRACE_BYTES)
+    text = unpacker.decompress(content, _MAX_TRACE_BYTES)
     if not unpacker.eof:
-        raise ValueError(f"cut short, or larger than {_MOST_TRACE_BYTES:,} bytes unpacked")
+        raise ValueError(f"cut short, or larger than {_MAX_TRACE_BYTES:,} bytes unpacked")
     return parse_event(text)

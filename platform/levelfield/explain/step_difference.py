@@ -24,7 +24,7 @@ from levelfield.specs.step_parts import (
 )
 
 RECOMPUTATION = "recomputation"  # a part of its own here: any part may be recomputed
-_ENOUGH_EXPLAINED, _MOST_SENTENCES, _MOST_PLACES = 0.9, 3, 2
+_ENOUGH_EXPLAINED, _MAX_SENTENCES, _MAX_PLACES = 0.9, 3, 2
 _NAMED_PLACE_SHARE = 0.2  # of a part's change: smaller places are not named
 
 
@@ -82,10 +82,10 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
             PlaceChange(name, places_after[part, name] - places_before[part, name]) for name in sorted(places)
         ]
         place_changes.sort(key=lambda place: -abs(place.ms))
-        changes.append(PartChange(part, a.mean, b.mean, _half_interval(a, b), tuple(place_changes[:_MOST_PLACES])))
+        changes.append(PartChange(part, a.mean, b.mean, _half_interval(a, b), tuple(place_changes[:_MAX_PLACES])))
     changes.sort(key=lambda change: -abs(change.ms))
     largest: list[PartChange] = []  # that together are within a tenth of the whole change
-    for change in changes[:_MOST_SENTENCES]:
+    for change in changes[:_MAX_SENTENCES]:
         if largest and abs(whole.ms - sum(change.ms for change in largest)) <= (1 - _ENOUGH_EXPLAINED) * abs(whole.ms):
             break
         largest.append(change)

@@ -21,8 +21,8 @@ from levelfield.specs.step_parts import (
     BUBBLE,
     COMMUNICATION,
     LAYER,
-    MOST_CELLS,
-    MOST_LINES,
+    MAX_CELLS,
+    MAX_LINES,
     PARTS,
     WAITING,
     Kernel,
@@ -44,7 +44,7 @@ MessageGroups = dict[tuple[object, ...], list[MessageEnd]]
 PartTimes = defaultdict[str, float]  # milliseconds by part, or by kind of message
 K = TypeVar("K")
 OTHER_PLACES, BETWEEN_MODULES = "others", "between modules"
-_MOST_PLACES, _MOST_KERNELS = 300, 60
+_MAX_PLACES, _MAX_KERNELS = 300, 60
 _FEWEST_LAYERS = 3
 _SHORT_MS = 1.0  # a transfer this short shows how far two clocks are apart
 _LEAST_SHARE = 0.001  # of the step: smaller places are `others`
@@ -256,7 +256,7 @@ def _places(steps: Sequence[_PlaceSums]) -> tuple[Place, ...]:
             ms[key] += value / len(steps)
             count[key] += step.count[key] / len(steps)
     least = _LEAST_SHARE * fmean(step.total for step in steps)
-    large = {key for key in _longest_first(ms)[:_MOST_PLACES] if ms[key] >= least}
+    large = {key for key in _longest_first(ms)[:_MAX_PLACES] if ms[key] >= least}
     for key in [key for key in ms if key not in large]:
         rest = (key[0], OTHER_PLACES, key[2])
         ms[rest] += ms.pop(key)
@@ -380,7 +380,7 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
     ]
     # a short kernel of attention's core tells how attention was computed
     return tuple(
-        kernel for place, kernel in enumerate(all_kernels) if place < _MOST_KERNELS or kernel.part == ATTENTION_CORE
+        kernel for place, kernel in enumerate(all_kernels) if place < _MAX_KERNELS or kernel.part == ATTENTION_CORE
     )
 
 
@@ -433,9 +433,9 @@ def median_step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ())
     step = sorted(steps, key=lambda step: step.ms)[len(steps) // 2]
     begin = min(step.origins.values())
     ms = max(step.origins[rank] + line.ms for rank, line in step.lines.items()) - begin
-    spread_ranks = sorted(step.lines)[:: -(-len(step.lines) // MOST_LINES)]
-    ranks = sorted([*dict.fromkeys([*late, *spread_ranks])][:MOST_LINES])
-    cells = {rank: _cells(step.slices[rank], step.origins[rank] - begin, ms / MOST_CELLS) for rank in ranks}
+    spread_ranks = sorted(step.lines)[:: -(-len(step.lines) // MAX_LINES)]
+    ranks = sorted([*dict.fromkeys([*late, *spread_ranks])][:MAX_LINES])
+    cells = {rank: _cells(step.slices[rank], step.origins[rank] - begin, ms / MAX_CELLS) for rank in ranks}
     present = {cell[0] for line in cells.values() for cell in line if cell}
     parts = tuple(part for part in PARTS if part in present)
     letters: dict[tuple[str, bool], str] = {
@@ -452,9 +452,9 @@ def median_step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ())
 
 def _cells(slices: Iterable[Slice], offset: float, width: float) -> list[tuple[str, bool] | None]:
     """Return the part that takes most of each cell, and whether it is repeated there. width, offset: milliseconds."""
-    cells: list[defaultdict[tuple[str, bool], float]] = [defaultdict(float) for _ in range(MOST_CELLS)]
+    cells: list[defaultdict[tuple[str, bool], float]] = [defaultdict(float) for _ in range(MAX_CELLS)]
     for piece in slices:
         start, end = (offset + piece.start) / width, (offset + piece.end) / width
-        for cell in range(max(0, int(start)), min(MOST_CELLS, int(end) + 1)):
+        for cell in range(max(0, int(start)), min(MAX_CELLS, int(end) + 1)):
             cells[cell][piece.part, piece.phase == "recompute"] += max(0.0, min(end, cell + 1) - max(start, cell))
     return [max(times, key=lambda key: times[key]) if sum(times.values()) >= 0.5 else None for times in cells]

@@ -14,7 +14,7 @@ from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, Step
 
 _LARGE_SHARE = 0.05  # of the step: an unexplained part this large is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
-_MOST_PLACES, _MOST_KERNELS = 10, 5
+_MAX_PLACES, _MAX_KERNELS = 10, 5
 _BAR_WIDTH = 30  # columns
 Change = tuple[str, float, float, float | None]  # the part, before, after, half of the interval of the change
 
@@ -59,7 +59,7 @@ def step_sheets(parts: StepParts) -> Iterator[Sheet]:
     yield Sheet("places with the most time", ("part", "place", "ms", "share"), tuple(_place_rows(parts)))
     kernels = [
         (kernel.part, short_kernel(kernel.name), kernel.kind, kernel.dtype or "", f"{kernel.ms:.2f}")
-        for kernel in parts.kernels[:_MOST_KERNELS]
+        for kernel in parts.kernels[:_MAX_KERNELS]
     ]
     yield Sheet("operations that ran", ("part", "name", "kind", "dtype", "ms"), tuple(kernels))
     if len(parts.ranks) > 1:
@@ -132,7 +132,7 @@ def _place_rows(parts: StepParts) -> Iterator[tuple[str, ...]]:
     for rank in parts.ranks:
         for place in rank.places:
             times[place.part, without_layer_number(place.where)] += place.ms / len(parts.ranks)
-    for (part, where), ms in sorted(times.items(), key=lambda item: -item[1])[:_MOST_PLACES]:
+    for (part, where), ms in sorted(times.items(), key=lambda item: -item[1])[:_MAX_PLACES]:
         yield part, where, f"{ms:.2f}", f"{ms / parts.step.mean:.1%}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from levelfield.contracts.execution import DISK_IS_FULL
 from levelfield.measure.clocks import node_clock_reasons, platform_clock_reasons
 from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixture_layers, routing_reasons
-from levelfield.measure.validity import MOST_REASONS, validity_reasons
+from levelfield.measure.validity import MAX_REASONS, validity_reasons
 from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
 from levelfield.rundir.event_lines import sequence
@@ -118,8 +118,8 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
         if telemetry.node is not None and telemetry.node >= plan.hardware.nodes
     ]
     silent = [rank for rank in range(plan.world_size) if rank not in raw.ranks_with_end_event]
-    reasons += [f"rank {rank} did not write its end" for rank in silent[:MOST_REASONS]]
-    reasons += [f"and {len(silent) - MOST_REASONS} more ranks"] if len(silent) > MOST_REASONS else []
+    reasons += [f"rank {rank} did not write its end" for rank in silent[:MAX_REASONS]]
+    reasons += [f"and {len(silent) - MAX_REASONS} more ranks"] if len(silent) > MAX_REASONS else []
     changed = _code_reasons(plan, raw)
     reasons += changed
     failure = PRETENDED if raw.pretended else "code" if changed else None

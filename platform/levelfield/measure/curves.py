@@ -24,7 +24,7 @@ LEAST_RUNS = 2  # in each group: one run has no spread
 LEAST_STEPS = 20  # in a tail
 # The largest share of a curve's whole fall that may lie in its tail. Before that, every model learns the same first
 # things: in the first 100 steps of GPT tests, different models differ by less than equal ones do on other chips.
-MOST_TAIL_FALL = 0.25
+MAX_TAIL_FALL = 0.25
 # One-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
 T_QUANTILES = {
     1: 6.3138, 2: 2.9200, 3: 2.3534, 4: 2.1318, 5: 2.0150, 6: 1.9432, 7: 1.8946, 8: 1.8595, 9: 1.8331, 10: 1.8125,
@@ -189,8 +189,8 @@ def _compare_means(
     ours: list[float], theirs: list[float], margin: float, steps: tuple[int, int], tail_fall_share: float
 ) -> TailComparison:
     difference = math.expm1(statistics.fmean(ours) - statistics.fmean(theirs))
-    if tail_fall_share > MOST_TAIL_FALL:
-        expected = f"expected at most {MOST_TAIL_FALL:.0%}"
+    if tail_fall_share > MAX_TAIL_FALL:
+        expected = f"expected at most {MAX_TAIL_FALL:.0%}"
         reason = f"the loss still falls: {tail_fall_share:.0%} of its fall lies in the tail, {expected}"
         return TailComparison("inconclusive", reason, margin, steps, difference)
     if min(len(ours), len(theirs)) < LEAST_RUNS:

@@ -18,7 +18,7 @@ Series = NDArray[np.float64]
 FEWEST_FOR_INTERVAL = 3
 _FEWEST_FOR_ORDER_STATISTICS = 6
 _LARGEST_LOG = 700.0  # its exponential is still a float
-MOST_PAIRED_VALUES = 2048  # two million pairs: 50 MB and a tenth of a second
+MAX_PAIRED_VALUES = 2048  # two million pairs: 50 MB and a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ def trend(series: Sequence[float]) -> Trend:
     """Return the Theil-Sen slope (Sen, 1968) and the Mann-Kendall test (Mann, 1945; Kendall, 1975), tie-corrected.
 
     p is two-sided, by the normal approximation, which is good from ten values on. Raises ValueError below three.
-    Both look at every pair, so a series above MOST_PAIRED_VALUES is first halved, by means of neighbours.
+    Both look at every pair, so a series above MAX_PAIRED_VALUES is first halved, by means of neighbours.
     """
     values, values_per_mean = _finite_array(series, fewest=3), 1
-    while len(values) > MOST_PAIRED_VALUES:
+    while len(values) > MAX_PAIRED_VALUES:
         values, values_per_mean = values[: len(values) // 2 * 2].reshape(-1, 2).mean(axis=1), 2 * values_per_mean
     first, second = np.triu_indices(len(values), k=1)
     differences = values[second] - values[first]

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 
-_MOST_DEGREES = 200  # with more, the normal distribution is the same to three digits
+_MAX_DEGREES = 200  # with more, the normal distribution is the same to three digits
 
 
 def t_tail_probability(t: float, degrees: int) -> float:
     """Return the probability that a Student's t variable exceeds t. Raises ValueError below one degree of freedom."""
     if degrees < 1:
         raise ValueError(f"found {degrees} degrees of freedom, expected at least 1")
-    if degrees > _MOST_DEGREES:
+    if degrees > _MAX_DEGREES:
         return 1 - NormalDist().cdf(t)
     angle = math.atan(abs(t) / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)

@@ -29,9 +29,9 @@ from levelfield.measure.series import change_point, relative_iqr, trend
 from levelfield.specs.result import StepTimes, Throughput
 
 FEWEST_FOR_FLAGS = 10
-MOST_P_VALUE = 0.01
+MAX_P_VALUE = 0.01
 LEAST_CHANGE = 0.02
-_MOST_NAMED = 5  # steps, in a reason
+_MAX_NAMED = 5  # steps, in a reason
 OUTLIER_MEDIANS = 2.0  # an outlier lasts more than so many median steps
 # Telemetry reads once a second: what took less than two readings has no cause that it could show.
 LEAST_LOST_SECONDS = 2.0
@@ -133,9 +133,9 @@ def measure_window(
     values, few, flags = np.asarray(seconds), len(seconds) < FEWEST_FOR_FLAGS, list[str]()
     if not few:  # a trend and a change point, where they are significant and material
         step_trend, step_change = trend(seconds), change_point(seconds)
-        if step_trend.p < MOST_P_VALUE and abs(step_trend.drift) > LEAST_CHANGE:
+        if step_trend.p < MAX_P_VALUE and abs(step_trend.drift) > LEAST_CHANGE:
             flags.append(f"trend: step time drifts by {step_trend.drift:+.1%} over the window (p = {step_trend.p:.1g})")
-        if step_change.p < MOST_P_VALUE and abs(step_change.shift) > LEAST_CHANGE:
+        if step_change.p < MAX_P_VALUE and abs(step_change.shift) > LEAST_CHANGE:
             shift = f"step time shifts by {step_change.shift:+.1%} at step {first_step + step_change.index}"
             flags.append(f"change point: {shift} (p = {step_change.p:.1g})")
     return Throughput(
@@ -183,7 +183,7 @@ def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]
     """Return the differences of `numbers` from `expected`: missing, repeated, out of order."""
     present = set(numbers)
     missing = len(expected) - sum(n in expected for n in present)
-    first_missing = tuple(islice((n for n in expected if n not in present), _MOST_NAMED if missing else 0))
+    first_missing = tuple(islice((n for n in expected if n not in present), _MAX_NAMED if missing else 0))
     repeated = sorted(n for n, times in Counter(numbers).items() if times > 1) if len(present) < len(numbers) else []
     disordered = [b for a, b in pairwise(numbers) if b < a]
     kinds: dict[str, tuple[Sequence[int], int]] = {
@@ -196,8 +196,8 @@ def sequence_reasons(numbers: Sequence[int], expected: range) -> tuple[str, ...]
 
 def _numbered_steps(numbers: Sequence[int], count: int) -> str:
     """Return the first of `count` step numbers in words, and how many more there are."""
-    more = f" and {count - _MOST_NAMED} more" if count > _MOST_NAMED else ""
-    return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_MOST_NAMED]))}{more}"
+    more = f" and {count - _MAX_NAMED} more" if count > _MAX_NAMED else ""
+    return f"step{'s' if count > 1 else ''} {', '.join(map(str, numbers[:_MAX_NAMED]))}{more}"
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from levelfield.worker.schedule import learning_rate
 
 # An all-reduced mean is the same number on every rank, except for the last bits of float32.
 LOSS_AGREEMENT = 1e-6
-MOST_REASONS = 1_000  # of ranks, which may be a million
-_MOST_LISTED = 5
+MAX_REASONS = 1_000  # of ranks, which may be a million
+_MAX_LISTED = 5
 # Relative. A framework may keep the rate in float32, which rounds by 6e-8 at most.
 RATE_AGREEMENT = 1e-6
 
@@ -74,7 +74,7 @@ def step_reasons(records: Sequence[StepRecord], training: Training, layout: Layo
     unknown_ranks = sorted(set(ranks) - set(range(layout.world_size)))
     reasons = [f"rank {rank} is not one of the layout's {layout.world_size}" for rank in unknown_ranks]
     for rank in range(layout.world_size):
-        if len(reasons) >= MOST_REASONS:
+        if len(reasons) >= MAX_REASONS:
             return [*reasons, f"ranks from {rank} on are not listed"]
         steps = ranks.get(rank, ())
         faults = sequence_reasons([record.step for record in steps], range(1, training.steps + 1))
@@ -198,14 +198,14 @@ def tokens_checksum(records: Iterable[StepRecord], layout: Layout) -> int | None
 
 def _describe_values(values: Mapping[int, float]) -> str:
     """Return the first few values with their ranks, for a sentence."""
-    return ", ".join(f"{value!r} on rank {rank}" for rank, value in list(values.items())[:_MOST_LISTED])
+    return ", ".join(f"{value!r} on rank {rank}" for rank, value in list(values.items())[:_MAX_LISTED])
 
 
 def shorten_reasons(reasons: list[str]) -> list[str]:
     """Return the first few reasons, and how many more there are."""
-    if len(reasons) <= _MOST_LISTED:
+    if len(reasons) <= _MAX_LISTED:
         return reasons
-    return [*reasons[:_MOST_LISTED], f"and {len(reasons) - _MOST_LISTED} more"]
+    return [*reasons[:_MAX_LISTED], f"and {len(reasons) - _MAX_LISTED} more"]
 
 
 def schedule_reasons(records: Sequence[StepRecord], schedule: Schedule) -> list[str]:

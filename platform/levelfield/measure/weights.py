@@ -24,7 +24,7 @@ from levelfield.measure.raw_facts import (
 from levelfield.specs.case import Window, Work
 from levelfield.specs.layout import Layout
 
-_MOST_LISTED_RANKS = 1_000  # in reasons
+_MAX_LISTED_RANKS = 1_000  # in reasons
 Box = tuple[tuple[int, int], ...]
 # Relative. Replicas make the same steps; one that was left out of an all-reduce is off by about one update.
 REPLICA_TOLERANCE = 1e-3
@@ -48,9 +48,9 @@ def weight_reasons(slices: Iterable[WeightSlice], work: Work, layout: Layout) ->
     expected = parameter_shapes(work.model, work.training.sequence_length)
     parameters = group_sorted(pieces, lambda piece: piece.name)
     missing_ranks = sorted(set(range(layout.world_size)) - {piece.rank for piece in pieces})
-    reasons = [f"rank {rank} reports no weights" for rank in missing_ranks[:_MOST_LISTED_RANKS]]
-    if len(missing_ranks) > _MOST_LISTED_RANKS:
-        reasons.append(f"and {len(missing_ranks) - _MOST_LISTED_RANKS} more ranks")
+    reasons = [f"rank {rank} reports no weights" for rank in missing_ranks[:_MAX_LISTED_RANKS]]
+    if len(missing_ranks) > _MAX_LISTED_RANKS:
+        reasons.append(f"and {len(missing_ranks) - _MAX_LISTED_RANKS} more ranks")
     reasons += [f"{name}: not reported by any rank" for name in expected if name not in parameters]
     for name, parts in parameters.items():
         reasons += [f"{name}: {reason}" for reason in _parameter_reasons(parts, expected.get(name))]

@@ -11,7 +11,7 @@ from statistics import median
 from levelfield.errors import UsageError
 from levelfield.series.examination import is_since
 from levelfield.series.findings import FIGURES, Finding, set_back_nights
-from levelfield.series.level import MOST_NIGHTS, node_medians
+from levelfield.series.level import MAX_NIGHTS, node_medians
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -54,7 +54,7 @@ def accepted_baseline(evidence: LevelEvidence, who: str, reason: str, at: str, u
             level[figure] = value_of(median(night.cost for night in nights), figure)
             # Every node that the series knows has the evidence's level with its own offset. The offset comes from the
             # nights of the segment, so a node without evidence keeps its place.
-            offsets = node_medians(observations(home.points, figure)[-MOST_NIGHTS:])
+            offsets = node_medians(observations(home.points, figure)[-MAX_NIGHTS:])
             distances = [night.cost - offsets[night.node] for night in nights if night.node in offsets]
             nodes[figure] = {}
             if distances:
@@ -193,13 +193,13 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
             "regression, expected a night that was decided; wait for the next night, or name runs with --run"
         )
     if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
-        return _newest_nights(newest, MOST_NIGHTS)
+        return _newest_nights(newest, MAX_NIGHTS)
     unchanged = [point for point in points if point.run_id not in changed and is_since(evidence.baseline, point)]
     home = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
     at_home = [point for point in unchanged if point in home]
     # so few nights after a change of conditions are refused with the nights before it, in words
     is_enough = len({night_of(point) for point in at_home}) >= FEWEST_NIGHTS
-    return _newest_nights(at_home, MOST_NIGHTS) if is_enough else _newest_nights(unchanged, FEWEST_NIGHTS)
+    return _newest_nights(at_home, MAX_NIGHTS) if is_enough else _newest_nights(unchanged, FEWEST_NIGHTS)
 
 
 def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:

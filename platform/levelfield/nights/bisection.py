@@ -13,7 +13,7 @@ from levelfield.plan.environment import plan_environment
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.turns import PairProgress
-from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MOST_PAIRS, Pair, Side, halfway_side, pairs_so_far
+from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MAX_PAIRS, Pair, Side, halfway_side, pairs_so_far
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
@@ -124,7 +124,7 @@ class BuildTrials:
             return records[-1]
 
         done = tuple(records)
-        for a, b in paired_records(arms, MOST_PAIRS, self.runs, series, progress.reporting(keep, done), done):
+        for a, b in paired_records(arms, MAX_PAIRS, self.runs, series, progress.reporting(keep, done), done):
             yield getattr(a, self.figure), getattr(b, self.figure)
 
     def _shared_python(self, build: CommitBuild) -> str | None:

@@ -28,7 +28,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
 from levelfield.specs.vendor import FROM_USER
 
-MOST_SECONDS = 6 * 3600.0
+MAX_SECONDS = 6 * 3600.0
 DAYS_BETWEEN = 7  # of null pairs of one machine
 WEEKLY_PAIRS = 4
 EXPLAINED_STEPS = "10"
@@ -126,7 +126,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     for arm in arms:
         try:
             paths = run_with_build(
-                arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS_FOLDER, MOST_SECONDS
+                arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS_FOLDER, MAX_SECONDS
             )
             steps.append(compute_step_parts(paths))
         except (RunFailed, UsageError) as error:
@@ -142,7 +142,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
 
 def _record(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
     try:
-        paths = run_with_build(arm.build, arm.arguments, runs / PAIRS_FOLDER, MOST_SECONDS)
+        paths = run_with_build(arm.build, arm.arguments, runs / PAIRS_FOLDER, MAX_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
     _require_commit(arm, "the run", commit_of(arm.build.folder))  # before it is stored as one of the arm

@@ -37,7 +37,7 @@ from levelfield.series.judgement import (
 )
 from levelfield.series.pairs import (
     FEWEST_NULLS,
-    MOST_NULLS_OF_A_NIGHT,
+    MAX_NULLS_OF_A_NIGHT,
     Pair,
     PairRuling,
     arm_bias,
@@ -54,9 +54,9 @@ from levelfield.specs.short_names import short_digest
 ConfirmingPairs = Callable[[str, GatedFigure], "Pairs | str | None"]
 NullPairs = Callable[[str, GatedFigure], Iterable[Pair]]
 
-MOST_PAIRS_OF_A_NIGHT = 100
+MAX_PAIRS_OF_A_NIGHT = 100
 LEAST_CHANCE = 1e-9  # below it the larger excess is the likelier cause
-MOST_NULLS = 21  # of a series in the last weeks: more are not run
+MAX_NULLS = 21  # of a series in the last weeks: more are not run
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[StoredFigures, StoredFigures]  # of the accepted build and of tonight's
 
@@ -246,7 +246,7 @@ class _Spending:
             together = pairs_so_far([*earlier, *pairs], figure, direction, level, is_last=True)
             pair_ruling = together if earlier and together.is_decided else pair_ruling
         stored = self.inputs.null_pairs(context.series, examination.tonight.node, examination.figure)
-        more, is_open = self._more_nulls(member, MOST_NULLS - len(stored)), examination.opened is not None
+        more, is_open = self._more_nulls(member, MAX_NULLS - len(stored)), examination.opened is not None
         ruling = checked_by_nulls(pair_ruling, stored, more, examination.figure, is_open)
         self.rulings[name] = ruling
         self.say(judge_figure(examination, context, ruling))
@@ -255,7 +255,7 @@ class _Spending:
     def _more_nulls(self, member: ExaminedFigure, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
         run = self._nulls_run.setdefault(_name(member), [])
-        for pair in islice(self.nulls(*_name(member)), max(FEWEST_NULLS, min(MOST_NULLS_OF_A_NIGHT, most))):
+        for pair in islice(self.nulls(*_name(member)), max(FEWEST_NULLS, min(MAX_NULLS_OF_A_NIGHT, most))):
             run.append(pair)
             yield pair
 

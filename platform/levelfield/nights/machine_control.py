@@ -21,8 +21,8 @@ from levelfield.run.measurement import control_rates, store_text
 from levelfield.user_folders import own_cache
 
 FEWEST_NIGHTS = 7  # below it there is no band
-MOST_NIGHTS = 200  # that are stored
-MOST_MEASUREMENTS, PAUSE_SECONDS = 4, 10.0
+MAX_NIGHTS = 200  # that are stored
+MAX_MEASUREMENTS, PAUSE_SECONDS = 4, 10.0
 # The band below the median: as a share of it at least, and in robust standard deviations.
 LEAST_BAND = 0.05
 DEVIATIONS = 4.0
@@ -33,7 +33,7 @@ def slow_machine() -> str | None:
     """Measure this machine, store its rates, and return why it is out of line; None where it is in line."""
     path, rates = control_file(platform.node()), control_rates()
     earlier = read_controls(path)
-    for _ in range(MOST_MEASUREMENTS - 1):  # a short dip is not the machine
+    for _ in range(MAX_MEASUREMENTS - 1):  # a short dip is not the machine
         if out_of_line(earlier, rates):
             time.sleep(PAUSE_SECONDS)
             repeated = control_rates()
@@ -71,7 +71,7 @@ def read_controls(path: Path) -> list[dict[str, float]]:
     except (OSError, ValueError):
         return []
     nights = []
-    for line in lines[-MOST_NIGHTS:]:
+    for line in lines[-MAX_NIGHTS:]:
         with suppress(ValueError, TypeError, AttributeError, RecursionError):
             rates = json.loads(line).items()
             nights.append({str(name): float(rate) for name, rate in rates if math.isfinite(rate) and rate > 0})
@@ -80,5 +80,5 @@ def read_controls(path: Path) -> list[dict[str, float]]:
 
 def store_control(path: Path, rates: Rates) -> None:
     """Add tonight's rates. Where they cannot be stored, the next night has one value less."""
-    lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MOST_NIGHTS:]
+    lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MAX_NIGHTS:]
     store_text(path, "\n".join(lines) + "\n")

@@ -29,7 +29,7 @@ from levelfield.nights.build_pairs import (
     why_slower,
 )
 from levelfield.nights.gate import (
-    MOST_PAIRS_OF_A_NIGHT,
+    MAX_PAIRS_OF_A_NIGHT,
     Confirmation,
     GateReport,
     PairRuns,
@@ -69,7 +69,7 @@ from levelfield.rundir.directory import utc_now
 from levelfield.series.finding_forms import finding_line
 from levelfield.series.findings import SPEED, Finding
 from levelfield.series.level import level_of
-from levelfield.series.pairs import FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT, MOST_PAIRS
+from levelfield.series.pairs import FEWEST_PAIRS, MAX_NULLS_OF_A_NIGHT, MAX_PAIRS
 from levelfield.series.segments import level_points, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
@@ -110,7 +110,7 @@ class NightRequest:
     budget: float | None = None  # in seconds
     has_control: bool = True
     has_pairs: bool = True
-    most_pairs: int = MOST_PAIRS_OF_A_NIGHT  # of runs, for suspicions; the likeliest first
+    most_pairs: int = MAX_PAIRS_OF_A_NIGHT  # of runs, for suspicions; the likeliest first
 
 
 @dataclass
@@ -221,7 +221,7 @@ class NightSession:
         suspicions = suspects(inputs)
         first = {suspect.series: suspect for suspect in reversed(suspicions)}  # of a series' figures the likeliest
         pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        more = partial(self._null_pairs, FEWEST_PAIRS, MOST_NULLS_OF_A_NIGHT)
+        more = partial(self._null_pairs, FEWEST_PAIRS, MAX_NULLS_OF_A_NIGHT)
         nulls = PairRuns(more, self._holds_pair, self.output.note, "A/A pairs")
         by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
         return compared(
@@ -297,7 +297,7 @@ class NightSession:
         ]
         store_arm = partial(self._keep_arm, suspect.series, "confirm")
         keep = PairProgress(suspect.figure, self.output.say).reporting(store_arm, done)
-        return paired_records(arms, MOST_PAIRS, self.request.runs, series_of(plan), keep, done)
+        return paired_records(arms, MAX_PAIRS, self.request.runs, series_of(plan), keep, done)
 
     def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
         """Return pairs of tonight's build and itself, one after another, or why there are none."""

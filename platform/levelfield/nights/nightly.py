@@ -31,7 +31,7 @@ Progress = Literal["waiting", "started", "done", "left out"]
 NO_ENVIRONMENT = "failed (environment)"
 UNKNOWN_SECONDS = 120.0  # expected of an entry when no entry has run before
 CONFIRMATION_PART = 0.3  # of the budget, kept for the pairs that confirm a suspicion
-MOST_NIGHTS_UNSEEN = 7  # an entry that was unseen for longer counts as this
+MAX_NIGHTS_UNSEEN = 7  # an entry that was unseen for longer counts as this
 
 
 class NightEntry(Value):
@@ -131,7 +131,7 @@ class Candidate:
     @property
     def information(self) -> float:
         """Return how much a run tells: a new build, a long absence and wide limits count for more."""
-        unseen = MOST_NIGHTS_UNSEEN if self.nights_unseen is None else min(self.nights_unseen, MOST_NIGHTS_UNSEEN)
+        unseen = MAX_NIGHTS_UNSEEN if self.nights_unseen is None else min(self.nights_unseen, MAX_NIGHTS_UNSEEN)
         width = 5.0 if self.detectable is None else min(100 * self.detectable, 5.0)
         return 1.0 + 3.0 * self.is_new_build + unseen + width
 

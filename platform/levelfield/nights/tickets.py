@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from levelfield.nights.night_session import NightSession
 
 OF_BUILDS = ("regression", "training differs")  # words that a change of the build explains
-MOST_COMMITS, MOST_TICKETS = 20, 50
-_MOST_BYTES = 2**26
+MAX_COMMITS, MAX_TICKETS = 20, 50
+_MAX_BYTES = 2**26
 
 
 @dataclass
@@ -60,7 +60,7 @@ class NightTickets:
     def all(self, findings: Iterable[Finding]) -> dict[TicketKey, Ticket]:
         """Return the tickets of findings that the build may have caused, by series and figure."""
         explained = [f for f in findings if f.word in OF_BUILDS and f.series in self.inputs.series]
-        return {(f.series, f.figure): self.ticket(f) for f in explained[:MOST_TICKETS]}
+        return {(f.series, f.figure): self.ticket(f) for f in explained[:MAX_TICKETS]}
 
     def ticket(self, finding: Finding) -> Ticket:
         series = self.inputs.series[finding.series]
@@ -158,7 +158,7 @@ class NightTickets:
                 assert before.commit and after.commit
                 fields |= {"since": before.commit, "tonight": after.commit}
                 try:
-                    log, fields["all_commits"] = commit_log(before.commit, after.commit, MOST_COMMITS)
+                    log, fields["all_commits"] = commit_log(before.commit, after.commit, MAX_COMMITS)
                     fields["commits"] = tuple(TicketCommit(**entry._asdict()) for entry in log)
                 except RunFailed as error:
                     fields["commits_unknown"] = str(error)
@@ -171,7 +171,7 @@ class NightTickets:
         lists: list[dict[str, str]] = []
         try:
             for run_id in (accepted, tonight):
-                content = mapping(strict_json(read_regular(find_run(self.runs, run_id).provenance, _MOST_BYTES)))
+                content = mapping(strict_json(read_regular(find_run(self.runs, run_id).provenance, _MAX_BYTES)))
                 packages = content.get("environment_packages")
                 if not isinstance(packages, dict):
                     raise ValueError(f"{run_id} listed no packages")

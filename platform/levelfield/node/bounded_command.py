@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
 KILL_WAIT_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
-MOST_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
-MOST_COMPLAINT = 4096  # characters
+MAX_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
+MAX_COMPLAINT = 4096  # characters
 _PART_BYTES = 65536
 
 
@@ -27,7 +27,7 @@ class CommandOutput(NamedTuple):
     """The output of a tool; None when there is no readable output, and `reason` gives the cause.
 
     absent: this machine does not have the tool. Every other cause is a fault of a tool that is here.
-    complaint: the first MOST_COMPLAINT characters that a successful tool printed on standard error.
+    complaint: the first MAX_COMPLAINT characters that a successful tool printed on standard error.
     """
 
     text: str | None
@@ -43,7 +43,7 @@ _thread_local = threading.local()
 
 
 class _TooMuchOutput(subprocess.SubprocessError):
-    """The tool printed more than MOST_BYTES."""
+    """The tool printed more than MAX_BYTES."""
 
 
 def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
@@ -56,7 +56,7 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     except subprocess.TimeoutExpired:
         return CommandOutput(None, f"{name} did not answer within {timeout_seconds:g} s")
     except _TooMuchOutput:
-        return CommandOutput(None, f"{name} printed more than {MOST_BYTES} bytes")
+        return CommandOutput(None, f"{name} printed more than {MAX_BYTES} bytes")
     except (OSError, ValueError) as error:
         reason = f"{name} cannot be started: {getattr(error, 'strerror', None) or error}"
         # folders of PATH that this user may not read do not count
@@ -67,7 +67,7 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         message = (error_output.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
         return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {message}" if message else ""))
     try:
-        return CommandOutput(printed.decode(), complaint=error_output.decode(errors="replace")[:MOST_COMPLAINT])
+        return CommandOutput(printed.decode(), complaint=error_output.decode(errors="replace")[:MAX_COMPLAINT])
     except UnicodeDecodeError as error:
         return CommandOutput(None, f"{name} printed {encoding_problem(error)}")
 
@@ -123,8 +123,8 @@ def _run_to_end(argv: Sequence[str], seconds: float, environment: dict[str, str]
                     if not part:
                         open_streams.unregister(key.fileobj)
                     content[key.fileobj] += part  # type: ignore[index]
-                    if len(content[key.fileobj]) > MOST_BYTES:  # type: ignore[index]
-                        raise _TooMuchOutput(f"more than {MOST_BYTES} bytes")
+                    if len(content[key.fileobj]) > MAX_BYTES:  # type: ignore[index]
+                        raise _TooMuchOutput(f"more than {MAX_BYTES} bytes")
         process.wait(max(0.0, deadline - time.monotonic()))
     finally:
         with _running_lock:

@@ -19,7 +19,7 @@ from levelfield.node.process_identity import identity_of, is_alive, parse_identi
 
 HELD_PREFIX = "held by "  # begins a line of the file: the identity of a process that could not be ended
 DEFAULT_LOCK_FOLDER = "/tmp/levelfield-devices"
-MOST_LOCK_BYTES = 4096  # of a lock's content
+MAX_LOCK_BYTES = 4096  # of a lock's content
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
 
 
@@ -41,7 +41,7 @@ class DeviceLocks(NamedTuple):
         for file in self.files:
             with suppress(OSError):  # read-only since: the kernel's lock holds without it, and the run goes on
                 file.seek(0)
-                first_line = file.readline(MOST_LOCK_BYTES).rstrip(b"\n")
+                first_line = file.readline(MAX_LOCK_BYTES).rstrip(b"\n")
                 file.seek(len(first_line))
                 file.truncate()
                 file.write("".join(f"\n{HELD_PREFIX}{identity.to_text()}" for identity in identities).encode())
@@ -61,7 +61,7 @@ def lock_device(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
             is_free = True
         except BlockingIOError:
             is_free = False
-        content = file.read(MOST_LOCK_BYTES).decode(errors="replace")
+        content = file.read(MAX_LOCK_BYTES).decode(errors="replace")
         # without control characters: anybody may have written it
         first_line = "".join(character for character in content.partition("\n")[0][:200] if character.isprintable())
         run = first_line.strip() or "another run"

@@ -20,8 +20,8 @@ from typing import Any, Callable, Iterable, Mapping
 
 POLL_SECONDS = 0.2
 END_WAIT_SECONDS = 10.0  # the longest wait for a receiver that has stopped reading
-MOST_LINE_BYTES = 64 * 1024
-MOST_FILE_BYTES = 256 * 2**20  # of one file; the rest stays on the node, and the node's end names the file
+MAX_LINE_BYTES = 64 * 1024
+MAX_FILE_BYTES = 256 * 2**20  # of one file; the rest stays on the node, and the node's end names the file
 PART_BYTES = 10 * 1024  # as JSON at most six times as long
 BEAT_SECONDS = 1.0
 _NODE_FILES = (
@@ -82,7 +82,7 @@ class FileStream:
         for name, offset in self._sent.items():
             may_have_more = True
             while may_have_more:
-                part = _file_part(self._root / name, offset, min(PART_BYTES, MOST_FILE_BYTES - offset))
+                part = _file_part(self._root / name, offset, min(PART_BYTES, MAX_FILE_BYTES - offset))
                 if part:
                     frame, size = file_frame(name, offset, part)
                     write_all(self._output, frame)

@@ -12,7 +12,7 @@ from typing import Callable, Iterable, Tuple
 
 from levelfield.node.regular_files import open_regular
 
-MOST_LOOK_SECONDS = 1.0  # seconds that one look counts at most: a process that stood still has not watched
+MAX_LOOK_SECONDS = 1.0  # seconds that one look counts at most: a process that stood still has not watched
 Beat = Tuple[int, bytes]
 
 
@@ -25,7 +25,7 @@ class WatchedTime:
     def watched_seconds(self) -> float:
         """Count the time since the last look, and return the sum."""
         previous_look, self._last_look = self._last_look, self._now()
-        self._watched += min(self._last_look - previous_look, MOST_LOOK_SECONDS)
+        self._watched += min(self._last_look - previous_look, MAX_LOOK_SECONDS)
         return self._watched
 
 

@@ -30,7 +30,7 @@ from levelfield.node.node_duty import NodeDuty, PlatformConnection
 from levelfield.node.rank_processes import Stop
 
 EXIT_WRONG_WORK = 2
-MOST_ASSIGNMENT_BYTES = 64 * 2**20
+MAX_ASSIGNMENT_BYTES = 64 * 2**20
 
 
 def main(arguments: list[str]) -> int:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda n, frame: stop.request(f"signal {n} from outside"))
     try:
         if options.work == "-":
-            text = sys.stdin.buffer.readline(MOST_ASSIGNMENT_BYTES).decode(errors="replace")
+            text = sys.stdin.buffer.readline(MAX_ASSIGNMENT_BYTES).decode(errors="replace")
         else:
             # the engine's variables name the rank where no option does
             values = [os.environ.get(name, "") for name in ("SLURM_NODEID", "JOB_COMPLETION_INDEX", NODE_RANK)]

@@ -13,8 +13,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Union
 
-MOST_BYTES = 2**29  # of a file that is read whole: two million steps of a rank
-MOST_DOCUMENT_BYTES = 2**26  # of a JSON document, which takes up to twenty times its size as objects
+MAX_BYTES = 2**29  # of a file that is read whole: two million steps of a rank
+MAX_DOCUMENT_BYTES = 2**26  # of a JSON document, which takes up to twenty times its size as objects
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -39,7 +39,7 @@ def open_regular(path: Union[Path, str]) -> BufferedReader:
     return file
 
 
-def read_regular(path: Union[Path, str], first_bytes: int = -1, most_bytes: int = MOST_BYTES) -> bytes:
+def read_regular(path: Union[Path, str], first_bytes: int = -1, most_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file, or only its first bytes. Raises OSError as open_regular.
 
     first_bytes: how many; -1: the whole file, where more than `most_bytes` are an OSError too.

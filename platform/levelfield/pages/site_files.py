@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from levelfield.errors import DocumentError, UsageError, write_failure_ending
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.base import Document, dump, parse, sha256_of
-from levelfield.specs.bounded_reading import MOST_BYTES, parse_mapping
+from levelfield.specs.bounded_reading import MAX_BYTES, parse_mapping
 
 MANIFEST_NAME = "site.json"
 # A page, or a file of assets/ or data/. No other file is ever written or removed.
@@ -26,7 +26,7 @@ SITE_FOLDERS = ("zh", "assets", "assets/uplot", "data")  # a folder comes before
 # New files wait in a folder of this name until all are written. A folder without a lock is left from a killed command.
 _STAGING_FOLDER = re.compile(r"\.levelfield-new-[0-9a-f]{8}")
 _STAGED_FILE = re.compile(r"[0-9]+")
-_MOST_FILE_BYTES = 2**30
+_MAX_FILE_BYTES = 2**30
 
 
 class PagesManifest(Document):
@@ -45,7 +45,7 @@ def _read_manifest(root: FolderDescriptor) -> PagesManifest:
     path, folder = root.path / MANIFEST_NAME, root.path
     not_a_site = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
-        manifest = parse(PagesManifest, parse_mapping(path, root.read(MANIFEST_NAME, MOST_BYTES).decode()), str(path))
+        manifest = parse(PagesManifest, parse_mapping(path, root.read(MANIFEST_NAME, MAX_BYTES).decode()), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
         raise UsageError(f"{not_a_site}. {error}") from None
     except OSError as error:
@@ -146,7 +146,7 @@ class PagesWriter(ExitStack):
             folder, file_name = self._folder_and_name(name)
             kind = folder.kind(file_name)
             if kind == "a file":
-                digest = sha256_of(folder.read(file_name, _MOST_FILE_BYTES))
+                digest = sha256_of(folder.read(file_name, _MAX_FILE_BYTES))
                 is_ours = digest in before.contents.get(name, ()) or digest == self._staged.get(name, ("", ""))[1]
                 kind = None if is_ours else f"a file that is not as `report pages` wrote it, by {MANIFEST_NAME}"
             if kind:

@@ -16,7 +16,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning, TuningChoice
 
 SHOWN_ALTERNATIVES = 3
-MOST_SEARCHED_DEVICES = 1024
+MAX_SEARCHED_DEVICES = 1024
 SEARCHED_FIELDS = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")
 
 
@@ -157,9 +157,9 @@ def question_of(task: LayoutTask) -> LayoutQuestion | None:
 def smallest_fitting_task(task: LayoutTask, fixed: TuningChoice) -> LayoutTask | None:
     """Double the devices until a layout with the fixed fields fits; return that task.
 
-    None where none fits with up to MOST_SEARCHED_DEVICES devices in all.
+    None where none fits with up to MAX_SEARCHED_DEVICES devices in all.
     """
-    while task.world_size < MOST_SEARCHED_DEVICES:
+    while task.world_size < MAX_SEARCHED_DEVICES:
         is_node_full = task.devices >= DEVICES_PER_NODE
         task = replace(task, nodes=2 * task.nodes) if is_node_full else replace(task, devices=2 * task.devices)
         question = question_of(task)

@@ -11,7 +11,7 @@ from levelfield.specs.case import Work
 from levelfield.specs.plan import PeakMeasurement, PeakUsed, Plan
 from levelfield.specs.vendor import Chip
 
-MOST_AGE = timedelta(days=30)
+MAX_AGE = timedelta(days=30)
 SPREAD_LIMIT = 0.25
 LEAST_REPEATS = 3  # of the best shape: the median of fewer shows no spread
 LEAST_PEAK_SHARE = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
@@ -85,8 +85,8 @@ def remeasure_reason(measurement: PeakMeasurement | None, now: datetime) -> str 
     if measurement is None:
         return "it is not known when and beside what it was measured"
     age = now - datetime.fromisoformat(measurement.at)
-    if not timedelta(0) <= age <= MOST_AGE:
-        return f"it was measured at {measurement.at}, and is kept for {MOST_AGE.days} days"
+    if not timedelta(0) <= age <= MAX_AGE:
+        return f"it was measured at {measurement.at}, and is kept for {MAX_AGE.days} days"
     return doubt_reason(measurement) if age > BUSY_TIME else _repeats_problem(measurement)
 
 
@@ -115,7 +115,7 @@ def is_better(new: float, old: float, measurement: PeakMeasurement | None, now: 
 
     measurement: when the kept one was measured.
     """
-    is_old = measurement is None or not timedelta(0) <= now - datetime.fromisoformat(measurement.at) <= MOST_AGE
+    is_old = measurement is None or not timedelta(0) <= now - datetime.fromisoformat(measurement.at) <= MAX_AGE
     return not old > new or is_old
 
 

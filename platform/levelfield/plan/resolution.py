@@ -49,7 +49,7 @@ STEP_PROFILE = "step_profile.py"  # of a framework: how its steps are recorded
 STEP_MODULE = "levelfield.worker.step_profile"  # the program of a rank whose steps are recorded
 
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
-MOST_RECORDED_ROUTING_CHOICES = (
+MAX_RECORDED_ROUTING_CHOICES = (
     2**22
 )  # of a run; each choice is a byte of events/rank0.choices.jsonl, before it is compressed
 
@@ -354,5 +354,5 @@ def routing_choices_for(plan: Plan, reference: Reference | None) -> ChoicesPlan 
         is_same_work = reference.identity.work == plan.work_digest and reference.identity.corpus == plan.corpus.digest
         return ChoicesPlan(follows=digest_of(reference.choices), known=reference.choices) if is_same_work else None
     layers = experts.moe_layers_before(plan.work.model.layers)
-    is_small = training.steps * training.tokens_per_step * layers * experts.chosen <= MOST_RECORDED_ROUTING_CHOICES
+    is_small = training.steps * training.tokens_per_step * layers * experts.chosen <= MAX_RECORDED_ROUTING_CHOICES
     return ChoicesPlan(follows=None) if is_small and plan.world_size == 1 else None

@@ -26,10 +26,10 @@ from levelfield.specs.tuning import Recompute, Tuning
 
 T = TypeVar("T")
 MicroBatchSizes = list[tuple[int, list[int]]]  # micro-batches, smallest first, for each number of model chunks
-MOST_OVERFULL_ROWS = 20  # rows that do not fit to remember; until then rows that cannot fit are computed as well
+MAX_OVERFULL_ROWS = 20  # rows that do not fit to remember; until then rows that cannot fit are computed as well
 # Recomputation repeats a forward pass beside one and a backward pass; of messages, two calls beside four.
-MOST_RECOMPUTE_GAIN = 1.5
-MOST_FIRST_LAYER_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
+MAX_RECOMPUTE_GAIN = 1.5
+MAX_FIRST_LAYER_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
 LEAST_CONTEXT_TOKENS = 1024
 PARTIAL_SHARDING: Refusable = "partial sharding"
@@ -209,7 +209,7 @@ def search_layouts(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
     rows = RankedRows(question, search.with_first_layers(search.fastest()))
-    least = heapq.nsmallest(MOST_OVERFULL_ROWS, search.overfull, key=attrgetter("total_bytes"))
+    least = heapq.nsmallest(MAX_OVERFULL_ROWS, search.overfull, key=attrgetter("total_bytes"))
     beyond = tuple(predict(question, row.choices.tuning(row.layout)) for row in least)
     return LayoutRanking(rows, search.considered, beyond)
 
@@ -325,7 +325,7 @@ class _Search:
         for chunks, sizes in allowed:
             rows = list(self._rows_with_chunks(figures, chunks, sizes))
             yield from rows
-            if grows and chunks == 1 and sizes and not rows and len(self.overfull) >= MOST_OVERFULL_ROWS:
+            if grows and chunks == 1 and sizes and not rows and len(self.overfull) >= MAX_OVERFULL_ROWS:
                 return
 
     def _rows_with_chunks(self, figures: _LayoutFigures, chunks: int, sizes: list[int]) -> Iterator[RankedRow]:
@@ -336,7 +336,7 @@ class _Search:
                 total = figures.total_bytes(choices)
                 if not self.question.fits(total):
                     self.overfull.append(OverfullRow(figures.layout, choices, total))
-                    if micro_batch == sizes[0] and len(self.overfull) >= MOST_OVERFULL_ROWS:
+                    if micro_batch == sizes[0] and len(self.overfull) >= MAX_OVERFULL_ROWS:
                         return
                     break
                 yield RankedRow(figures.layout, choices, total, figures.tokens_per_second(choices))
@@ -356,10 +356,10 @@ class _Search:
         ):
             return rows
         roomy_speeds = (row.tokens_per_second for row in rows if not is_tight(question, row.total_bytes))
-        fastest = list(islice(roomy_speeds, MOST_FIRST_LAYER_ROWS))
+        fastest = list(islice(roomy_speeds, MAX_FIRST_LAYER_ROWS))
         for row in rows:
-            least = fastest[-1] if len(fastest) == MOST_FIRST_LAYER_ROWS else 0.0
-            if row.tokens_per_second * MOST_RECOMPUTE_GAIN < least:
+            least = fastest[-1] if len(fastest) == MAX_FIRST_LAYER_ROWS else 0.0
+            if row.tokens_per_second * MAX_RECOMPUTE_GAIN < least:
                 break
             if row.choices.recompute != "full" or is_tight(question, row.total_bytes):
                 continue
@@ -367,7 +367,7 @@ class _Search:
             may_be_faster = figures.tokens_per_second(row.choices.without_recomputation()) > least
             if may_be_faster and (extended := self._with_least_layers(row, figures)):
                 further.append(extended)
-                fastest = sorted((*fastest, extended.tokens_per_second), reverse=True)[:MOST_FIRST_LAYER_ROWS]
+                fastest = sorted((*fastest, extended.tokens_per_second), reverse=True)[:MAX_FIRST_LAYER_ROWS]
         return fastest_first((*rows, *further)) if further else rows
 
     def _with_least_layers(self, row: RankedRow, figures: _LayoutFigures) -> RankedRow | None:

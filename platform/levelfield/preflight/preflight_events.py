@@ -24,7 +24,7 @@ from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport
 
 CHECKS = ("load", "memory", "limits")
 PRODUCT_FIGURE = "matmul"
-MOST_TEXT = 200
+MAX_TEXT = 200
 _TERA = 1e12
 
 
@@ -52,7 +52,7 @@ def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
     joined = [event for measured in ranks.values() for event in measured.get("joined", ())]
     return PreflightFacts(
         nodes=nodes,
-        backend=str(joined[0].get("backend"))[:MOST_TEXT] if joined else None,
+        backend=str(joined[0].get("backend"))[:MAX_TEXT] if joined else None,
         joined=len(joined) == plan.world_size,
         barrier_seconds=_slowest_ranks(barriers)[0] if len(barriers) == len(ranks) and all(barriers.values()) else None,
         collectives=tuple(_collective_reports(ranks)),
@@ -108,7 +108,7 @@ def _first_wrong_value(calls: Mapping[int, JsonObject]) -> str | None:
     """
     for rank, values in sorted(calls.items()):
         if values.get("wrong", "it was not checked") is not None:
-            return f"rank {rank}: {str(values.get('wrong', 'it was not checked'))[:MOST_TEXT]}"
+            return f"rank {rank}: {str(values.get('wrong', 'it was not checked'))[:MAX_TEXT]}"
     return None
 
 
@@ -144,7 +144,7 @@ def _node_names(plan: Plan, ranks: Mapping[int, MeasuredEvents]) -> list[str]:
         elif plan.launch:
             with suppress(*DAMAGE_ERRORS):
                 hostname = ranks[plan.ranks_of(number)[0]]["node"][0]["checks"]["limits"]["facts"]["hostname"]
-                name = str(hostname)[:MOST_TEXT] if hostname else name
+                name = str(hostname)[:MAX_TEXT] if hostname else name
         names.append(name if name not in names else f"{name} (node{number})")
     return names
 
@@ -154,18 +154,18 @@ def _node_report(number: int, name: str, ranks: Mapping[int, MeasuredEvents], no
     event = next(iter(ranks[node_ranks[0]].get("node", ())), {})
     missing: dict[str, str] = {}
     if not isinstance(checks := event.get("checks"), dict):
-        missing["node"] = str(event.get("reason", "the checks gave no answer"))[:MOST_TEXT]
+        missing["node"] = str(event.get("reason", "the checks gave no answer"))[:MAX_TEXT]
         checks = {}
     for check in CHECKS if "node" not in missing else ():
         answer = checks.get(check)
         answer = answer if isinstance(answer, dict) else {"reason": "it gave no answer"}
         if "reason" in answer:
-            missing[check] = str(answer["reason"])[:MOST_TEXT]
+            missing[check] = str(answer["reason"])[:MAX_TEXT]
     facts: dict[str, dict[str, Fact]] = {}  # of plain types: a text is cut, and a number that is not finite is left out
     for check in filter(CHECKS.__contains__, checks):
         values = mapping(mapping(checks[check]).get("facts")).items()
         facts[check] = {
-            str(name)[:MOST_TEXT]: value[:MOST_TEXT] if isinstance(value, str) else value
+            str(name)[:MAX_TEXT]: value[:MAX_TEXT] if isinstance(value, str) else value
             for name, value in values
             if value is None or isinstance(value, str) or (isinstance(value, (int, float)) and math.isfinite(value))
         }

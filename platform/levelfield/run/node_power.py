@@ -28,7 +28,7 @@ NO_NODE_POWER = {"LEVELFIELD_NODE_POWER": "none"}  # of the environment: no node
 COMMAND_SECONDS = 10.0
 END_WAIT_SECONDS = 4.0  # the longest wait for the last reading, after the training
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*", re.ASCII)
-MOST_FAILURES = 3  # before the first reading: a BMC may lock out a user whose password is wrong
+MAX_FAILURES = 3  # before the first reading: a BMC may lock out a user whose password is wrong
 
 
 class NodePowerError(Exception):
@@ -122,7 +122,7 @@ class NodePowerSampler:
         """Run the command until the block ends, and once after that."""
         hosts: dict[int, str] = {}
         failures, has_read, is_last = 0, False, False
-        while not is_last and failures < MOST_FAILURES:
+        while not is_last and failures < MAX_FAILURES:
             is_last, begin_ns = self._stop.is_set(), time.monotonic_ns()
             for node in group:
                 if node not in hosts and (host := _host_name(self._plan, self._paths, node)):

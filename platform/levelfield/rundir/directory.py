@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # documents take longer to import than all else of a short co
 
 PAIRS_FOLDER = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
 _OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
-MOST_CHECKED_RUNS = 50  # runs of a folder whose status is checked when a new one starts
+MAX_CHECKED_RUNS = 50  # runs of a folder whose status is checked when a new one starts
 
 
 def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = None) -> str:
@@ -185,7 +185,7 @@ def correct_stale_statuses(runs: Path) -> None:
     documents: list[Path] = []
     with suppress(OSError):  # what is wrong with the folder is said when the run's own is made
         documents = sorted(runs.glob("*/status.json"))
-    for path in documents[-MOST_CHECKED_RUNS:]:
+    for path in documents[-MAX_CHECKED_RUNS:]:
         paths = RunPaths(path.parent)
         _, platform = status_of(paths)
         if platform and was_killed(paths, platform):

@@ -12,7 +12,7 @@ from levelfield.node.regular_files import open_regular
 from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, parse_event, whole_number
 from levelfield.specs.plan import Plan
 
-_MOST_READ_BYTES = 2**26  # bytes of a rank's events in one look; the next look goes on from there
+_MAX_READ_BYTES = 2**26  # bytes of a rank's events in one look; the next look goes on from there
 _SPEED_STEPS = 10  # steps over which the speed is shown
 
 
@@ -55,7 +55,7 @@ class Follower:
                 continue
             with open_regular(path) as file:
                 file.seek(offset)
-                lines, newline, _ = file.read(_MOST_READ_BYTES).rpartition(b"\n")
+                lines, newline, _ = file.read(_MAX_READ_BYTES).rpartition(b"\n")
             if newline:
                 self._offsets[name] = offset + len(lines) + 1
                 for line in lines.split(b"\n"):

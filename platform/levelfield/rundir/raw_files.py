@@ -45,8 +45,8 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Origin, System
 
 Slices = tuple[tuple[int, int], ...]
-_MOST_NODE_DIGITS = 6  # of a node's number
-MOST_TEXT = 200  # characters of a text about a machine
+_MAX_NODE_DIGITS = 6  # of a node's number
+MAX_TEXT = 200  # characters of a text about a machine
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
     for kind, documents in nodes.items():
         for path in sorted(paths.nodes.glob(f"node*.{kind}.json")):
             node = path.name.removeprefix("node").removesuffix(f".{kind}.json")
-            if node.isdecimal() and node.isascii() and len(node) <= _MOST_NODE_DIGITS:
+            if node.isdecimal() and node.isascii() and len(node) <= _MAX_NODE_DIGITS:
                 documents[int(node)] = read_document(path) or {}
     # of two ends of one node the first one counts
     node_ends = [end for end in sequence(outcome.get("nodes")) if type(mapping(end).get("node_rank")) is int]
@@ -321,9 +321,9 @@ def origin_of(provenance: JsonObject, implementation: str | None) -> Origin:
 
 def clipped_text(value: Any) -> str | None:
     """Return a text of a bounded length; None for anything else."""
-    return value[:MOST_TEXT] if isinstance(value, str) and value else None
+    return value[:MAX_TEXT] if isinstance(value, str) and value else None
 
 
 def clipped_texts(values: Any) -> dict[str, str]:
     """Return the texts of a mapping, by name."""
-    return {str(name)[:MOST_TEXT]: text for name, value in mapping(values).items() if (text := clipped_text(value))}
+    return {str(name)[:MAX_TEXT]: text for name, value in mapping(values).items() if (text := clipped_text(value))}

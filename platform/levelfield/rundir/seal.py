@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from levelfield.errors import LevelfieldError
-from levelfield.node.regular_files import MOST_BYTES, MOST_DOCUMENT_BYTES, read_regular
+from levelfield.node.regular_files import MAX_BYTES, MAX_DOCUMENT_BYTES, read_regular
 from levelfield.rundir.event_lines import JsonObject, event_or_none, mapping, sequence
 from levelfield.specs.base import Value, json_digest, load, sha256_of
 from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
@@ -39,7 +39,7 @@ _NAMING_NESTED_KEYS = (
 # Of an object with the rank of a node and its name: how the machine is called and reached, and sentences about it.
 _NAMING_NODE_KEYS = ("name", "hostname", "address", "addresses", "first_node", "boot_id", "interfaces", "detail")
 _NAMING_COMMAND_KEYS = ("text", "reason")  # of an object with a command: its output
-_MOST_NAMED_FILES = 3  # files in a reason
+_MAX_NAMED_FILES = 3  # files in a reason
 _UNPACKED_HINT = (
     "It lies in an unpacked bundle, which has other names in place of those of people and machines: read the bundle "
     "itself, FILE.zip, which has the digests before"
@@ -61,7 +61,7 @@ SEALED_FOLDERS = {
 # The events, which are sealed, have the digests of the recorded steps.
 UNSEALED_NAMES = ("capture", "profile", "weights", "status.json", "result.json", "report.md", "step-parts.json")
 _PART_BYTES = 2**20
-MOST_SEALED_BYTES = 2**32  # of a file that is sealed: its digest takes seconds
+MAX_SEALED_BYTES = 2**32  # of a file that is sealed: its digest takes seconds
 
 
 class Seal(Value):
@@ -90,7 +90,7 @@ def add_seal(paths: RunPaths, outcome: JsonObject) -> JsonObject:
         files[name] = digest
         if name.endswith((".json", ".jsonl")):
             with suppress(OSError):  # what cannot be read as a document has the digest of its bytes alone
-                most_bytes = MOST_BYTES if name.endswith(".jsonl") else MOST_DOCUMENT_BYTES
+                most_bytes = MAX_BYTES if name.endswith(".jsonl") else MAX_DOCUMENT_BYTES
                 if (content := parse_document(name, read_regular(path, most_bytes=most_bytes))) is not None:
                     facts[f"{name}{FACTS_SUFFIX}"] = facts_digest(content, SEAL_VERSION)
     facts[f"{OUTCOME}{FACTS_SUFFIX}"] = facts_digest(outcome, SEAL_VERSION)
@@ -141,8 +141,8 @@ def compare_with_seal(
     elif differences := _differences(stored, present, redacted or {}):
         word, reason = "tampered", f"changed after the run ended: {differences}"
     elif irregular := [name for name, digest in raw.items() if digest is None]:
-        sealable = f"a regular file of at most {MOST_SEALED_BYTES / 2**30:.0f} GiB"
-        reason = f"found {', '.join(irregular[:_MOST_NAMED_FILES])}: only {sealable} can be sealed"
+        sealable = f"a regular file of at most {MAX_SEALED_BYTES / 2**30:.0f} GiB"
+        reason = f"found {', '.join(irregular[:_MAX_NAMED_FILES])}: only {sealable} can be sealed"
     else:
         return SealFinding(word="sealed", digest=stored.digest)
     return SealFinding(word=word, reason=reason, digest=json_digest(present))
@@ -202,8 +202,8 @@ def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, 
         f"{name} differs" for name in sorted(first_digests & present.keys()) if stored[name] != present[name]
     ]
     differences += [f"{name} differs" for name, digest in facts.items() if stored.get(name, digest) != digest]
-    more_words = f" and {len(differences) - _MOST_NAMED_FILES} more" if len(differences) > _MOST_NAMED_FILES else ""
-    return ", ".join(differences[:_MOST_NAMED_FILES]) + more_words
+    more_words = f" and {len(differences) - _MAX_NAMED_FILES} more" if len(differences) > _MAX_NAMED_FILES else ""
+    return ", ".join(differences[:_MAX_NAMED_FILES]) + more_words
 
 
 def outcome_digest(outcome: JsonObject) -> str:
@@ -252,10 +252,10 @@ def _file_digest(path: Path) -> str | None:
         return None
     digest, size = hashlib.sha256(), os.fstat(descriptor).st_size
     with os.fdopen(descriptor, "rb", buffering=0) as file:
-        while size <= MOST_SEALED_BYTES and (piece := file.read(_PART_BYTES)):
+        while size <= MAX_SEALED_BYTES and (piece := file.read(_PART_BYTES)):
             digest.update(piece)
             size = max(size, file.tell())
-    return None if size > MOST_SEALED_BYTES else f"sha256:{digest.hexdigest()}"
+    return None if size > MAX_SEALED_BYTES else f"sha256:{digest.hexdigest()}"
 
 
 def parse_document(name: str, content: bytes) -> Any:
@@ -271,6 +271,6 @@ def parse_document(name: str, content: bytes) -> Any:
 def read_document(path: Path) -> JsonObject | None:
     """Return the JSON object of a file; None for anything else."""
     try:
-        return event_or_none(read_regular(path, most_bytes=MOST_DOCUMENT_BYTES))
+        return event_or_none(read_regular(path, most_bytes=MAX_DOCUMENT_BYTES))
     except OSError:
         return None

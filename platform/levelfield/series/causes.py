@@ -23,7 +23,7 @@ from levelfield.measure.student import normal_tail, t_tail_probability
 from levelfield.series.examination import Z_OF_LONE_STEP, EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
 from levelfield.series.judgement import FEWEST_ALIKE, ExaminedFigure, JudgementContext
-from levelfield.series.level import FEWEST_NIGHTS, MOST_NIGHTS, node_medians
+from levelfield.series.level import FEWEST_NIGHTS, MAX_NIGHTS, node_medians
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import SUSPICION_Z, within_false_discovery_rate
 from levelfield.specs.record import GatedFigure
@@ -152,8 +152,8 @@ def _steps_before_change(step: EnvironmentStep) -> list[float]:
     """Return steps before the change, over the step's error: as many nights against the nights before those."""
     medians = node_medians(step.history)
     overall = median(night.cost for night in step.history)
-    costs = [night.cost - medians.get(night.node, overall) for night in step.history][-2 * MOST_NIGHTS :]
+    costs = [night.cost - medians.get(night.node, overall) for night in step.history][-2 * MAX_NIGHTS :]
     return [
-        (median(costs[first : first + step.nights]) - median(costs[max(0, first - MOST_NIGHTS) : first])) / step.error
+        (median(costs[first : first + step.nights]) - median(costs[max(0, first - MAX_NIGHTS) : first])) / step.error
         for first in range(FEWEST_NIGHTS, len(costs) - step.nights + 1)
     ]

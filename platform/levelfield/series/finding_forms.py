@@ -29,9 +29,9 @@ from levelfield.series.ticket import Ticket, commit_text, ticket_lines, ticket_m
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
 
-MOST_SENT = 20  # findings of a webhook; its text has the first lines of five
-_MOST_OF_A_WORD = 12  # in a terminal
-MOST_CHARACTERS = 60_000  # of Markdown: a comment on GitHub has at most 65,536
+MAX_SENT = 20  # findings of a webhook; its text has the first lines of five
+_MAX_OF_A_WORD = 12  # in a terminal
+MAX_CHARACTERS = 60_000  # of Markdown: a comment on GitHub has at most 65,536
 _LONGEST = 200  # characters of a text that comes from a run
 _HEADER = ("status", "series", "figure", "change", "95 % interval", "baseline", "since", "detectable", "remark")
 
@@ -45,7 +45,7 @@ def as_text(page: FindingPage) -> str:
     written: set[tuple[str | None, str | None]] = set()
     for word in WORDS[:-1]:
         of_word = groups.get(word, [])
-        for findings in of_word[:_MOST_OF_A_WORD]:
+        for findings in of_word[:_MAX_OF_A_WORD]:
             lines += ["", wrapped(f"{findings[0].status}  {_line(findings[0].label)}", 2)]
             lines += _figure_lines(findings)
             lines += [wrapped(f"  {text}", 5) for finding in findings for text in _explanation(finding)]
@@ -54,7 +54,7 @@ def as_text(page: FindingPage) -> str:
                 lines += ticket_lines(ticket, builds in written)
                 written.add(builds)
             lines += _next_lines(page, findings[0])
-        if more := len(of_word[_MOST_OF_A_WORD:]):
+        if more := len(of_word[_MAX_OF_A_WORD:]):
             lines += ["", f"{of_word[0][0].status}: {more} more; the other formats of --format list all"]
     if steady := [f.detectable for f in page.findings if f.word == "no change" and f.detectable]:
         ends = dict.fromkeys(f"{100 * change:.1f}" for change in (min(steady), max(steady)))
@@ -107,7 +107,7 @@ def as_markdown(page: FindingPage) -> str:
     counts = escape_markdown(f"in all: {counted(page.findings) or 'none'}")
     lines = [f"**{escape_markdown(page.verdict)}**", "", f"{escape_markdown(page.first_line)}; {counts}", ""]
     lines += [f"[The pages of the night]({page.link})", ""] if page.link else []
-    room = MOST_CHARACTERS - sum(len(line) + 1 for line in lines)
+    room = MAX_CHARACTERS - sum(len(line) + 1 for line in lines)
     tickets = [page.ticket(finding) for finding in changed]
     lines += [*_table("", zip(changed, tickets, strict=True), room // 2), *_details(page, changed, room // 4)]
     lines += _table("Without a change", ((finding, None) for finding in steady), room // 5)
@@ -235,7 +235,7 @@ def as_webhook(page: FindingPage) -> str:
     step = next_step(groups[0][0], page.ticket(groups[0][0]), page.store) if groups else None
     lines += [f"next: {step.text}"] if step else []
     findings: list[dict[str, Any]] = []
-    for finding in changed[:MOST_SENT]:
+    for finding in changed[:MAX_SENT]:
         ticket = page.ticket(finding)
         first_bad = ticket.blamed.model_dump(mode="json") if ticket and ticket.blamed else None
         names = ("word", "series", "figure", "change", "low", "high", "level", "run_id")
@@ -256,7 +256,7 @@ def as_webhook(page: FindingPage) -> str:
         "link": page.link, "text": "\n".join([*lines, page.link] if page.link else lines),
         "counts": {word: counts[word] for word in WORDS if counts[word]},
         "findings": findings,
-        "more": max(0, len(changed) - MOST_SENT),
+        "more": max(0, len(changed) - MAX_SENT),
     }  # fmt: skip
     return json_text(sent) + "\n"
 

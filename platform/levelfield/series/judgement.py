@@ -18,7 +18,7 @@ from levelfield.specs.record import GatedFigure
 from levelfield.specs.short_names import short_digest
 
 STALE_DAYS = 14
-MOST_PAIRS_NAMED = 100  # pairs: a larger number only says that the noise is large
+MAX_PAIRS_NAMED = 100  # pairs: a larger number only says that the noise is large
 _RULE_TEXTS: dict[Rule, str] = {
     "tonight": "tonight alone is beyond the baseline",
     "sum of nights": "the nights together are beyond the baseline",
@@ -234,8 +234,8 @@ def _pairs_detail(examination: Examination, context: JudgementContext, ruling: P
     text = f"against the {build_a}, by {ruling.pairs} pairs"
     if ruling.build in ("inconclusive", "more pairs"):
         text = f"about {ruling.more_pairs} more pairs, after {ruling.pairs}"
-        if (ruling.more_pairs or 0) > MOST_PAIRS_NAMED:
-            text = f"too noisy: 1 % would need more than {MOST_PAIRS_NAMED} further pairs, after {ruling.pairs}"
+        if (ruling.more_pairs or 0) > MAX_PAIRS_NAMED:
+            text = f"too noisy: 1 % would need more than {MAX_PAIRS_NAMED} further pairs, after {ruling.pairs}"
     if ruling.bias is not None:
         bias, reach = ruling.bias, ruling.bias.reach
         change, *ends = map(percent_change, shown_change(bias.excess, reach, examination.figure))

@@ -24,7 +24,7 @@ from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.segments import Observation, cost_of
 from levelfield.specs.record import GatedFigure, StoreEvent
 
-MOST_NIGHTS = 30  # nights of a level
+MAX_NIGHTS = 30  # nights of a level
 FEWEST_NIGHTS = 7  # below it the word is `new series`
 FEWEST_ON_NODE = 3
 LEAST_SCALE = 0.002
@@ -68,10 +68,10 @@ class AcceptedLevel:
 
 
 def level_of(nights: Sequence[Observation], node: str) -> Level | None:
-    """Return the level of at most MOST_NIGHTS nights on this node; None below FEWEST_NIGHTS."""
+    """Return the level of at most MAX_NIGHTS nights on this node; None below FEWEST_NIGHTS."""
     if len(nights) < FEWEST_NIGHTS:
         return None
-    used = nights[-MOST_NIGHTS:]
+    used = nights[-MAX_NIGHTS:]
     by_node = _node_costs(used)
     same_node = by_node.get(node, [])
     is_own = len(same_node) >= FEWEST_ON_NODE
@@ -100,7 +100,7 @@ def accepted_level(
     event: StoreEvent | None,
     can_run_again: Callable[[str], bool] = lambda run_id: True,
 ) -> AcceptedLevel | None:
-    """Return what an event accepted, or without one the level of the first MOST_NIGHTS nights; None without any night.
+    """Return what an event accepted, or without one the level of the first MAX_NIGHTS nights; None without any night.
 
     A node that the accepted nights do not know has the level of its own first nights. A is the build that was accepted
     last, or without an event that of the first night. Nights that the gate judged never move it: one in which it did
@@ -118,12 +118,12 @@ def accepted_level(
     nights_of: dict[str, list[Observation]] = {}
     for night in nights:
         nights_of.setdefault(night.node, []).append(night)
-    firsts = node_medians([night for group in nights_of.values() for night in group[:MOST_NIGHTS]])
+    firsts = node_medians([night for group in nights_of.values() for night in group[:MAX_NIGHTS]])
     later = {node: level for node, level in firsts.items() if node not in first}
     if event is not None and accepted is not None:
         build = first_build(event.runs[::-1], can_run_again)
         return AcceptedLevel(accepted, later | first, max(1, len(event.runs)), event.at[:10], build)
-    base = nights[:MOST_NIGHTS]
+    base = nights[:MAX_NIGHTS]
     scale = _scatter(_node_costs(base).values())[0] if len(base) >= FEWEST_NIGHTS else None
     build = first_build([night.run_id for night in base[:FEWEST_NIGHTS]], can_run_again)
     return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], build, scale)

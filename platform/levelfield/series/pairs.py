@@ -29,16 +29,16 @@ from levelfield.series.segments import cost_of
 from levelfield.series.trigger import SUSPICION_Z
 from levelfield.specs.record import GatedFigure
 
-FEWEST_PAIRS, MOST_PAIRS = 3, 7
+FEWEST_PAIRS, MAX_PAIRS = 3, 7
 FEWEST_NULLS = 7  # before a regression is named: after three the arms' bias is often not shown
-MOST_NULLS_OF_A_NIGHT = 14  # of a series: with 7 a fall of 2 % is found less often than without null pairs
+MAX_NULLS_OF_A_NIGHT = 14  # of a series: with 7 a fall of 2 % is found less often than without null pairs
 ALPHA = {3: 0.00001, 4: 0.00003, 5: 0.00006, 6: 0.0001, 7: 0.0008}  # in all .001
 NO_CHANGE_TAIL = 0.05
 _POWER = 0.9
 FEWEST_HALFWAY, ALPHA_HALFWAY = 2, 0.01
 ALPHA_OF_PART = 0.005  # of what is taken off: the arms' bias, or the build's part of a step
 ALPHA_LESS_SHOWN_BIAS = 0.0003  # where the bias excludes 0: each suspicion then looks like a regression
-ALPHA_LESS_BIAS = 0.0025  # at each look, after FEWEST_NULLS to MOST_NULLS_OF_A_NIGHT null pairs
+ALPHA_LESS_BIAS = 0.0025  # at each look, after FEWEST_NULLS to MAX_NULLS_OF_A_NIGHT null pairs
 LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from levelfield.specs.base import LATER, MOST_EXPERTS, MOST_LAYERS, MOST_SIZE, Value
+from levelfield.specs.base import LATER, MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Value
 
 Part = Literal[
     "learned_positions",
@@ -105,12 +105,12 @@ class LatentAttention(Value):
     """Multi-head latent attention (DeepSeek-AI, 2024, V2, section 2.1). Sizes are widths."""
 
     # Of the latent; None: queries come from the hidden state.
-    query_rank: int | None = Field(default=None, ge=1, le=MOST_SIZE)
-    key_value_rank: int = Field(ge=1, le=MOST_SIZE)  # of the latent
-    plain_size: int = Field(ge=1, le=MOST_SIZE)  # the part of a query's and a key's head without rotary positions
+    query_rank: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    key_value_rank: int = Field(ge=1, le=MAX_SIZE)  # of the latent
+    plain_size: int = Field(ge=1, le=MAX_SIZE)  # the part of a query's and a key's head without rotary positions
     # The part with them; that of the keys is one for all heads.
-    rotary_size: int = Field(ge=2, le=MOST_SIZE, multiple_of=2)
-    value_size: int = Field(ge=1, le=MOST_SIZE)  # of a head's value
+    rotary_size: int = Field(ge=2, le=MAX_SIZE, multiple_of=2)
+    value_size: int = Field(ge=1, le=MAX_SIZE)  # of a head's value
 
 
 class RouterGroups(Value):
@@ -120,7 +120,7 @@ class RouterGroups(Value):
     token takes on average from each of its groups, rounded down (DeepSeek-AI, 2024, V3: two).
     """
 
-    count: int = Field(ge=2, le=MOST_EXPERTS)
+    count: int = Field(ge=2, le=MAX_EXPERTS)
     chosen: int = Field(ge=1)
 
 
@@ -151,11 +151,11 @@ class Experts(Value):
     `chosen`.
     """
 
-    count: int = Field(ge=2, le=MOST_EXPERTS)
+    count: int = Field(ge=2, le=MAX_EXPERTS)
     chosen: int = Field(ge=1)
-    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)  # of one expert
+    ffn_hidden_size: int = Field(ge=1, le=MAX_SIZE)  # of one expert
     # Experts that every token uses, as one MLP of shared x ffn_hidden_size.
-    shared: int = Field(default=0, ge=0, le=MOST_EXPERTS)
+    shared: int = Field(default=0, ge=0, le=MAX_EXPERTS)
     # Layers first_layer, first_layer + every, ... are mixtures; the others keep the dense MLP.
     first_layer: int = Field(default=0, ge=0)
     every: int = Field(default=1, ge=1)
@@ -193,12 +193,12 @@ class Model(Value):
     """A decoder-only transformer, composed of parts: attention, MLP or experts, norms, positions, embeddings."""
 
     family: str = Field(pattern=r"^[a-z][a-z0-9_.]{0,19}$")  # a word for tables; nothing is computed from it
-    layers: int = Field(ge=1, le=MOST_LAYERS)
-    hidden_size: int = Field(ge=1, le=MOST_SIZE)
-    ffn_hidden_size: int = Field(ge=1, le=MOST_SIZE)
-    heads: int = Field(ge=1, le=MOST_SIZE)
-    kv_heads: int = Field(ge=1, le=MOST_SIZE)  # of keys and values (grouped queries)
-    vocab_size: int = Field(ge=2, le=MOST_SIZE)
+    layers: int = Field(ge=1, le=MAX_LAYERS)
+    hidden_size: int = Field(ge=1, le=MAX_SIZE)
+    ffn_hidden_size: int = Field(ge=1, le=MAX_SIZE)
+    heads: int = Field(ge=1, le=MAX_SIZE)
+    kv_heads: int = Field(ge=1, le=MAX_SIZE)  # of keys and values (grouped queries)
+    vocab_size: int = Field(ge=2, le=MAX_SIZE)
     positions: Literal["learned", "rope"]
     rope_base: float | None = Field(default=None, gt=0)
     norm: Literal["layernorm", "rmsnorm"]
@@ -211,7 +211,7 @@ class Model(Value):
     init_std: float = Field(gt=0)
     scaled_residual_init: bool
     # Width of a head, where it is not hidden_size / heads.
-    head_dim: int | None = Field(default=None, ge=1, le=MOST_SIZE, json_schema_extra=LATER)
+    head_dim: int | None = Field(default=None, ge=1, le=MAX_SIZE, json_schema_extra=LATER)
     qkv_bias: bool = Field(default=False, json_schema_extra=LATER)  # of queries, keys and values
     # RMSNorm of each head's query and key before the rotation, with norm_eps.
     query_key_norm: bool = Field(default=False, json_schema_extra=LATER)

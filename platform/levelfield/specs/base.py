@@ -38,17 +38,17 @@ _KIND_TEXTS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 # Bounds of whole numbers, far above what exists. The platform takes steps, ranks, layers and experts one after another:
 # a slip of the finger, or a document of somebody else, ends with the key's name instead of hours, or of all memory.
-_MOST_DIGITS = 20  # of a number in a text; Python refuses to read one of 5,000
-MOST_STEPS = 10_000_000
-MOST_GRADIENT_STEPS = 10_000
-MOST_LAYERS = 10_000
-MOST_EXPERTS = 10_000  # of one layer
-MOST_NODES = 100_000
-MOST_DEVICES = 1_024  # of one node
-MOST_RANKS = 2**20  # of one run
-MOST_REPEATS = 1_000  # of one command
-MOST_THREADS = 4_096  # of one process
-MOST_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only computed with
+_MAX_DIGITS = 20  # of a number in a text; Python refuses to read one of 5,000
+MAX_STEPS = 10_000_000
+MAX_GRADIENT_STEPS = 10_000
+MAX_LAYERS = 10_000
+MAX_EXPERTS = 10_000  # of one layer
+MAX_NODES = 100_000
+MAX_DEVICES = 1_024  # of one node
+MAX_RANKS = 2**20  # of one run
+MAX_REPEATS = 1_000  # of one command
+MAX_THREADS = 4_096  # of one process
+MAX_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only computed with
 
 
 def sha256_of(content: bytes) -> str:
@@ -200,8 +200,8 @@ def _kind(value: Any) -> type:
 
 def number_of(digits: str) -> int:
     """Return the number that a text of digits states. Raises ValueError for one that is far above every bound."""
-    if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"found a number of {len(digits):,} digits, expected at most {_MOST_DIGITS}")
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"found a number of {len(digits):,} digits, expected at most {_MAX_DIGITS}")
     return int(digits)
 
 

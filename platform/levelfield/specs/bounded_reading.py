@@ -21,16 +21,16 @@ from pydantic_core import from_json, to_json
 from levelfield.errors import DocumentError
 from levelfield.node.regular_files import read_regular
 
-MOST_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
-MOST_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
-MOST_VALUES = 1_000_000  # with every alias of YAML counted as what it stands for
-MOST_DIGITS = 25  # of a whole number; 2**64 has 20
-_MOST_LINE_CHARACTERS = 60  # characters of a line in a message
+MAX_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
+MAX_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
+MAX_VALUES = 1_000_000  # with every alias of YAML counted as what it stands for
+MAX_DIGITS = 25  # of a whole number; 2**64 has 20
+_MAX_LINE_CHARACTERS = 60  # characters of a line in a message
 _TAG_ERRORS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
 PLAIN_LEVELS = 32  # of a JSON text that is read fast
 _DEEP_INDENT = b"\n" + b" " * PLAIN_LEVELS
 _DIGITS_TO_ZEROS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * (MOST_DIGITS + 1)
+_LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
 _TAG = "tag:yaml.org,2002:"
 _CORE_SCHEMA = re.compile(
     r"(?P<null>~|null|Null|NULL|)"
@@ -45,7 +45,7 @@ _BOOLEAN_WORDS = {
 }
 # Numbers of 1.1 that are none in 1.2, or other ones: with a leading zero, base 2, base 60, or "_" between digits.
 _AMBIGUOUS_NUMBER = re.compile(r"[-+]?(?:0[0-9bx]\S*|[.0-9][0-9a-fA-F.]*[_:]\S*)")
-_MOST_NUMBER_CHARACTERS = 25  # characters of a number whose values are shown
+_MAX_NUMBER_CHARACTERS = 25  # characters of a number whose values are shown
 
 
 def read_mapping(path: Path) -> Any:
@@ -64,7 +64,7 @@ def parse_mapping(path: Path, text: str) -> Any:
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except AmbiguousWordError as error:
-        line = text.splitlines()[error.line - 1].strip()[:_MOST_LINE_CHARACTERS]
+        line = text.splitlines()[error.line - 1].strip()[:_MAX_LINE_CHARACTERS]
         raise DocumentError(f"{path}: line {error.line}, `{line}`: {error}") from None
     except (yaml.YAMLError, *_TAG_ERRORS) as error:
         kind = path.suffix.lstrip(".") or "YAML"
@@ -76,9 +76,9 @@ def parse_mapping(path: Path, text: str) -> Any:
 def bounded_bytes(path: Path) -> bytes:
     """Return the content of a file. Raises DocumentError when it cannot be read, or is too large."""
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MOST_BYTES:,}")
-        return read_regular(path, most_bytes=MOST_BYTES)
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MAX_BYTES:,}")
+        return read_regular(path, most_bytes=MAX_BYTES)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -117,8 +117,8 @@ def _check_events(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             counts.append(1)
             anchors.append(anchor)
-            if len(anchors) > MOST_LEVELS:
-                raise ValueError(f"found more than {MOST_LEVELS} nested levels")
+            if len(anchors) > MAX_LEVELS:
+                raise ValueError(f"found more than {MAX_LEVELS} nested levels")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = anchors.pop(), counts.pop()
@@ -129,19 +129,19 @@ def _check_events(text: str) -> None:
         if anchor is not None:
             sizes[anchor] = size
         counts[-1] += size
-        if counts[-1] > MOST_VALUES:
-            raise ValueError(f"found more than {MOST_VALUES:,} values, with what aliases stand for")
+        if counts[-1] > MAX_VALUES:
+            raise ValueError(f"found more than {MAX_VALUES:,} values, with what aliases stand for")
 
 
 def bounded_number(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError(f"found a number of {len(text)} digits, expected at most {MOST_DIGITS}")
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"found a number of {len(text)} digits, expected at most {MAX_DIGITS}")
     return int(text)
 
 
 def _yaml_whole_number(loader: Any, node: Any) -> int:
-    if len(node.value) > MOST_DIGITS:
-        message = f"found a number of {len(node.value)} digits, expected at most {MOST_DIGITS}"
+    if len(node.value) > MAX_DIGITS:
+        message = f"found a number of {len(node.value)} digits, expected at most {MAX_DIGITS}"
         raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
     return _whole_number(node.value)
 
@@ -170,7 +170,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"found key '{twice[:_MOST_LINE_CHARACTERS]}' twice, expected it once")
+        raise ValueError(f"found key '{twice[:_MAX_LINE_CHARACTERS]}' twice, expected it once")
     return content
 
 
@@ -233,8 +233,8 @@ def _version_difference(word: str) -> str | None:
         old, new = _BOOLEAN_WORDS[word], word
     elif not _AMBIGUOUS_NUMBER.fullmatch(word):
         return None
-    elif len(word) > _MOST_NUMBER_CHARACTERS:
-        begin = word[:_MOST_NUMBER_CHARACTERS]
+    elif len(word) > _MAX_NUMBER_CHARACTERS:
+        begin = word[:_MAX_NUMBER_CHARACTERS]
         return f"{begin}..., which is not the same in YAML 1.1 and 1.2; write it with quotes for a text"
     else:
         readers: dict[str, Callable[[str], Any]] = {_TAG + "int": _whole_number, _TAG + "float": float}

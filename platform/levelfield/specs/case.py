@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from levelfield.specs.architecture import Model, Part
-from levelfield.specs.base import LATER, MOST_GRADIENT_STEPS, MOST_SIZE, MOST_STEPS, Document, Value, type_changes
+from levelfield.specs.base import LATER, MAX_GRADIENT_STEPS, MAX_SIZE, MAX_STEPS, Document, Value, type_changes
 from levelfield.specs.tuning import TuningChoice
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -55,9 +55,9 @@ class LossScale(Value):
 
 
 class Training(Value):
-    steps: int = Field(ge=2, le=MOST_STEPS)
-    sequence_length: int = Field(ge=2, le=MOST_SIZE)
-    global_batch: int = Field(ge=1, le=MOST_SIZE)
+    steps: int = Field(ge=2, le=MAX_STEPS)
+    sequence_length: int = Field(ge=2, le=MAX_SIZE)
+    global_batch: int = Field(ge=1, le=MAX_SIZE)
     precision: Precision
     optimizer: Optimizer
     schedule: Schedule
@@ -84,7 +84,7 @@ class Data(Value):
     # The parts of the corpus for training, validation and test, as in Megatron; training uses the first.
     split: tuple[float, float, float]
     # Of the synthetic corpus, used without a real one (docs/decisions/synthetic-corpus.md); likewise the next.
-    alphabet: int = Field(ge=2, le=MOST_SIZE)
+    alphabet: int = Field(ge=2, le=MAX_SIZE)
     branching: int = Field(ge=2, le=16)
 
 
@@ -111,7 +111,7 @@ class Evidence(Value):
     They are warm-up steps, so recording costs the window nothing. The loss alone cannot show a wrong gradient scale.
     """
 
-    gradient_steps: tuple[int, ...] = Field(default=(), max_length=MOST_GRADIENT_STEPS)
+    gradient_steps: tuple[int, ...] = Field(default=(), max_length=MAX_GRADIENT_STEPS)
 
 
 class TimeLimits(Value):

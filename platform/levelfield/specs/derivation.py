@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from levelfield.errors import UsageError
-from levelfield.specs.base import MOST_SIZE, MOST_STEPS, Document, Value, number_of, parse
+from levelfield.specs.base import MAX_SIZE, MAX_STEPS, Document, Value, number_of, parse
 from levelfield.specs.case import SCALES, Case, Scale, Work, merged
 
 _WORD_BY_FIELD = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
@@ -23,9 +23,9 @@ _CHANGE = re.compile(r"(?P<word>[a-z]+)(?P<number>\d+)")
 class Derivation(Value):
     """The changed numbers of the training, at both scales. None: as in the case."""
 
-    steps: int | None = Field(default=None, ge=2, le=MOST_STEPS)
-    sequence_length: int | None = Field(default=None, ge=2, le=MOST_SIZE)
-    global_batch: int | None = Field(default=None, ge=1, le=MOST_SIZE)
+    steps: int | None = Field(default=None, ge=2, le=MAX_STEPS)
+    sequence_length: int | None = Field(default=None, ge=2, le=MAX_SIZE)
+    global_batch: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
 
     @property

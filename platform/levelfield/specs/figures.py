@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import MOST_DEVICES, MOST_LAYERS, MOST_NODES, Document, Value, repeated_names
+from levelfield.specs.base import MAX_DEVICES, MAX_LAYERS, MAX_NODES, Document, Value, repeated_names
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout, parse_layout
 
@@ -52,7 +52,7 @@ class Network(Value):
 class Shape(Value):
     """The model's shape as the report prints it."""
 
-    layers: int = Field(ge=1, le=MOST_LAYERS)
+    layers: int = Field(ge=1, le=MAX_LAYERS)
     hidden_size: int = Field(ge=1)
     heads: int = Field(ge=1)
 
@@ -64,8 +64,8 @@ class Setting(Value):
     framework: str
     framework_version: str | None = None
     chip: str | None = None  # its name in vendors/*; None when withheld
-    nodes: int = Field(ge=1, le=MOST_NODES)
-    devices_per_node: int = Field(ge=1, le=MOST_DEVICES)
+    nodes: int = Field(ge=1, le=MAX_NODES)
+    devices_per_node: int = Field(ge=1, le=MAX_DEVICES)
     layout: str  # the layout that ran, in any notation
     layout_printed: str | None = None  # the report's own text when it is incomplete
     micro_batch: int = Field(ge=1)  # in sequences, as the global batch

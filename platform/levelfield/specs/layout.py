@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import MOST_RANKS, Value, number_of
+from levelfield.specs.base import MAX_RANKS, Value, number_of
 
 _PARTS = {
     "DP": "data",
@@ -29,20 +29,20 @@ _PART = rf"({'|'.join(_PARTS)})(\d+)"
 _PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g(?=_\d*[dm]p)(?:_(\d*)dp)?(?:_(\d*)mp)?_(\d+)bs", re.IGNORECASE)
-_MOST_SHOWN = 40  # characters of a text in a message
+_MAX_SHOWN = 40  # characters of a text in a message
 
 
 class Layout(Value):
     """The sizes of each kind of parallelism."""
 
-    data: int = Field(default=1, ge=1, le=MOST_RANKS)
-    tensor: int = Field(default=1, ge=1, le=MOST_RANKS)
-    pipeline: int = Field(default=1, ge=1, le=MOST_RANKS)
+    data: int = Field(default=1, ge=1, le=MAX_RANKS)
+    tensor: int = Field(default=1, ge=1, le=MAX_RANKS)
+    pipeline: int = Field(default=1, ge=1, le=MAX_RANKS)
     sequence_parallel: bool = False
     sharding_stage: int = Field(default=0, ge=0, le=3)
-    sharding_degree: int = Field(default=1, ge=1, le=MOST_RANKS)
-    context: int = Field(default=1, ge=1, le=MOST_RANKS)
-    expert: int = Field(default=1, ge=1, le=MOST_RANKS)
+    sharding_degree: int = Field(default=1, ge=1, le=MAX_RANKS)
+    context: int = Field(default=1, ge=1, le=MAX_RANKS)
+    expert: int = Field(default=1, ge=1, le=MAX_RANKS)
 
     @property
     def world_size(self) -> int:
@@ -73,8 +73,8 @@ class Layout(Value):
 
     @model_validator(mode="after")
     def _consistent(self) -> Layout:
-        if self.world_size > MOST_RANKS:
-            raise ValueError(f"found {self.world_size:,} ranks, expected at most {MOST_RANKS:,}")
+        if self.world_size > MAX_RANKS:
+            raise ValueError(f"found {self.world_size:,} ranks, expected at most {MAX_RANKS:,}")
         if self.gradient_ranks % self.sharding_degree:
             context = f" x context {self.context}" if self.context > 1 else ""
             raise ValueError(
@@ -117,7 +117,7 @@ def parse_layout(text: str) -> LayoutText:
     try:
         return _parse(text)
     except ValueError as error:  # a number has too many digits
-        raise LayoutError(f"layout '{text[:_MOST_SHOWN]}...': {error}") from None
+        raise LayoutError(f"layout '{text[:_MAX_SHOWN]}...': {error}") from None
 
 
 def _parse(text: str) -> LayoutText:

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from levelfield.specs.base import (
-    MOST_DEVICES,
-    MOST_NODES,
-    MOST_RANKS,
-    MOST_REPEATS,
-    MOST_SIZE,
+    MAX_DEVICES,
+    MAX_NODES,
+    MAX_RANKS,
+    MAX_REPEATS,
+    MAX_SIZE,
     Document,
     Value,
     json_digest,
@@ -33,8 +33,8 @@ from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, Framework
 
 RuntimeName = Literal["process", "inside", "docker"]
 
-MOST_EXPLAINED_STEPS = 20  # steps that are recorded after a training
-MOST_RECORD_BYTES = 2**26  # of one step of one rank, compressed
+MAX_EXPLAINED_STEPS = 20  # steps that are recorded after a training
+MAX_RECORD_BYTES = 2**26  # of one step of one rank, compressed
 
 
 class Hardware(Value):
@@ -44,8 +44,8 @@ class Hardware(Value):
     device_kind: str
     chip: Chip
     description: str
-    nodes: int = Field(ge=1, le=MOST_NODES)
-    devices_per_node: int = Field(ge=1, le=MOST_DEVICES)
+    nodes: int = Field(ge=1, le=MAX_NODES)
+    devices_per_node: int = Field(ge=1, le=MAX_DEVICES)
     device_indices: tuple[int, ...]
     memory_bytes_per_device: int | None
     visible: dict[str, str]  # variables that make exactly these devices visible to the training processes
@@ -61,8 +61,8 @@ class Hardware(Value):
 
     @model_validator(mode="after")
     def _can_be_listed(self) -> Hardware:
-        if (ranks := self.nodes * self.devices_per_node) > MOST_RANKS:
-            raise ValueError(f"nodes x devices_per_node: found {ranks:,}, expected at most {MOST_RANKS:,}")
+        if (ranks := self.nodes * self.devices_per_node) > MAX_RANKS:
+            raise ValueError(f"nodes x devices_per_node: found {ranks:,}, expected at most {MAX_RANKS:,}")
         return self
 
 
@@ -270,15 +270,15 @@ class Plan(Document):
     origins: dict[str, str]  # the source of each free field
     # The planner's best layouts, the chosen one first; empty where something else sets the layout.
     predicted: tuple[PredictedLayout, ...] = ()
-    accumulation: int = Field(ge=1, le=MOST_SIZE)
+    accumulation: int = Field(ge=1, le=MAX_SIZE)
     corpus: CorpusUsed
     environment: EnvironmentPlan
     runtime: RuntimeName = "process"
     container: ContainerPlan | None = None
     peak: PeakUsed
     expected_memory: MemoryExpected
-    repeat: int = Field(ge=1, le=MOST_REPEATS)
-    repeats: int = Field(ge=1, le=MOST_REPEATS)
+    repeat: int = Field(ge=1, le=MAX_REPEATS)
+    repeats: int = Field(ge=1, le=MAX_REPEATS)
     save_weights: bool = False
     capture_step: int | None = None
     probe_peak: bool = False
@@ -293,7 +293,7 @@ class Plan(Document):
     choices: ChoicesPlan | None = None
     node_power: NodePowerPlan | None = None  # how the power of whole nodes is read; None: it is not
     # How many steps after the last one are recorded for `report explain`.
-    explain_steps: int | None = Field(default=None, ge=1, le=MOST_EXPLAINED_STEPS)
+    explain_steps: int | None = Field(default=None, ge=1, le=MAX_EXPLAINED_STEPS)
     # Whether each step of the window records its gradients' norms by parameter, which a training below fp32 is
     # compared by.
     window_gradients: bool = False
@@ -349,7 +349,7 @@ def job_content(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     # The library of a layer's float32 products on a processor, where the probe of the peak has measured it.
     products = plan.peak.measurement.products if plan.peak.measurement and plan.hardware.is_host else None
     # The steps after the last one of a training that is explained, and where they are recorded.
-    recorded = {"steps": plan.explain_steps, "folder": str(paths.profile), "most_bytes": MOST_RECORD_BYTES}
+    recorded = {"steps": plan.explain_steps, "folder": str(paths.profile), "most_bytes": MAX_RECORD_BYTES}
     return {
         "schema": "levelfield.job/1",
         "run_id": plan.run_id,

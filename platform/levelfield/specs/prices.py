@@ -8,17 +8,17 @@ from pydantic import Field, model_validator
 
 from levelfield.specs.base import Document, Value
 
-_MOST_YEARS, _MOST_PUE = 30, 5  # above them a file has months, or per cent
+_MAX_YEARS, _MAX_PUE = 30, 5  # above them a file has months, or per cent
 
 
 class OwnedMachine(Value):
     """A machine that was bought."""
 
     capital: float = Field(gt=0)  # its price
-    years: float = Field(gt=0, le=_MOST_YEARS)  # how long it is used
+    years: float = Field(gt=0, le=_MAX_YEARS)  # how long it is used
     utilisation: float = Field(gt=0, le=1)  # for which part of them
     power_per_kwh: float = Field(ge=0)  # the price of a kilowatt-hour
-    pue: float = Field(ge=1, le=_MOST_PUE)  # power of the whole site over that of its computers
+    pue: float = Field(ge=1, le=_MAX_PUE)  # power of the whole site over that of its computers
 
 
 class ChipPrice(Value):

@@ -63,9 +63,9 @@ TREND_PURPOSES: tuple[Purpose, ...] = ("manual", "nightly")
 NULL_PURPOSES: tuple[Purpose, ...] = ("null-a", "null-b")
 Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
 Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
-MOST_POINTS, MOST_DEVICES, MOST_RANKS, MOST_PEAKS = 32, 4, 4, 64
-MOST_PLACES, MOST_KERNELS = 150, 12  # of a step
-MOST_READINGS = 64  # points of all devices together, of one quantity
+MAX_POINTS, MAX_DEVICES, MAX_RANKS, MAX_PEAKS = 32, 4, 4, 64
+MAX_PLACES, MAX_KERNELS = 150, 12  # of a step
+MAX_READINGS = 64  # points of all devices together, of one quantity
 _CLOCKS_DIFFER = timedelta(days=1)
 
 
@@ -119,10 +119,10 @@ class StepTrace(Value):
     step: Milliseconds
     overhead: Overhead
     parts: tuple[PartTime, ...]
-    places: tuple[StepPlace, ...] = Field(default=(), max_length=MOST_PLACES)  # those with the most time
+    places: tuple[StepPlace, ...] = Field(default=(), max_length=MAX_PLACES)  # those with the most time
     ranks: tuple[StepRank, ...] = ()  # those of the timeline
     late: tuple[LateRank, ...] = ()
-    kernels: tuple[Kernel, ...] = Field(default=(), max_length=MOST_KERNELS)  # those with the most time
+    kernels: tuple[Kernel, ...] = Field(default=(), max_length=MAX_KERNELS)  # those with the most time
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     timeline: StepTimeline | None = None
@@ -133,13 +133,13 @@ class RunTraces(Value):
     """What a run's page draws beside the loss."""
 
     seconds: float = Field(default=0.0, ge=0)  # from the begin of step 1 to the end of the last step
-    parts: int = Field(default=0, ge=0, le=MOST_POINTS)  # equal ones of that time, in a trace of a device
+    parts: int = Field(default=0, ge=0, le=MAX_POINTS)  # equal ones of that time, in a trace of a device
     devices: int = 0  # how many the run had, as `ranks`
     ranks: int = 0
     # Those that differ most from each other.
-    device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MOST_DEVICES)
-    rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MOST_RANKS)  # the slowest, and the fastest one
-    rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MOST_PEAKS)  # those with the most memory
+    device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MAX_DEVICES)
+    rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MAX_RANKS)  # the slowest, and the fastest one
+    rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MAX_PEAKS)  # those with the most memory
     step: StepTrace | None = None  # of a run whose steps were recorded
 
 

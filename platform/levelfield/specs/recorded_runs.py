@@ -21,7 +21,7 @@ from levelfield.specs.rehearsed_runs import RecordedRow
 # A shape may be noisier than those of the matrix: then its limits are so many times its own noise, but no more than
 # LOOSEST times the fixed ones. A shape beyond that is chaotic, and no run of it shows anything.
 NOISE_FACTOR = 4
-MOST_LIMIT_FACTOR = 100
+MAX_LIMIT_FACTOR = 100
 
 
 class DifferenceLimits(Value):
@@ -52,7 +52,7 @@ class OwnNoise(DifferenceLimits):
 
 
 def _noisy_limit(fixed: float, noise: float) -> float:
-    return min(max(fixed, NOISE_FACTOR * noise), MOST_LIMIT_FACTOR * fixed)
+    return min(max(fixed, NOISE_FACTOR * noise), MAX_LIMIT_FACTOR * fixed)
 
 
 class Difference(Value):

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import MOST_RANKS, MOST_SIZE, Document, Value
+from levelfield.specs.base import MAX_RANKS, MAX_SIZE, Document, Value
 from levelfield.specs.case import Precision
 
 FigureName = Literal[
@@ -40,11 +40,11 @@ class ReportedRow(Value):
     case: str | None = None
     framework: str | None = None
     chip: str | None = None
-    devices: int | None = Field(default=None, ge=1, le=MOST_RANKS)
+    devices: int | None = Field(default=None, ge=1, le=MAX_RANKS)
     layout: str | None = None
-    micro_batch: int | None = Field(default=None, ge=1, le=MOST_SIZE)
-    global_batch: int | None = Field(default=None, ge=1, le=MOST_SIZE)
-    sequence_length: int | None = Field(default=None, ge=1, le=MOST_SIZE)
+    micro_batch: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    global_batch: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    sequence_length: int | None = Field(default=None, ge=1, le=MAX_SIZE)
     precision: Precision | None = None
     given: tuple[str, ...] = ()  # the fields that the user stated and the log does not print
     steps: tuple[int, int]  # the first and the last step of the window that the figures are medians of

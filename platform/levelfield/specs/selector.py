@@ -11,7 +11,7 @@ import re
 from pydantic import Field
 
 from levelfield.errors import UsageError
-from levelfield.specs.base import MOST_DEVICES, MOST_NODES, MOST_RANKS, MOST_REPEATS, Value
+from levelfield.specs.base import MAX_DEVICES, MAX_NODES, MAX_RANKS, MAX_REPEATS, Value
 from levelfield.specs.layout import parse_layout
 
 _FORM = "case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]"
@@ -19,7 +19,7 @@ _FRAMEWORK = re.compile(r"(?P<name>[a-z][a-z0-9-]*)(?:_(?P<version>\w[\w.+-]*))?
 _LAYOUT_PART = re.compile(r"(?:DP|TP|PP|SH|SP)\d+", re.IGNORECASE)
 
 
-MOST_COUNTS = {"nodes": MOST_NODES, "devices": MOST_DEVICES, "repeats": MOST_REPEATS}
+MAX_COUNTS = {"nodes": MAX_NODES, "devices": MAX_DEVICES, "repeats": MAX_REPEATS}
 
 
 class Selector(Value):
@@ -30,9 +30,9 @@ class Selector(Value):
     version: str | None = None
     target: str | None = None
     layout: str | None = None
-    nodes: int = Field(default=1, ge=1, le=MOST_COUNTS["nodes"])
-    devices: int | None = Field(default=None, ge=1, le=MOST_COUNTS["devices"])
-    repeats: int = Field(default=1, ge=1, le=MOST_COUNTS["repeats"])
+    nodes: int = Field(default=1, ge=1, le=MAX_COUNTS["nodes"])
+    devices: int | None = Field(default=None, ge=1, le=MAX_COUNTS["devices"])
+    repeats: int = Field(default=1, ge=1, le=MAX_COUNTS["repeats"])
 
 
 def parse_selector(text: str) -> Selector:
@@ -47,8 +47,8 @@ def parse_selector(text: str) -> Selector:
     counts = {
         name: _count(text, name, part) for name, part in zip(("nodes", "devices", "repeats"), parts[3:], strict=False)
     }
-    if (ranks := counts.get("nodes", 1) * counts.get("devices", 1)) > MOST_RANKS:
-        raise UsageError(f"--case '{text}': found {ranks:,} devices, expected at most {MOST_RANKS:,}")
+    if (ranks := counts.get("nodes", 1) * counts.get("devices", 1)) > MAX_RANKS:
+        raise UsageError(f"--case '{text}': found {ranks:,} devices, expected at most {MAX_RANKS:,}")
     return Selector(
         case=parts[0], framework=framework["name"], version=framework["version"], target=target, layout=layout, **counts
     )
@@ -81,8 +81,8 @@ def split_target(text: str) -> tuple[str | None, str | None]:
 
 
 def _count(text: str, name: str, part: str) -> int:
-    if not part.isdecimal() or len(part) > 20 or not 1 <= int(part) <= MOST_COUNTS[name]:
+    if not part.isdecimal() or len(part) > 20 or not 1 <= int(part) <= MAX_COUNTS[name]:
         raise UsageError(
-            f"--case '{text}': {name}: found '{part[:40]}', expected a whole number from 1 to {MOST_COUNTS[name]}"
+            f"--case '{text}': {name}: found '{part[:40]}', expected a whole number from 1 to {MAX_COUNTS[name]}"
         )
     return int(part)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from levelfield.specs.base import MOST_RANKS, Document, Value
+from levelfield.specs.base import MAX_RANKS, Document, Value
 
 COMMUNICATION = ("reduce-scatter", "all-gather", "all-reduce", "all-to-all", "send/receive", "other messages")
 WAITING, BUBBLE = "waiting for another rank", "pipeline bubble"
@@ -21,7 +21,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 Phase = Literal["forward", "backward", "recompute"]
 KernelKind = Literal["flash", "cudnn", "efficient", "math", "product", "other"]
 
-MOST_LINES, MOST_CELLS = 16, 480  # of a timeline
+MAX_LINES, MAX_CELLS = 16, 480  # of a timeline
 LAYER = re.compile(r"\b(layers\.)\d+")
 
 
@@ -66,14 +66,14 @@ class Place(Value):
 class WaitedFor(Value):
     """How long a rank waited for another one that came last to a message."""
 
-    rank: int = Field(ge=0, lt=MOST_RANKS)
+    rank: int = Field(ge=0, lt=MAX_RANKS)
     ms: float = Field(ge=0)
 
 
 class RankParts(Value):
     """One rank. stage: of the pipeline. step: its recorded steps. It has more places than are listed: `others`."""
 
-    rank: int = Field(ge=0, lt=MOST_RANKS)
+    rank: int = Field(ge=0, lt=MAX_RANKS)
     stage: int = Field(ge=0)
     step: Milliseconds
     parts: tuple[PartTime, ...]
@@ -105,7 +105,7 @@ class Overhead(Value):
 class LateRank(Value):
     """A rank that others waited for, and the place where it took longer than the median of its peers."""
 
-    rank: int = Field(ge=0, lt=MOST_RANKS)
+    rank: int = Field(ge=0, lt=MAX_RANKS)
     waited_ms: float = Field(ge=0)
     part: Part | None
     where: str | None
@@ -115,8 +115,8 @@ class LateRank(Value):
 class RankLine(Value):
     """One rank's line of a `StepTimeline`. cells: a letter for each, ` ` where the rank's step does not run."""
 
-    rank: int = Field(ge=0, lt=MOST_RANKS)
-    cells: str = Field(max_length=MOST_CELLS, pattern="^[a-zA-Z ]*$")
+    rank: int = Field(ge=0, lt=MAX_RANKS)
+    cells: str = Field(max_length=MAX_CELLS, pattern="^[a-zA-Z ]*$")
 
 
 class StepTimeline(Value):
@@ -129,7 +129,7 @@ class StepTimeline(Value):
 
     ms: float = Field(gt=0)
     parts: tuple[Part, ...] = Field(max_length=len(PARTS))
-    lines: tuple[RankLine, ...] = Field(max_length=MOST_LINES)
+    lines: tuple[RankLine, ...] = Field(max_length=MAX_LINES)
 
 
 class AlonePart(Value):

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from levelfield.specs.base import MOST_DEVICES, MOST_NODES, Document, Value, repeated_names
+from levelfield.specs.base import MAX_DEVICES, MAX_NODES, Document, Value, repeated_names
 from levelfield.specs.derivation import Extension
 from levelfield.specs.tuning import TuningChoice
 
@@ -21,8 +21,8 @@ _HARDWARE_FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
 class NamedHardware(Value):
     """Nodes, devices per node and chip. `chip`: a name or an alias of vendor.yaml, or `withheld` when not public."""
 
-    nodes: int = Field(ge=1, le=MOST_NODES)
-    devices: int = Field(ge=1, le=MOST_DEVICES)
+    nodes: int = Field(ge=1, le=MAX_NODES)
+    devices: int = Field(ge=1, le=MAX_DEVICES)
     chip: str
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_serializer, model_validator
 
-from levelfield.specs.base import LATER, MOST_LAYERS, MOST_THREADS, Document, Value
+from levelfield.specs.base import LATER, MAX_LAYERS, MAX_THREADS, Document, Value
 from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option_name
 from levelfield.specs.layout import Layout
 from levelfield.specs.variables import TuningVariables, masked
@@ -30,11 +30,11 @@ class FreeFields(Value):
     # Model chunks of each pipeline stage; above 1 it is the interleaved schedule of Narayanan et al., 2021
     # (section 2.2).
     virtual_pipeline: int = Field(default=1, ge=1)
-    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)  # per process; None: a rank's share of its cores
+    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)  # per process; None: a rank's share of its cores
     recompute: Recompute = "none"
     # Only with `recompute: full`: of each stage's chunk the first so many layers are computed again, and the
     # others keep everything (None: all layers are; Megatron's recompute_method `block`).
-    recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
+    recompute_layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS, json_schema_extra=LATER)
     compile: bool = False
     # Each training step is captured as a CUDA graph and replayed.
     graph: bool = Field(default=False, json_schema_extra=LATER)
@@ -119,11 +119,11 @@ class TuningChoice(Value):
     virtual_pipeline: int | None = Field(default=None, ge=1)
     recompute: Recompute | None = None
     # Of the `recompute: full` beside it; without it, that is of all layers.
-    recompute_layers: int | None = Field(default=None, ge=1, le=MOST_LAYERS, json_schema_extra=LATER)
+    recompute_layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS, json_schema_extra=LATER)
     compile: bool | None = None
     graph: bool | None = Field(default=None, json_schema_extra=LATER)
     attention: Attention | None = None
-    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
+    threads: int | None = Field(default=None, ge=1, le=MAX_THREADS)
     environment: TuningVariables | None = None
 
     @model_validator(mode="before")

@@ -73,7 +73,7 @@ _MAKER_PREFIXES = (
 )  # fmt: skip
 # They describe an image to its container's runtime, or to a reader.
 _IMAGE_NAMES = re.compile(r"NVIDIA_(REQUIRE_\w+|PRODUCT_NAME|DRIVER_CAPABILITIES)|(CUDA|NCCL|PYTHON)_VERSION")
-_MOST_CHARACTERS = 80  # characters of a value
+_MAX_CHARACTERS = 80  # characters of a value
 RECORDED_BY_EXCLUSION = "all but names that cannot matter"  # in provenance: the rule of the recorded variables
 
 
@@ -171,7 +171,7 @@ def is_known_or_maker(name: str) -> bool:
 def report_variables(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that reports have: those that are known to change trainings. Long values are cut."""
     return {
-        name: clipped(text, _MOST_CHARACTERS)
+        name: clipped(text, _MAX_CHARACTERS)
         for name, text in inherited.items()
         if is_known_or_maker(name) and not name.startswith("LEVELFIELD_") and not _IMAGE_NAMES.fullmatch(name)
     }

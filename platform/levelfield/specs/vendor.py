@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.base import MOST_DEVICES, Document, Value, repeated_names
+from levelfield.specs.base import MAX_DEVICES, Document, Value, repeated_names
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Numbering, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
@@ -79,7 +79,7 @@ class Interconnect(Value):
 class ScaleUpDomain(Value):
     """The devices that the chip's own links join, as machines with it are built: a host, or a rack of several hosts."""
 
-    devices: int = Field(ge=1, le=MOST_DEVICES)
+    devices: int = Field(ge=1, le=MAX_DEVICES)
     network_each_way_bytes_per_second: float = Field(gt=0)  # of one device, to the devices beyond
     source: str = Field(min_length=3)
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-MOST_BYTES = 64 * 2**20  # of one unpacked value
+MAX_BYTES = 64 * 2**20  # of one unpacked value
 _LEVEL = 6  # with Z_FILTERED, which does not link three equal digits of two numbers: a sixth fewer bytes
 _RAW_DEFLATE = -15
 _NS_PER_SECOND = 1e9
-_MOST_NS = 2**53  # up to here a double holds every whole number
+_MAX_NS = 2**53  # up to here a double holds every whole number
 # By the letter that begins the bytes: whole nanoseconds, single floats, doubles. The letter of `array`, and the size.
 _FORMS = {b"n": ("q", 8), b"f": ("f", 4), b"d": ("d", 8)}
 Numbers = Sequence[float | None]
@@ -35,7 +35,7 @@ def pack_numbers(values: Numbers) -> bytes:
     if not all(map(math.isfinite, present)):
         raise ValueError("found a number that is not finite")
     # The smallest form that gives exactly these values back. NaN stands for null, which whole nanoseconds do not have.
-    is_whole = len(present) == len(values) and max(map(abs, present)) * _NS_PER_SECOND < _MOST_NS
+    is_whole = len(present) == len(values) and max(map(abs, present)) * _NS_PER_SECOND < _MAX_NS
     nanoseconds = [round(value * _NS_PER_SECOND) for value in present] if is_whole else []
     numbers: array[Any]
     if is_whole and [number / _NS_PER_SECOND for number in nanoseconds] == present:
@@ -89,12 +89,12 @@ def _deflate(data: bytes, dictionary: bytes = b"") -> bytes:
 
 
 def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
-    """Return the bytes of packed JSON. Raises ValueError for damaged ones, and for more than MOST_BYTES."""
+    """Return the bytes of packed JSON. Raises ValueError for damaged ones, and for more than MAX_BYTES."""
     try:
         decompressor = zlib.decompressobj(_RAW_DEFLATE, dictionary)
-        content = decompressor.decompress(data, MOST_BYTES)
+        content = decompressor.decompress(data, MAX_BYTES)
     except zlib.error as error:
         raise ValueError(f"damaged bytes: {error}") from None
     if not decompressor.eof:
-        raise ValueError(f"damaged bytes: cut off, or more than {MOST_BYTES:,} bytes")
+        raise ValueError(f"damaged bytes: cut off, or more than {MAX_BYTES:,} bytes")
     return content

@@ -37,12 +37,12 @@ from levelfield.store.connections import engine_of, explaining_errors, reading, 
 from levelfield.store.rows import DOCUMENTS, NOT_ASIDE, AddedRuns, RecordReader, RunInsertion
 from levelfield.store.schema import CONDITION, EXPECTATION, NODE, RUN, SERIES, SUBJECT, make_tables
 
-_MOST_FAULTS_SHOWN = 3  # damaged rows in a message
+_MAX_FAULTS_SHOWN = 3  # damaged rows in a message
 BATCH = 200  # records of one transaction: others wait for a fifth of a second; an export holds no more in memory
 _JOINED = RUN.join(SERIES).join(CONDITION).join(SUBJECT).join(NODE)
 _DIGEST_COLUMNS = {"node": NODE.c.digest, "conditions": CONDITION.c.digest, "subject": SUBJECT.c.digest}
 _POINT_COLUMNS = [_DIGEST_COLUMNS[name] if name in _DIGEST_COLUMNS else RUN.c[name] for name in Point.model_fields]
-MOST_POINTS = 5000  # of a series: thirteen years of nights; runs that began at the same second as the oldest are added
+MAX_POINTS = 5000  # of a series: thirteen years of nights; runs that began at the same second as the oldest are added
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
 
@@ -91,7 +91,7 @@ class Store(AbstractContextManager["Store"]):
 
                 # Where a row is not what was written, any code that reads it may fail in any way.
                 if not os.environ.get("LEVELFIELD_DEBUG") and (damage := faults(self)):
-                    listing = "; ".join(damage[:_MOST_FAULTS_SHOWN])
+                    listing = "; ".join(damage[:_MAX_FAULTS_SHOWN])
                     raise DocumentError(f"store {self.address.text}: {listing}. `store check` lists every damaged row")
         finally:
             self.close()
@@ -144,11 +144,11 @@ class Store(AbstractContextManager["Store"]):
         points: dict[str, list[Point]] = {digest: [] for digest in digests or ()}
         names = {*Point.model_fields}
         with reading(self.engine, self.address) as connection:
-            # by series with more than MOST_POINTS runs: when the first of those began that are read
+            # by series with more than MAX_POINTS runs: when the first of those began that are read
             long_series = (
-                select(RUN.c.series_id).where(NOT_ASIDE).group_by(RUN.c.series_id).having(func.count() > MOST_POINTS)
+                select(RUN.c.series_id).where(NOT_ASIDE).group_by(RUN.c.series_id).having(func.count() > MAX_POINTS)
             )
-            began = select(RUN.c.began).where(NOT_ASIDE).order_by(RUN.c.began.desc()).offset(MOST_POINTS - 1).limit(1)
+            began = select(RUN.c.began).where(NOT_ASIDE).order_by(RUN.c.began.desc()).offset(MAX_POINTS - 1).limit(1)
             first_begins = {
                 number: connection.execute(began.where(RUN.c.series_id == number)).scalar_one()
                 for number in connection.execute(long_series).scalars().all()

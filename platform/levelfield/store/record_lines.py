@@ -24,12 +24,12 @@ from levelfield.specs.run_figures import STORED
 from levelfield.store.run_record import require_storable, require_storable_numbers, require_storable_texts
 from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
-MOST_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
+MAX_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
 _DOCUMENT_TYPES: dict[str, type[Document]] = {
     kind.schema_name(): kind for kind in (RunRecord, StoreEvent, StatedExpectation, StatedFinding)
 }
 _REPEATED_PARTS: dict[str, type[Value]] = {"series": Series, "conditions": Conditions, "subject": Subject}
-_MOST_CACHED_BYTES = 20_000  # of JSON: a longer part is parsed anew in each line
+_MAX_CACHED_BYTES = 20_000  # of JSON: a longer part is parsed anew in each line
 LineDocument = RunRecord | Statement
 
 _RUN_COLUMNS = ("run_id", "began", "purpose", "night", "entry", "evidence", "word", "failure", "reason", "verdict")
@@ -57,12 +57,12 @@ def read_lines(
     try:
         with open_regular(path) as file:
             total_bytes, read_bytes, number = path.stat().st_size, 0, 0
-            while line := file.readline(MOST_BYTES + 1):
+            while line := file.readline(MAX_BYTES + 1):
                 number, read_bytes = number + 1, read_bytes + len(line)
                 progress(read_bytes, total_bytes)
-                if len(line) > MOST_BYTES:
+                if len(line) > MAX_BYTES:
                     raise DocumentError(
-                        f"{path} line {number}: found more than {MOST_BYTES:,} bytes, expected one record"
+                        f"{path} line {number}: found more than {MAX_BYTES:,} bytes, expected one record"
                     )
                 try:
                     if line.strip():
@@ -108,7 +108,7 @@ def _repeated_parts(content: Mapping[str, Any]) -> dict[str, Value]:
     values = {}
     for name, kind in _REPEATED_PARTS.items():
         text = to_json(content.get(name))
-        if len(text) < _MOST_CACHED_BYTES:
+        if len(text) < _MAX_CACHED_BYTES:
             with suppress(ValueError):
                 values[name] = _validated(kind, text)
     return values

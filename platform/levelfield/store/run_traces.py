@@ -14,13 +14,13 @@ from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import (
-    MOST_DEVICES,
-    MOST_KERNELS,
-    MOST_PEAKS,
-    MOST_PLACES,
-    MOST_POINTS,
-    MOST_RANKS,
-    MOST_READINGS,
+    MAX_DEVICES,
+    MAX_KERNELS,
+    MAX_PEAKS,
+    MAX_PLACES,
+    MAX_POINTS,
+    MAX_RANKS,
+    MAX_READINGS,
     DeviceTrace,
     Quantity,
     RankPeaks,
@@ -33,7 +33,7 @@ from levelfield.specs.step_parts import StepParts
 
 _MEBIBYTE = 2**20
 _LONGEST_NAME = 40  # of a device's name
-_LONGEST_PLACE, _MOST_WAITED, _MOST_MISSING, _STEP_DIGITS = 120, 3, 20, 5  # of a step in parts, in milliseconds
+_LONGEST_PLACE, _MAX_WAITED, _MAX_MISSING, _STEP_DIGITS = 120, 3, 20, 5  # of a step in parts, in milliseconds
 
 _SUMMARISED = ("power_watts", "memory_used_bytes", "utilisation", "temperature_celsius")
 
@@ -76,9 +76,9 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
         return None
     # The slowest ranks and the fastest one are drawn. One rank alone is the record's step_seconds already.
     slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
-    drawn_ranks = slowest if len(slowest) <= MOST_RANKS else [*slowest[: MOST_RANKS - 1], slowest[-1]]
+    drawn_ranks = slowest if len(slowest) <= MAX_RANKS else [*slowest[: MAX_RANKS - 1], slowest[-1]]
     drawn = _drawn_devices(devices)
-    most_points = min(MOST_POINTS, MOST_READINGS // max(1, len(drawn)))
+    most_points = min(MAX_POINTS, MAX_READINGS // max(1, len(drawn)))
     parts = min(most_points, max((len(device.readings) for device in drawn), default=0))
     return RunTraces(
         seconds=round(max(map(sum, times.values()), default=0) / 1e6, 3),
@@ -110,7 +110,7 @@ def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadin
 
 def _drawn_devices(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
     """Return the devices with the lowest and the highest means of what all of them read first; all, if they are few."""
-    if len(devices) <= MOST_DEVICES:
+    if len(devices) <= MAX_DEVICES:
         return [*devices]
     value_of = next(
         (value_of for value_of in _DRAWN_VALUES.values() if all(_finite_values(d, value_of) for d in devices)), None
@@ -119,7 +119,7 @@ def _drawn_devices(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
         (sum(_finite_values(d, value_of)) / len(_finite_values(d, value_of)) if value_of else 0.0) for d in devices
     ]
     ranked = sorted(range(len(devices)), key=lambda index: means[index])
-    return [devices[k] for k in sorted([*ranked[: MOST_DEVICES // 2], *ranked[-(MOST_DEVICES // 2) :]])]
+    return [devices[k] for k in sorted([*ranked[: MAX_DEVICES // 2], *ranked[-(MAX_DEVICES // 2) :]])]
 
 
 def _finite_values(device: DeviceReadings, value_of: Callable[[Reading], float | None]) -> list[float]:
@@ -156,7 +156,7 @@ def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
                 largest[name] = round(max(sizes) / _MEBIBYTE)
         if any(largest.values()):
             peaks.append((-max(largest.values()), rank, RankPeaks(rank=rank, **largest)))
-    largest_peaks = sorted(peaks, key=lambda entry: entry[:2])[:MOST_PEAKS]
+    largest_peaks = sorted(peaks, key=lambda entry: entry[:2])[:MAX_PEAKS]
     return tuple(sorted((entry for *_, entry in largest_peaks), key=lambda entry: entry.rank))
 
 
@@ -167,12 +167,12 @@ def step_trace(parts: StepParts, redact: Callable[[str], str]) -> StepTrace:
         for entry in rank.places:
             place = entry.part, redact(entry.where)[:_LONGEST_PLACE], entry.phase == "recompute"
             ms[place] += entry.ms / len(parts.ranks)
-    places = sorted(ms, key=lambda key: -ms[key])[:MOST_PLACES]
+    places = sorted(ms, key=lambda key: -ms[key])[:MAX_PLACES]
     drawn_ranks = {line.rank for line in parts.timeline.lines} if parts.timeline else set()
     ranks = []
     for rank in (entry for entry in parts.ranks if entry.rank in drawn_ranks):
         waited = sorted(rank.waited_for, key=lambda wait: -wait.ms)
-        longest_waits = [wait.model_dump() for wait in waited[:_MOST_WAITED]]
+        longest_waits = [wait.model_dump() for wait in waited[:_MAX_WAITED]]
         times = {"ms": rank.step.mean, "waited_ms": sum(wait.ms for wait in waited)}
         ranks.append({"rank": rank.rank, **times, "waited_for": longest_waits})
     texts, lists, alone_step = {}, {}, parts.alone
@@ -180,7 +180,7 @@ def step_trace(parts: StepParts, redact: Callable[[str], str]) -> StepTrace:
         texts = {
             name: text and redact(text) for name, text in (("peak", alone_step.peak), ("memory", alone_step.memory))
         }
-        sentences = {"findings": alone_step.findings, "missing": alone_step.missing[:_MOST_MISSING]}
+        sentences = {"findings": alone_step.findings, "missing": alone_step.missing[:_MAX_MISSING]}
         lists = {name: [redact(text) for text in values] for name, values in sentences.items()}
     return StepTrace.model_validate(
         _round_numbers(
@@ -194,11 +194,11 @@ def step_trace(parts: StepParts, redact: Callable[[str], str]) -> StepTrace:
                 "late": [{**entry.model_dump(), "where": entry.where and redact(entry.where)} for entry in parts.late],
                 "kernels": [
                     {**entry.model_dump(), "name": short_kernel(redact(entry.name), _LONGEST_PLACE)}
-                    for entry in sorted(parts.kernels, key=lambda entry: -entry.ms)[:MOST_KERNELS]
+                    for entry in sorted(parts.kernels, key=lambda entry: -entry.ms)[:MAX_KERNELS]
                 ],
                 "warnings": [redact(entry) for entry in parts.warnings],
                 "alone": alone_step and alone_step.model_dump() | {**texts, **lists},
-                "missing": [redact(entry) for entry in parts.missing[:_MOST_MISSING]],
+                "missing": [redact(entry) for entry in parts.missing[:_MAX_MISSING]],
             }
         )
     )

@@ -25,7 +25,7 @@ from levelfield.store.schema import ASIDE, EVENT, EXPECTATION, FINDING, METADATA
 _CHANGED_ROW = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
 # What reading a value raises that is not what was written. SQLAlchemy wraps errors of its own conversions.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
-_MOST_FAULTS = 20  # faults that are listed
+_MAX_FAULTS = 20  # faults that are listed
 
 
 def row_counts(store: Store) -> dict[str, int]:
@@ -47,18 +47,18 @@ def faults(store: Store, progress: Callable[[int, int], None] = lambda done, tot
     """Return a sentence for each fault; of many only the first ones. progress: gets the runs done, and all."""
     sentences: list[str] = []
     for read in (_database_faults, _document_faults, _statement_faults, _row_faults):
-        sentences += store.read(read) if len(sentences) < _MOST_FAULTS else []
+        sentences += store.read(read) if len(sentences) < _MAX_FAULTS else []
     run_ids = store.run_ids()
     for start in range(0, len(run_ids), BATCH):
         batch = run_ids[start : start + BATCH]
         sentences += store.read(lambda connection, ids=batch: _changed_rows(connection, ids))  # type: ignore[misc]
-        if len(sentences) >= _MOST_FAULTS:
+        if len(sentences) >= _MAX_FAULTS:
             break
         progress(start + len(batch), len(run_ids))
     return (
         sentences
-        if len(sentences) < _MOST_FAULTS
-        else [*sentences[:_MOST_FAULTS], "and possibly more: these are the first"]
+        if len(sentences) < _MAX_FAULTS
+        else [*sentences[:_MAX_FAULTS], "and possibly more: these are the first"]
     )
 
 

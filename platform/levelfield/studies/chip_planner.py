@@ -29,7 +29,7 @@ from levelfield.predict.layout_search import (
 )
 from levelfield.report.words import age_in_words
 from levelfield.rundir.directory import find_finished_run, read_plan
-from levelfield.specs.base import MOST_RANKS
+from levelfield.specs.base import MAX_RANKS
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.constants import (
     CHIP_RATIO_ERRORS,
@@ -221,8 +221,8 @@ def ratio_base(plans: Sequence[ChipPlan]) -> RatioBase:
 def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
     """Return the devices of the request, and what is assumed of them. Raises UsageError for counts that do not
     divide into nodes."""
-    if (devices := (request.nodes or 1) * (request.devices or 1)) > MOST_RANKS:
-        raise UsageError(f"--nodes x --devices: found {devices:,}, expected at most {MOST_RANKS:,}")
+    if (devices := (request.nodes or 1) * (request.devices or 1)) > MAX_RANKS:
+        raise UsageError(f"--nodes x --devices: found {devices:,}, expected at most {MAX_RANKS:,}")
     assumed = []
     devices_per_node = chip.node.devices if chip.node else machines.DEVICES_PER_NODE
     nodes, per_node = request.nodes, request.devices or min(devices_per_node, machines.DEVICES_PER_NODE)

@@ -27,7 +27,7 @@ from levelfield.specs.record import DuelConclusion, DuelWord, GatedFigure, RunRe
 from levelfield.specs.result import DISTURBED
 
 FIGURE: GatedFigure = "tokens_per_second_per_device"
-MOST_REPEATS = 100
+MAX_REPEATS = 100
 _ALPHA_BY_PAIRS = {
     3: 0.002,
     4: 0.003,
@@ -108,8 +108,8 @@ class DuelOutcome:
 def looks_of(repeats: int | None, least_percent: float) -> Looks:
     """Return when a duel decides and how surely: after `repeats` pairs, else after 3 to 7. least_percent: the smallest
     difference that counts."""
-    if repeats is not None and not LEAST_RUNS <= repeats <= MOST_REPEATS:
-        raise UsageError(f"--repeat: found {repeats}, expected {LEAST_RUNS} to {MOST_REPEATS} in a duel")
+    if repeats is not None and not LEAST_RUNS <= repeats <= MAX_REPEATS:
+        raise UsageError(f"--repeat: found {repeats}, expected {LEAST_RUNS} to {MAX_REPEATS} in a duel")
     if not 0 < least_percent <= 50:
         raise UsageError(f"--min-effect: found {least_percent:g}, expected a percentage above 0 and up to 50")
     return Looks({repeats: _ALPHA_OF_ONE_LOOK} if repeats else _ALPHA_BY_PAIRS, math.log1p(least_percent / 100))
@@ -220,8 +220,8 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
     if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
         needed = n + (outcome.ruling.more_pairs or 0)
         cost = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
-        if needed > MOST_REPEATS:
-            notes.append(f"even {MOST_REPEATS} pairs would not decide at this noise; a quieter machine might")
+        if needed > MAX_REPEATS:
+            notes.append(f"even {MAX_REPEATS} pairs would not decide at this noise; a quieter machine might")
         else:
             notes.append(f"about {needed} pairs ({cost}) would decide: the same command with --repeat {needed}")
     notes.append(

@@ -10,7 +10,7 @@ from levelfield.compare import scaling
 from levelfield.compare.scaling import Scaling, without_batch
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.plan.request import Entry
-from levelfield.specs.base import MOST_NODES
+from levelfield.specs.base import MAX_NODES
 from levelfield.specs.result import Result
 from levelfield.studies.compared_runs import FolderRuns
 
@@ -18,7 +18,7 @@ from levelfield.studies.compared_runs import FolderRuns
 def node_counts(text: str) -> tuple[int, ...]:
     """Return the numbers of --nodes, the smallest first. Raises UsageError for what is no series."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= MOST_NODES for part in parts):
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= MAX_NODES for part in parts):
         raise UsageError(
             f"--nodes: found '{text[:60]}', expected numbers of nodes with commas between them, such as 1,2,4"
         )

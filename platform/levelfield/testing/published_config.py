@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.architecture import Model
-from levelfield.specs.base import MOST_SIZE, fault_text
+from levelfield.specs.base import MAX_SIZE, fault_text
 from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.short_names import clipped
 
@@ -183,8 +183,8 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     fields = read(keys)
     positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(positions, int)
-    if length is not None and not 2 <= length <= MOST_SIZE:
-        keys.add_problem(positions, f"found {length}, expected 2 to {MOST_SIZE:,}", is_needed=True)
+    if length is not None and not 2 <= length <= MAX_SIZE:
+        keys.add_problem(positions, f"found {length}, expected 2 to {MAX_SIZE:,}", is_needed=True)
     if fields["vocab_size"] in range(1, MIN_VOCABULARY_SIZE):
         keys.add_problem(
             "vocab_size", f"found {fields['vocab_size']}, expected at least {MIN_VOCABULARY_SIZE}", is_needed=True

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import SAMPLED, SEVERAL_HOST_DEVICES, visible_value_tool
 from levelfield.contracts.vendor import Device
-from levelfield.specs.base import MOST_DEVICES
+from levelfield.specs.base import MAX_DEVICES
 from levelfield.specs.vendor import VendorFile
 from levelfield.testing import recordings
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
@@ -222,7 +222,7 @@ def check_visible_devices(subject: VendorSubject) -> str:
         indices = [device.index for device in devices]
         if indices != list(range(len(indices))):
             message = f"the recording has devices {', '.join(map(str, indices))}; {variable} counts from 0"
-            if max(indices) >= MOST_DEVICES:
+            if max(indices) >= MAX_DEVICES:
                 raise Fails(f"{message}, and no node has {max(indices) + 1} devices", "compare the place of `index`")
             raise Warns(
                 f"{message}, and a run on a machine with such a gap is refused",

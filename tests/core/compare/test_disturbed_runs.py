@@ -17,7 +17,7 @@ from levelfield.compare.matrix import sheets as matrix_sheets
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.scaling import scaling
 from levelfield.compare.scaling import sheets as scaling_sheets
-from levelfield.compare.series_runs import MOST_RUNS, recent_runs
+from levelfield.compare.series_runs import MAX_RUNS, recent_runs
 from levelfield.compare.sides import disturbance, side_of
 from levelfield.pages.content import read_content
 from levelfield.pages.first_view import FirstView, first_view, read_trainings
@@ -281,4 +281,4 @@ def test_a_series_is_read_until_a_quiet_run_or_so_many_disturbed_ones() -> None:
     few = Newest([*noisy[:5], good])
     assert list(recent_runs(few.newest(good.series)))[-1] == good
     many = Newest([*noisy, good])
-    assert len(list(recent_runs(many.newest(good.series)))) == MOST_RUNS == many.read
+    assert len(list(recent_runs(many.newest(good.series)))) == MAX_RUNS == many.read

@@ -26,7 +26,7 @@ from levelfield.explain.step_division import (
     warnings,
 )
 from levelfield.measure.step_timeline import Timeline, build_timeline, message_kind
-from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, MOST_CELLS, MOST_LINES, WAITING, RankParts
+from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, MAX_CELLS, MAX_LINES, WAITING, RankParts
 
 MAIN, BACKWARD, STREAM, MESSAGES = 1, 2, 7, 20  # threads and streams
 ONE_GROUP = RankLayout(2, is_plain=True)
@@ -139,7 +139,7 @@ def test_a_wait_ends_when_the_last_rank_comes_and_the_transfer_begins() -> None:
 
 def drawn(line: str, letter: str) -> float:
     """The share of a rank's line that a letter takes."""
-    return line.count(letter) / MOST_CELLS
+    return line.count(letter) / MAX_CELLS
 
 
 def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
@@ -147,9 +147,9 @@ def test_a_timeline_has_the_parts_at_their_times_on_one_clock() -> None:
     drawing = median_step_timeline([divide_waits(step, ONE_GROUP)])
     first, second = (line.cells for line in drawing.lines)
     letter: dict[str, str] = {part: chr(ord("a") + place) for place, part in enumerate(drawing.parts)}
-    assert drawing.ms == pytest.approx(1.2) and len(first) == len(second) == MOST_CELLS
+    assert drawing.ms == pytest.approx(1.2) and len(first) == len(second) == MAX_CELLS
     assert first.strip(" ") == first[:400] and second.strip(" ") == second[80:], "0.2 ms of 1.2 ms before it begins"
-    at = round(0.2 / 1.2 * MOST_CELLS)
+    at = round(0.2 / 1.2 * MAX_CELLS)
     assert first[at] == letter["attention projections"] and second[at + 80] == letter["attention projections"]
     projections, repeated = letter["attention projections"], letter["elementwise"].upper()
     assert drawn(first, projections) == pytest.approx(0.4 / 1.2, abs=0.01)
@@ -164,7 +164,7 @@ def test_a_timeline_is_the_middle_step_of_late_ranks_and_some_others() -> None:
     assert median_step_timeline(many).ms == 2.0
     ranks = {rank: replace(one, messages=(), slices=one.slices[:1]) for rank in range(100)}
     lines = [line.rank for line in median_step_timeline([divide_waits(ranks, ONE_GROUP)], late=[99]).lines]
-    assert len(lines) <= MOST_LINES and lines[:3] == [0, 7, 14] and lines[-1] == 99
+    assert len(lines) <= MAX_LINES and lines[:3] == [0, 7, 14] and lines[-1] == 99
 
 
 def test_another_stage_is_a_bubble_and_another_clock_is_shifted() -> None:

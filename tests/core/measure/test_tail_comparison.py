@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 from levelfield.measure.curves import (
-    MOST_TAIL_FALL,
+    MAX_TAIL_FALL,
     Curve,
     TailVerdict,
     compare_tails,
@@ -181,7 +181,7 @@ def test_curves_of_one_value_have_no_interval_to_fall_in() -> None:
 def test_the_share_of_the_fall_in_the_tail() -> None:
     line = {s: 10.0 - s * 0.01 for s in range(1, 401)}
     assert tail_share_of_fall(line, sorted(line), range(201, 401)) == pytest.approx(0.40, abs=0.01)
-    assert tail_share_of_fall(curve(), sorted(curve()), range(201, 401)) < 0.01 < MOST_TAIL_FALL
+    assert tail_share_of_fall(curve(), sorted(curve()), range(201, 401)) < 0.01 < MAX_TAIL_FALL
 
 
 @pytest.mark.parametrize(("runs", "spreads"), [((3, 3), (1.0, 1.0)), ((2, 5), (1.0, 3.0)), ((8, 2), (1.0, 1.0))])

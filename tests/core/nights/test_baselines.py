@@ -8,7 +8,7 @@ from levelfield.errors import UsageError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline, accepted_step, note, same_steps
 from levelfield.series.examination import era_of
 from levelfield.series.findings import Finding
-from levelfield.series.level import MOST_NIGHTS, level_of
+from levelfield.series.level import MAX_NIGHTS, level_of
 from levelfield.series.segments import segments_of
 from levelfield.specs.record import Conditions, Point
 
@@ -62,7 +62,7 @@ def test_a_regression_behind_a_newest_night_in_doubt_is_not_accepted_in_its_plac
 
 def test_at_most_the_nights_of_a_level_are_accepted() -> None:
     accepted = accepted_baseline(LevelEvidence("S", tuple(nights(50))), "ann", "why", NOW)
-    assert accepted.runs == tuple(f"run{i:03d}" for i in range(50 - MOST_NIGHTS, 50))
+    assert accepted.runs == tuple(f"run{i:03d}" for i in range(50 - MAX_NIGHTS, 50))
 
 
 def test_nights_before_the_baseline_that_holds_are_no_evidence() -> None:

@@ -11,8 +11,8 @@ import pytest
 from levelfield.nights import machine_control
 from levelfield.nights.machine_control import (
     FEWEST_NIGHTS,
-    MOST_MEASUREMENTS,
-    MOST_NIGHTS,
+    MAX_MEASUREMENTS,
+    MAX_NIGHTS,
     control_file,
     out_of_line,
     read_controls,
@@ -57,9 +57,9 @@ def test_controls_are_kept_and_damaged_lines_count_for_nothing(tmp_path: Path) -
     path.write_text(path.read_text() + '[1]\n{"copy": NaN}\n{"copy": "x"}\n{"copy": 1e999}\nno\n' + "[" * 5000 + "\n")
     store_control(path, {"copy": 2.0})
     assert read_controls(path) == [{"copy": 1.0}, {"copy": 2.0}]
-    for _ in range(MOST_NIGHTS + 5):
+    for _ in range(MAX_NIGHTS + 5):
         store_control(path, {"copy": 3.0})
-    assert len(read_controls(path)) == MOST_NIGHTS
+    assert len(read_controls(path)) == MAX_NIGHTS
     blocked = tmp_path / "file"
     blocked.write_text("")
     store_control(blocked / "below", {"copy": 1.0})
@@ -79,4 +79,4 @@ def test_only_what_stays_low_is_the_machine(
     for _ in range(FEWEST_NIGHTS):
         store_control(path, {"copy": 100.0})
     assert (slow_machine() is not None) == is_out
-    assert read_controls(path)[-1] == {"copy": rate} and len(rates) <= MOST_MEASUREMENTS
+    assert read_controls(path)[-1] == {"copy": rate} and len(rates) <= MAX_MEASUREMENTS

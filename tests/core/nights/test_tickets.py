@@ -131,7 +131,7 @@ def test_a_ticket_has_the_commits_with_author_and_subject_the_newest_first(
 def test_the_list_of_commits_is_bounded_and_all_are_counted(
     night: Night, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_COMMITS", 2)
+    monkeypatch.setattr(module, "MAX_COMMITS", 2)
     outcome = night.ticket()
     assert [entry.subject for entry in outcome.commits] == ["More docs", "Docs"] and outcome.all_commits == 4
 

@@ -21,7 +21,7 @@ from levelfield.contracts.execution import Request
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
-from levelfield.run.launchers.kubernetes.cluster_objects import MOST_DATA_BYTES, divide_files, object_name
+from levelfield.run.launchers.kubernetes.cluster_objects import MAX_DATA_BYTES, divide_files, object_name
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
@@ -253,7 +253,7 @@ def test_many_nodes_need_several_configmaps() -> None:
     works = {f"node{n}.json": "x" * 20_000 for n in range(100)}
     parts = divide_files(works)
     assert len(parts) == 3 and {k: v for part in parts for k, v in part.items()} == works
-    assert all(sum(len(k) + len(v) for k, v in part.items()) <= MOST_DATA_BYTES for part in parts)
+    assert all(sum(len(k) + len(v) for k, v in part.items()) <= MAX_DATA_BYTES for part in parts)
 
 
 def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
     ours = {"PYTHONPATH": str(tmp_path / "platform")}
     done = subprocess.run(argv, env=ours, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == code_digest(DRILL_FOLDER / "models" / "drill")
-    assert len(base64.b64encode(archived)) < MOST_DATA_BYTES
+    assert len(base64.b64encode(archived)) < MAX_DATA_BYTES
 
 
 def test_a_first_node_without_an_address_ends_the_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.contracts.execution import DISK_IS_FULL, NodeWork, ProcessWork, Submission
 from levelfield.node import file_stream
-from levelfield.node.file_stream import MOST_LINE_BYTES, PART_BYTES, file_frame, frame_line
+from levelfield.node.file_stream import MAX_LINE_BYTES, PART_BYTES, file_frame, frame_line
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers import node_stream
 from levelfield.run.launchers.node_records import node_remarks
@@ -102,8 +102,8 @@ WRONG = {
     "wrong base64": frame_line({"file": NAME, "at": 0, "base64": "*"}),
     "a heartbeat elsewhere": frame_line({"file": "events/rank2.alive", "at": 5, "data": "1"}),
     "a long heartbeat": frame_line({"file": "events/rank2.alive", "at": 0, "data": "1" * 21}),
-    "a long line": b"x" * (MOST_LINE_BYTES + 1),
-    "a long whole line": b'{"beat":' + b" " * MOST_LINE_BYTES + b"1}\n",
+    "a long line": b"x" * (MAX_LINE_BYTES + 1),
+    "a long whole line": b'{"beat":' + b" " * MAX_LINE_BYTES + b"1}\n",
     "an exit code of a word": frame_line({"end": "0"}),
 }
 
@@ -131,7 +131,7 @@ def test_a_truncated_stream_is_not_complete(stream: NodeStream, root: Path) -> N
 
 
 def test_a_file_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_stream, "MOST_FILE_BYTES", 10)
+    monkeypatch.setattr(node_stream, "MAX_FILE_BYTES", 10)
     stream.receive(file(data="x" * 10))
     with pytest.raises(BrokenStream, match=r"\b10 bytes"):
         stream.receive(file(at=10))
@@ -142,7 +142,7 @@ def test_a_file_that_is_cut_is_named_though_the_stream_is_complete(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, missing: tuple[str, ...]
 ) -> None:
     for module in (node_stream, file_stream):
-        monkeypatch.setattr(module, "MOST_FILE_BYTES", 31)  # the longest that counts as whole has one byte less
+        monkeypatch.setattr(module, "MAX_FILE_BYTES", 31)  # the longest that counts as whole has one byte less
     (tmp_path / "there/events").mkdir(parents=True)
     (tmp_path / "there" / NAME).write_bytes(b"x" * size + b"y" * 9 * (size > 30))
     node = node_run(root)
@@ -212,7 +212,7 @@ def test_every_content_fits_into_frames_and_arrives(content: bytes) -> None:
         stream, path = NodeStream(Path(folder), 1, [2, 3]), Path(folder) / NAME
         while offset < len(content):
             frame, size = file_frame(NAME, offset, content[offset : offset + PART_BYTES])
-            assert len(frame) <= MOST_LINE_BYTES and size > 0
+            assert len(frame) <= MAX_LINE_BYTES and size > 0
             stream.receive(frame)
             offset += size
         assert (path.read_bytes() if content else b"") == content
@@ -220,8 +220,8 @@ def test_every_content_fits_into_frames_and_arrives(content: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["\x00" * PART_BYTES, "\U0001f600" * (PART_BYTES // 4), "\u00e9" * (PART_BYTES // 2)])
 def test_the_longest_frames_are_short_enough(text: str) -> None:
-    frame, size = file_frame(NAME, file_stream.MOST_FILE_BYTES, text.encode())
-    assert len(frame) <= MOST_LINE_BYTES and size == len(text.encode())
+    frame, size = file_frame(NAME, file_stream.MAX_FILE_BYTES, text.encode())
+    assert len(frame) <= MAX_LINE_BYTES and size == len(text.encode())
 
 
 # ---- the record of a node, which another machine wrote

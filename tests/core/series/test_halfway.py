@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from levelfield.series.pairs import MOST_PAIRS, Pair, Side, halfway_side
+from levelfield.series.pairs import MAX_PAIRS, Pair, Side, halfway_side
 
 EFFECT = math.log(1.1)  # the bad end is 10 % slower
 
@@ -14,7 +14,7 @@ EFFECT = math.log(1.1)  # the bad end is 10 % slower
 def side_of(speed: float, noise: float, seed: int = 1) -> Side:
     source, pairs = random.Random(seed), list[Pair]()
     side: Side = "unknown"
-    for _ in range(MOST_PAIRS):
+    for _ in range(MAX_PAIRS):
         good, tried = (value * math.exp(source.gauss(0, noise)) for value in (1000.0, speed))
         pairs.append((good, tried))
         if (side := halfway_side(pairs, "tokens_per_second_per_device", EFFECT)) != "unknown":

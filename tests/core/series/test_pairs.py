@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from gate_points import costs, noise
 from levelfield.series.level import level_of
-from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MOST_PAIRS, checked_by_nulls, judged_pairs, pairs_so_far
+from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MAX_PAIRS, checked_by_nulls, judged_pairs, pairs_so_far
 
 TOKENS, MEMORY = "tokens_per_second_per_device", "memory_bytes"
 
@@ -21,7 +21,7 @@ def tokens(change: float, deviation: float = 0.005, seed: int = 1, night: float 
     def run() -> float:
         return 1000 * night * math.exp(generator.gauss(0, deviation))
 
-    return [(run(), run() * (1 + change)) for _ in range(MOST_PAIRS)]
+    return [(run(), run() * (1 + change)) for _ in range(MAX_PAIRS)]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def tokens(change: float, deviation: float = 0.005, seed: int = 1, night: float 
 )
 def test_fewer_tokens_are_a_regression_and_more_are_an_improvement(change: float, direction: int, word: str) -> None:
     ruling = judged_pairs(tokens(change), TOKENS, direction, None)
-    assert ruling.word == word and FEWEST_PAIRS <= ruling.pairs <= MOST_PAIRS
+    assert ruling.word == word and FEWEST_PAIRS <= ruling.pairs <= MAX_PAIRS
 
 
 def test_swapped_sides_are_no_regression() -> None:
@@ -85,7 +85,7 @@ def test_too_few_pairs_decide_nothing() -> None:
 
 def test_noise_that_hides_a_change_is_inconclusive_with_a_number() -> None:
     ruling = judged_pairs(tokens(-0.03, deviation=0.03, seed=4), TOKENS, 1, None)
-    assert ruling.word == "inconclusive" and ruling.more_pairs is not None and ruling.more_pairs > MOST_PAIRS
+    assert ruling.word == "inconclusive" and ruling.more_pairs is not None and ruling.more_pairs > MAX_PAIRS
     assert ruling.low is not None and ruling.high is not None and ruling.low < 0.03 < ruling.high
 
 
@@ -95,7 +95,7 @@ def test_the_test_stops_as_soon_as_it_knows() -> None:
 
 
 def test_the_error_is_spread_over_the_looks() -> None:
-    assert set(ALPHA) == set(range(FEWEST_PAIRS, MOST_PAIRS + 1)) and sum(ALPHA.values()) == pytest.approx(0.001)
+    assert set(ALPHA) == set(range(FEWEST_PAIRS, MAX_PAIRS + 1)) and sum(ALPHA.values()) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("deviation", [0.01, 0.03])

@@ -56,7 +56,7 @@ def test_a_hostile_file_is_an_error_with_its_name(tmp_path: Path, name: str, tex
 
 
 def test_a_file_beyond_the_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_reading, "MOST_BYTES", 10)
+    monkeypatch.setattr(bounded_reading, "MAX_BYTES", 10)
     with pytest.raises(DocumentError, match=r"large\.yaml: .*\b11\b.*\b10$"):
         read_mapping(written(tmp_path, "large.yaml", "a: 12345678"))
 

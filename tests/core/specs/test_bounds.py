@@ -12,7 +12,7 @@ import pytest
 from changed_documents import written
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
-from levelfield.specs.base import MOST_RANKS, MOST_STEPS, load
+from levelfield.specs.base import MAX_RANKS, MAX_STEPS, load
 from levelfield.specs.case import Case
 from levelfield.specs.layout import parse_layout
 from levelfield.specs.paths import RunPaths
@@ -71,9 +71,9 @@ def test_a_plan_of_many_ranks_is_refused(run: RunPaths, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "changes",
     [
-        {"work.training.steps": MOST_STEPS, "work.window.last_step": MOST_STEPS},
-        {"hardware.nodes": 1024, "hardware.devices_per_node": 1024, "tuning.layout.data": MOST_RANKS},
-        {"work.training.steps": MOST_STEPS, "tuning.layout.data": MOST_RANKS},
+        {"work.training.steps": MAX_STEPS, "work.window.last_step": MAX_STEPS},
+        {"hardware.nodes": 1024, "hardware.devices_per_node": 1024, "tuning.layout.data": MAX_RANKS},
+        {"work.training.steps": MAX_STEPS, "tuning.layout.data": MAX_RANKS},
     ],
     ids=lambda changes: " ".join(changes),
 )
@@ -106,4 +106,4 @@ def test_ranks_are_bounded_together() -> None:
     with pytest.raises(UsageError, match=r"\b102,400,000 devices,.*\b1,048,576\b"):
         parse_selector("tiny:fake:F1:100000:1024")
     with pytest.raises(UsageError, match=r"\b1,099,511,627,776 ranks,.*\b1,048,576\b"):
-        parse_layout(f"DP{MOST_RANKS}TP{MOST_RANKS}PP1")
+        parse_layout(f"DP{MAX_RANKS}TP{MAX_RANKS}PP1")

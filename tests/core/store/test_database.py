@@ -220,7 +220,7 @@ def test_the_views_have_a_row_for_each_run_and_series(url: str, record: RunRecor
 def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
     url: str, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "MOST_POINTS", 5)
+    monkeypatch.setattr(database, "MAX_POINTS", 5)
     short = [changed(record, number, series={"case": "short"}) for number in range(20, 24)]
     with Store.open(url) as store:
         store.add([changed(record, number) for number in range(12)] + short)

@@ -99,7 +99,7 @@ def test_a_bad_line_leaves_the_others(tmp_path: Path, record: RunRecord) -> None
 def test_a_line_without_end_is_not_read_whole(
     tmp_path: Path, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.store.record_lines.MOST_BYTES", 1000)
+    monkeypatch.setattr("levelfield.store.record_lines.MAX_BYTES", 1000)
     path = tmp_path / "export.jsonl"
     path.write_text("x" * 5000)
     with pytest.raises(DocumentError, match=r"line 1: .*1,000"):

@@ -19,13 +19,13 @@ from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import (
-    MOST_DEVICES,
-    MOST_KERNELS,
-    MOST_PEAKS,
-    MOST_PLACES,
-    MOST_POINTS,
-    MOST_RANKS,
-    MOST_READINGS,
+    MAX_DEVICES,
+    MAX_KERNELS,
+    MAX_PEAKS,
+    MAX_PLACES,
+    MAX_POINTS,
+    MAX_RANKS,
+    MAX_READINGS,
     RunRecord,
 )
 from levelfield.specs.step_parts import StepParts
@@ -69,8 +69,8 @@ def test_each_rank_has_its_own_step_times_and_memory(plan: Plan) -> None:
 def test_of_many_ranks_the_slowest_the_fastest_and_the_fullest_are_kept(plan: Plan) -> None:
     traces = run_traces(plan, raw(ranks=200))
     assert traces is not None and traces.ranks == 200
-    assert [trace.rank for trace in traces.rank_traces] == [0, *range(200 - MOST_RANKS + 1, 200)]
-    assert [peak.rank for peak in traces.rank_peaks] == list(range(200 - MOST_PEAKS, 200))
+    assert [trace.rank for trace in traces.rank_traces] == [0, *range(200 - MAX_RANKS + 1, 200)]
+    assert [peak.rank for peak in traces.rank_peaks] == list(range(200 - MAX_PEAKS, 200))
 
 
 def test_readings_are_means_of_equal_parts_of_the_steps(plan: Plan) -> None:
@@ -81,7 +81,7 @@ def test_readings_are_means_of_equal_parts_of_the_steps(plan: Plan) -> None:
     assert traces.device_traces[0].values == {"power_watts": (10.0, 40.0)}
     many = tuple(reading(i / 100, float(i % 2)) for i in range(400))
     traces = run_traces(plan, raw(ranks=1, readings=many))
-    assert traces is not None and traces.parts == MOST_POINTS
+    assert traces is not None and traces.parts == MAX_POINTS
     assert all(value == pytest.approx(0.5, abs=0.1) for value in traces.device_traces[0].values["power_watts"])
 
 
@@ -89,7 +89,7 @@ def test_of_many_devices_those_that_differ_most_are_kept(plan: Plan) -> None:
     watts = (500.0, 90.0, 510.0, 700.0, 505.0, 80.0, 690.0, 502.0)
     readings = tuple(reading(i / 50, w, str(d)) for d, w in enumerate(watts) for i in range(200))
     traces = run_traces(plan, raw(ranks=1, readings=readings))
-    assert traces is not None and traces.devices == 8 and traces.parts == MOST_READINGS // MOST_DEVICES
+    assert traces is not None and traces.devices == 8 and traces.parts == MAX_READINGS // MAX_DEVICES
     assert [trace.device for trace in traces.device_traces] == ["1", "3", "5", "6"]
 
 
@@ -155,7 +155,7 @@ def test_a_step_in_parts_is_the_mean_over_the_ranks_bounded_and_without_private_
         ("layers.0.mlp", 3.0, False), ("layers.0.mlp", 1.5, True),
     ]  # fmt: skip
     assert traces.step.mean == 10.01235 and traces.warnings == ("(host) slow",)
-    assert len(traces.kernels) == MOST_KERNELS and traces.kernels[0].name == "k59 (path)/y.py"
+    assert len(traces.kernels) == MAX_KERNELS and traces.kernels[0].name == "k59 (path)/y.py"
     long = f"void at::native::(anonymous namespace)::{'k' * 130}"
     (shortened,) = step_trace(parts(kernels=[{**kernel, "name": long, "ms": 1.0}]), str).kernels
     assert shortened.name == "k" * 117 + "..."
@@ -165,7 +165,7 @@ def test_a_step_in_parts_is_the_mean_over_the_ranks_bounded_and_without_private_
     many = [{**place, "where": f"layers.{number}.mlp"} for number in range(300)]
     step = {"mean": 10.0}
     one = {"rank": 0, "stage": 0, "step": step, "parts": [], "places": many}
-    assert len(step_trace(parts(ranks=[one]), str).places) == MOST_PLACES
+    assert len(step_trace(parts(ranks=[one]), str).places) == MAX_PLACES
 
 
 def test_a_record_has_the_parts_that_its_run_left_or_that_were_computed(

@@ -22,7 +22,7 @@ from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
 from levelfield.studies.duels import (
     FIGURE,
-    MOST_REPEATS,
+    MAX_REPEATS,
     DuelOutcome,
     comparison_of,
     conclusion,
@@ -96,7 +96,7 @@ def test_noise_decides_nothing_and_says_how_many_more_would() -> None:
     outcome = run_duel(noisy(0.05, 1.02, seed=2))
     assert (outcome.word, len(outcome.pairs), outcome.exit_code) == ("inconclusive", 7, 0)
     assert conclusion(outcome).startswith("inconclusive: gpt:jax") and conclusion(outcome).endswith(" gpt:torch")
-    assert f"even {MOST_REPEATS}" in text_of(outcome)
+    assert f"even {MAX_REPEATS}" in text_of(outcome)
     scattered = (1000.0, 1030.0, 1020.0)
     few = run_duel(lambda arm, number: scattered[number - 1] if arm == "b" else 1000.0, repeats=3)
     assert (few.word, len(few.pairs)) == ("inconclusive", 3) and few.ruling.more_pairs

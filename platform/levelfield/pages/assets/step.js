@@ -5,7 +5,7 @@ levelfield.step = (() => {
   const { el, t, number, foreign } = levelfield;
   const { svg } = levelfield.saving;
   const LARGE = 0.05; // of the step: an unexplained part of this size is shown first
-  const MOST_PLACES = 10, LONG = 1000; // LONG: of a strip, in its own units
+  const MAX_PLACES = 10, LONG = 1000; // LONG: of a strip, in its own units
   const SIZES = [150, 560, 110]; // of a saved picture: names, strips, values
 
   function partName(part) {
@@ -164,7 +164,7 @@ levelfield.step = (() => {
     const ms = (entry) => ({ v: entry.ms, text: number(entry.ms, 2) });
     const share = (entry) => ({ v: entry.ms / step.step.mean, text: percent(entry.ms / step.step.mean) });
     const [time, ofStep] = [{ name: "ms", number: true }, { name: t("share"), number: true }];
-    const places = ofAllLayers(step.places || []).slice(0, MOST_PLACES);
+    const places = ofAllLayers(step.places || []).slice(0, MAX_PLACES);
     if (places.length) {
       levelfield.tables.add(folded(t("step-places")), t("step-places"), [t("step-part"), t("step-place"), time, ofStep],
         places.map((entry) => [partName(entry.part), foreign(entry.where + (entry.is_repeated ? ` (${t("recomputed")})` : "")), ms(entry), share(entry)]));

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from levelfield.node.file_stream import HEARTBEAT, MOST_FILE_BYTES, MOST_LINE_BYTES, appended_files
+from levelfield.node.file_stream import HEARTBEAT, MAX_FILE_BYTES, MAX_LINE_BYTES, appended_files
 
-_MOST_BEAT_BYTES = 20
+_MAX_BEAT_BYTES = 20
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -44,19 +44,19 @@ class NodeStream:
         for line in lines:
             if self.end_code is None:  # nothing that is printed after the last frame changes a node's word
                 self._receive_frame(line)
-        if len(self._partial_line) > MOST_LINE_BYTES:
-            raise BrokenStream(f"found a frame of more than {MOST_LINE_BYTES} bytes")
+        if len(self._partial_line) > MAX_LINE_BYTES:
+            raise BrokenStream(f"found a frame of more than {MAX_LINE_BYTES} bytes")
 
     def is_complete(self) -> bool:
         return self.end_code is not None
 
     def truncated_files(self) -> tuple[str, ...]:
         """Return the files that came up to their limit: what is more stayed on the node."""
-        return tuple(f"{name} (its end)" for name, size in sorted(self.received.items()) if size >= MOST_FILE_BYTES)
+        return tuple(f"{name} (its end)" for name, size in sorted(self.received.items()) if size >= MAX_FILE_BYTES)
 
     def _receive_frame(self, line: bytes) -> None:
-        if len(line) > MOST_LINE_BYTES:
-            raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MOST_LINE_BYTES}")
+        if len(line) > MAX_LINE_BYTES:
+            raise BrokenStream(f"found a frame of {len(line)} bytes, expected at most {MAX_LINE_BYTES}")
         try:
             frame = json.loads(line.decode("ascii"))
         except (ValueError, RecursionError):
@@ -81,14 +81,14 @@ class NodeStream:
             raise BrokenStream(f"{str(name)[:200]!r}: key '{key}' holds no such text") from None
         is_heartbeat = isinstance(name, str) and name in self._heartbeats
         if is_heartbeat:
-            if offset != 0 or len(content) > _MOST_BEAT_BYTES:
+            if offset != 0 or len(content) > _MAX_BEAT_BYTES:
                 raise BrokenStream(f"{name}: found {len(content)} bytes at {offset}, expected a count at 0")
         elif not isinstance(name, str) or name not in self.received:
             raise BrokenStream(f"found the file {str(name)[:200]!r}, which is none of this node")
         elif offset != self.received[name]:
             raise BrokenStream(f"{name}: found offset {offset}, expected {self.received[name]}")
-        elif offset + len(content) > MOST_FILE_BYTES:
-            raise BrokenStream(f"{name}: found more than {MOST_FILE_BYTES} bytes")
+        elif offset + len(content) > MAX_FILE_BYTES:
+            raise BrokenStream(f"{name}: found more than {MAX_FILE_BYTES} bytes")
         path = self._root / name
         path.parent.mkdir(exist_ok=True)
         descriptor = os.open(path, _OPEN_FLAGS, 0o666)

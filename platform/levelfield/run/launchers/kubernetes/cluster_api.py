@@ -21,7 +21,7 @@ PACKAGE = "kubernetes==37.0.2"
 MIN_MINOR_VERSION = 26  # the minor version: an older one drops keys of a Job without a word
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 30.0
 PART_BYTES = 65536
-MOST_LINE_BYTES = 4 * 2**20  # the API's objects have less than 2 MiB
+MAX_LINE_BYTES = 4 * 2**20  # the API's objects have less than 2 MiB
 COLLECTIONS = {  # every apiVersion and kind that a run may create: the path below the namespace
     ("v1", "ConfigMap"): "configmaps",
     ("v1", "Secret"): "secrets",
@@ -104,8 +104,8 @@ class ClusterApi:
             while part := response.read1(PART_BYTES):
                 *whole, rest = (rest + part).split(b"\n")
                 yield from whole
-                if len(rest) > MOST_LINE_BYTES:
-                    raise ClusterSilence(f"found a line of more than {MOST_LINE_BYTES} bytes")
+                if len(rest) > MAX_LINE_BYTES:
+                    raise ClusterSilence(f"found a line of more than {MAX_LINE_BYTES} bytes")
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ClusterSilence(connection_failure_text(error)) from None
         finally:

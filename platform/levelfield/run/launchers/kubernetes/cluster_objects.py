@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 RUN_LABEL = "levelfield-run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 OBJECT_LIFETIME_SECONDS = 3600  # that a cluster keeps an object whose platform was killed
-MOST_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
+MAX_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
 CONTAINER_NAME = "node"  # a pod's container
 START_FILE, ARCHIVE_FILE = "start.py", "code.tar.gz"
 MACHINE_LABEL = "kubernetes.io/hostname"  # the label that differs between machines
@@ -92,7 +92,7 @@ def divide_files(works: Mapping[str, str]) -> list[dict[str, str]]:
     size = 0
     for name, text in works.items():
         size += len(name) + len(text.encode())
-        if size > MOST_DATA_BYTES and parts[-1]:
+        if size > MAX_DATA_BYTES and parts[-1]:
             parts, size = [*parts, {}], len(name) + len(text.encode())
         parts[-1][name] = text
     return parts

@@ -22,9 +22,9 @@ from levelfield.rundir.event_lines import event_or_none
 WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begins where it ended
 GONE = 410  # the server no longer knows the version that a watch begins with: everything is listed again
 RETRY_SECONDS = 1.0
-MOST_RETRY_SECONDS = 10.0
+MAX_RETRY_SECONDS = 10.0
 SILENCE_SECONDS = 60.0  # of a log, to which the node's part adds a line each second
-MOST_OTHER_BYTES = 2**20  # of a log's lines that are no frames: what start.py or the container wrote
+MAX_OTHER_BYTES = 2**20  # of a log's lines that are no frames: what start.py or the container wrote
 INDEX_KEY = "batch.kubernetes.io/job-completion-index"
 # Reasons that a waiting container does not leave by itself. An image that was not pulled is tried again by the kubelet
 # first: ErrImagePull becomes ImagePullBackOff.
@@ -97,7 +97,7 @@ class PodWatch:
                     return
                 self.silence = None if error.status == GONE else str(error)
             self.ending.wait(wait)
-            wait = min(2 * wait, MOST_RETRY_SECONDS)
+            wait = min(2 * wait, MAX_RETRY_SECONDS)
 
     def _list(self) -> str:
         """Read all pods. Return the version from which a watch goes on."""
@@ -278,8 +278,8 @@ class PodLog:
             if not self._is_replaying and line.strip():
                 self._other_file.parent.mkdir(exist_ok=True)
                 with self._other_file.open("ab") as file:
-                    if file.tell() < MOST_OTHER_BYTES:
-                        file.write(line[:MOST_OTHER_BYTES] + b"\n")
+                    if file.tell() < MAX_OTHER_BYTES:
+                        file.write(line[:MAX_OTHER_BYTES] + b"\n")
             return
         if self._is_replaying:
             # the receiver names what is wrong with a frame

@@ -29,7 +29,7 @@ from levelfield.specs.plan import Plan
 MAX_CONNECTIONS = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
 SILENCE_SECONDS = 60.0  # without an answer or a transfer; a node that installs or waits reports every 15 s
-MOST_ANSWERS = 10_000
+MAX_ANSWERS = 10_000
 NO_INDEX_ADVICE = (
     "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `environment wheels fetch DIR` made: its "
     "wheels are brought to every node"
@@ -163,8 +163,8 @@ class NodeSetup:
             raise self._setup_error(reason) from None
         text = printable_text(str(value), 1000)
         self._answered, self._answers = True, self._answers + 1
-        if self._answers > MOST_ANSWERS:
-            raise self._setup_error(f"found more than {MOST_ANSWERS} answers, the last one {text[:120]!r}")
+        if self._answers > MAX_ANSWERS:
+            raise self._setup_error(f"found more than {MAX_ANSWERS} answers, the last one {text[:120]!r}")
         if key == "say":
             say(f"{self.name}: {text}")
         elif key == "need" and text in self._archives:
