@@ -65,7 +65,8 @@ def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path: Path) -> None:
 def test_two_processes_cannot_capture(tmp_path: Path) -> None:
     job = {**job_of(gpt(), DATA_2, 3), "capture": {"step": 2, "folder": str(tmp_path / "capture")}}
     assert [end.returncode for end in launch(job, tmp_path)] == [1, 1]
-    assert events(tmp_path, 0)[-1]["class"] == "unsupported"
+    # One that ends first may leave the other with a broken connection.
+    assert "unsupported" in {events(tmp_path, rank)[-1]["class"] for rank in (0, 1)}
 
 
 # ---- planted faults

@@ -2,9 +2,9 @@
 
 As a script, in a framework's own interpreter, it imports what there is of MODULES once, and loads what there is of
 LIBRARIES. All processes of one run of the tests connect to it. Each line of theirs is a list of ranks: a forked process
-forks them, waits for them and answers with their exit codes. It ends with its last connection. A rank has nothing of
-Levelfield's or of an implementation's imported. Whole runs, by run_benchmarks.py, start their ranks otherwise:
-tests/e2e and tests/containers.
+forks them, waits for them and answers with their exit codes. It ends with its last connection. A rank has the worker's
+modules imported and its table of normal values made, which half of a short training's time would go to, but nothing of
+an implementation. Whole runs, by run_benchmarks.py, start their ranks otherwise: tests/e2e and tests/containers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,15 @@ MODULES = (
     "megatron.core.distributed", "megatron.core.models.gpt", "megatron.core.optimizer", "paddle", "deepspeed", "jax",
     # These two import torch's compiler and 600 modules more, which each rank would import again.
     "deepspeed.runtime.zero.muon.original_muon", "deepspeed.module_inject.auto_ep_layer",
+    # What frameworks import later, while they train.
+    "megatron.core.models.gpt.gpt_layer_specs", "setuptools", "numpy.random", "jaxlib.mlir.dialects.mhlo",
 )  # fmt: skip
-# Of a framework that joins the other ranks and starts threads when it is imported: most of its import is this library.
+# Of a framework that joins the other ranks and starts threads when it is imported: most of its import is this library,
+# and what it imports of others.
 LIBRARIES = ("oneflow/_oneflow_internal*.so",)
+OTHERS = ("google.protobuf.text_format", "rich.table", "tqdm.auto", "doctest", "multiprocessing.connection")
+# Not `interface`: what a rank changes in these, it changes before `interface` takes their names.
+WORKER = ("batches", "capture", "init", "loop", "offers", "own_work", "process", "product_rates", "rotary")
 PLATFORM = Path(__file__).parents[2] / "platform"
 LIMIT_SECONDS = 420
 SETTLE_SECONDS = 60  # for the other ranks, once one has failed
@@ -123,6 +129,11 @@ def import_all() -> None:
             importlib.import_module(module)
     for path in (path for place in site.getsitepackages() for name in LIBRARIES for path in Path(place).glob(name)):
         ctypes.CDLL(str(path))
+        for module in OTHERS:
+            importlib.import_module(module)
+    for module in WORKER:
+        importlib.import_module(f"levelfield.worker.{module}")
+    importlib.import_module("levelfield.worker.normal").standard_normal_table()
     gc.collect()
     gc.freeze()  # no rank looks through a framework's objects for garbage, which would copy their memory too
 
@@ -146,6 +157,7 @@ def start(script: str, environment: dict[str, str], output: str) -> int:
     for descriptor, path, mode in ((0, os.devnull, os.O_RDONLY), (1, output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)):
         os.dup2(os.open(path, mode), descriptor)
     os.dup2(1, 2)
+    importlib.reload(sys.modules["levelfield.worker.heartbeat"])  # it notes its parent when it is imported
     os.environ.clear()
     os.environ.update(environment)
     sys.argv, sys.path[0] = [script], str(Path(script).parent)
