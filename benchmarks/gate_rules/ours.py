@@ -78,7 +78,7 @@ def _reports(
             report = compared(gate_input)
         else:
             by_name = {(suspect.series, suspect.figure): suspect for suspect in suspects(gate_input)}
-            first_builds = {suspect.series: _night_of(suspect.examination.against) for suspect in by_name.values()}
+            first_builds = {suspect.series: _night_of(suspect.examination.baseline_run) for suspect in by_name.values()}
 
             def start_pairs(
                 series: str, arms: Arms = CONFIRMING, night: int = night, builds: dict[str, int] = first_builds

@@ -158,9 +158,10 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     decided = [f for f in evidence.past if f.pairs and not f.named]
     by_pairs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
     # one pair showed again what pairs of an earlier night decided
-    held = {f.run_id for f in evidence.past if f.word == "regression" and f.named and f.pairs == 1}
-    is_held = bool(points) and points[-1].run_id in held and any(point.run_id in by_pairs for point in points)
-    is_judged = is_held or (bool(points) and points[-1].run_id in by_pairs)
+    reconfirmed = {f.run_id for f in evidence.past if f.word == "regression" and f.named and f.pairs == 1}
+    newest = points[-1].run_id if points else ""
+    is_reconfirmed = newest in reconfirmed and any(point.run_id in by_pairs for point in points)
+    is_judged = is_reconfirmed or newest in by_pairs
     if len(nights) < FEWEST_NIGHTS and not is_judged:
         raise UsageError(
             f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "

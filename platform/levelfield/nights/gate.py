@@ -42,7 +42,7 @@ from levelfield.series.pairs import (
     PairRuling,
     arm_bias,
     checked_by_nulls,
-    is_held,
+    is_reconfirmed,
     judged_pairs,
     pairs_so_far,
 )
@@ -113,7 +113,7 @@ def compared(
     members = _members(inputs)
     # one finding for each node on which many series moved alike, and the figures that it stands for
     # A series without a level under tonight's conditions is held against others, which may be the cause.
-    groups = node_groups([(a, night) for a, night in members if night.step is None or not night.is_young])
+    groups = node_groups([(a, night) for a, night in members if night.step is None or not night.are_conditions_new])
     by_group = [(group, finding) for group in groups if (finding := _node_finding(group, spending))]
     grouped = {(context.series, group.figure) for group, _ in by_group for context, _ in group.members}
     findings = [finding for _, finding in by_group]
@@ -142,16 +142,16 @@ def _retain_open_regressions(
 ) -> Iterator[Finding]:
     """Return the findings, where a regression that was named before keeps its word in a night that does not end it."""
     examined = {_name(member): member[1] for member in members}
-    opened = {name: examination.opened for name, examination in examined.items() if examination.opened}
+    not_ended = {name: entry.open_regression for name, entry in examined.items() if entry.open_regression}
     awaited = awaited_series(inputs) if inputs.named_regressions else ()
     for series, figure in inputs.named_regressions:
         if series in awaited and (series, figure) not in examined:
             baseline = standing_baseline(inputs.events_by_series.get(series, ()), f"{inputs.night}~")
             if open_regression := inputs.open_regression(series, figure, baseline):
-                opened[series, figure] = open_regression
+                not_ended[series, figure] = open_regression
     for finding in findings:
         name = (finding.series, finding.figure)
-        open_regression = opened.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
+        open_regression = not_ended.pop(name, None) if finding.figure else None  # type: ignore[arg-type]
         is_ended = open_regression is not None and open_regression.is_ended_by(finding)
         is_ended = is_ended and (bool(finding.pairs) or examined[name].is_back)  # type: ignore[index]
         if open_regression is not None and finding.word == "regression" and finding.pairs:
@@ -161,7 +161,7 @@ def _retain_open_regressions(
             yield finding
         else:
             yield open_regression.undecided(finding)
-    for name, open_regression in opened.items():  # the night says nothing about the figure itself
+    for name, open_regression in not_ended.items():  # the night says nothing about the figure itself
         examination = examined.get(name)
         tonight = examination.tonight if examination else None
         reason = "the finding about its node or its conditions stands for it" if tonight else "no valid run of it"
@@ -240,13 +240,13 @@ class _Spending:
             self.rulings[name] = NoPairs(pairs) if pairs else None
             return self.rulings[name]
         figure, direction, level = examination.figure, examination.direction, examination.expected_level_a
-        pair_ruling = judged_pairs(pairs, figure, direction, level, examination.held_beyond)
-        if examination.held_beyond is not None and not (pair_ruling.is_held or pair_ruling.is_decided):
-            earlier = self.inputs.pairs_since_held(context.series, figure, examination)
+        pair_ruling = judged_pairs(pairs, figure, direction, level, examination.reconfirmation_limit)
+        if examination.reconfirmation_limit is not None and not (pair_ruling.is_reconfirmed or pair_ruling.is_decided):
+            earlier = self.inputs.pairs_since_reconfirmed(context.series, figure, examination)
             together = pairs_so_far([*earlier, *pairs], figure, direction, level, is_last=True)
             pair_ruling = together if earlier and together.is_decided else pair_ruling
         stored = self.inputs.null_pairs(context.series, examination.tonight.node, examination.figure)
-        more, is_open = self._more_nulls(member, MAX_NULLS - len(stored)), examination.opened is not None
+        more, is_open = self._more_nulls(member, MAX_NULLS - len(stored)), examination.open_regression is not None
         ruling = checked_by_nulls(pair_ruling, stored, more, examination.figure, is_open)
         self.rulings[name] = ruling
         self.say(judge_figure(examination, context, ruling))
@@ -278,7 +278,7 @@ class _Spending:
             if not faults:
                 continue
             bias = max(faults, key=lambda bias: abs(bias.excess))
-            change, low, high = shown_change(bias.excess, bias.reach, figure)
+            change, low, high = shown_change(bias.excess, bias.half_width, figure)
             detail = (
                 f"{bias.pairs} A/A pairs have the same build on both sides: the checkouts or their caches differ, "
                 "so pairs show changes that no build has, or hide some"
@@ -409,12 +409,12 @@ class Confirmation:
         if suspect is None:
             return None
         direction, expected = suspect.examination.direction, suspect.examination.expected_level_a
-        held_beyond = suspect.examination.held_beyond
+        limit = suspect.examination.reconfirmation_limit
         values: list[Pair] = []
         for accepted, tonight in self.runs.of(series):
             values.append((getattr(accepted, figure), getattr(tonight, figure)))
             if (
-                is_held(values, figure, held_beyond)
+                is_reconfirmed(values, figure, limit)
                 or pairs_so_far(values, figure, direction, expected).word != "more pairs"
             ):
                 break

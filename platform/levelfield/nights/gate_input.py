@@ -19,7 +19,7 @@ from levelfield.series.findings import (
     set_back_nights,
 )
 from levelfield.series.judgement import ExaminedFigure, JudgementContext, Pairs
-from levelfield.series.pairs import Pair, arm_bias, is_held
+from levelfield.series.pairs import Pair, arm_bias, is_reconfirmed
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -78,14 +78,14 @@ class GateInput:
         pairs = [(a, b) for a, b in zip(first, second, strict=False) if a.is_comparable and b.is_comparable]
         return [(getattr(a, figure), getattr(b, figure)) for a, b in pairs]
 
-    def pairs_since_held(self, series: str, figure: GatedFigure, examination: Examination) -> list[Pair]:
+    def pairs_since_reconfirmed(self, series: str, figure: GatedFigure, examination: Examination) -> list[Pair]:
         """Return the pairs of earlier nights since pairs last showed the named regression of an examination."""
-        opened, pairs = examination.opened, list[Pair]()
-        last = (opened.last.night or "") if opened else ""
+        open_regression, pairs = examination.open_regression, list[Pair]()
+        last = (open_regression.last.night or "") if open_regression else ""
         nights = {p.night for p in self.points.get(series, ()) if p.night and last < p.night < self.night}
         for night in sorted(nights):
             ran = self._pairs_of(series, figure, night)
-            pairs = [] if is_held(ran, figure, examination.held_beyond) else [*pairs, *ran]
+            pairs = [] if is_reconfirmed(ran, figure, examination.reconfirmation_limit) else [*pairs, *ran]
         return pairs
 
     @cached_property
@@ -205,8 +205,8 @@ def _examination(
     for night in tonight:
         place = place_of(segments, night.run_id)
         era = era_of(segments, place, events, night.began, night.run_id)
-        opened, changed = inputs.open_regression(nights.series, figure, era.baseline), better | worse
-        before = nights_before(era, figure, night, cleared, changed, bad, better, opened, can_run_again)
+        open_regression, changed = inputs.open_regression(nights.series, figure, era.baseline), better | worse
+        before = nights_before(era, figure, night, cleared, changed, bad, better, open_regression, can_run_again)
         examined_nights.append((era, examined(figure, night, before)))
     # Of several nodes in a night the worst one is judged: the one farthest above its level.
     far = (
@@ -214,7 +214,7 @@ def _examination(
         for _, examination in examined_nights
     )
     _, (era, worst) = max(zip(far, examined_nights, strict=True), key=lambda pair: pair[0])
-    if worst.opened:
+    if worst.open_regression:
         # of tonight's node; where it has too few null pairs, of all
         by_node = {
             node: inputs.null_pairs(series, node, figure)
@@ -261,7 +261,7 @@ def _judgement_context(
     decided = next((f for f in reversed(by_pairs) if f.build_change is not None), None)
     is_worse = decided is not None and decided.word == "regression"
     builds = {point.run_id: point.subject for point in nights.history}
-    is_other = builds.get(examination.against) != builds[examination.tonight.run_id]
+    is_other = builds.get(examination.baseline_run) != builds[examination.tonight.run_id]
     return replace(
         plain,
         fields=fields,

@@ -271,7 +271,7 @@ class NightSession:
         run = next((run for run in self.work if run.series == suspect.series), None)
         points, examination = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
         by_run = {point.run_id: point for point in points}
-        accepted = by_run.get(examination.against)
+        accepted = by_run.get(examination.baseline_run)
         if run is None or accepted is None:
             return "tonight's suite has no entry of the series, or the accepted run is not in the store"
         before = self.store.subject(accepted.subject)

@@ -140,7 +140,7 @@ class NightTickets:
     @cached_property
     def _accepted(self) -> dict[TicketKey, str]:
         entries = examinations(self.inputs)
-        return {(a.series, e.figure): e.against for a, e in entries if e.against}
+        return {(a.series, e.figure): e.baseline_run for a, e in entries if e.baseline_run}
 
     def _between(self, last: str, tonight: str, name: str) -> Ticket:
         """Return what differs between the builds of two runs. Raises LevelfieldError for a run that is not stored.

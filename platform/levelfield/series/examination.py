@@ -15,7 +15,7 @@ from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.findings import OpenRegression
 from levelfield.series.level import (
     FEWEST_NIGHTS,
-    FLOOR,
+    LEAST_CHANGE,
     MEDIAN_VARIANCE,
     AcceptedLevel,
     Level,
@@ -101,7 +101,7 @@ class EnvironmentStep:
         return abs(self.excess) > self.limit()
 
     def limit(self, z: float = _Z_OF_STEP) -> float:
-        return max(FLOOR, t_quantile(normal_tail(z), self.before.freedom) * self.error)
+        return max(LEAST_CHANGE, t_quantile(normal_tail(z), self.before.freedom) * self.error)
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ class Examination:
     accepted: AcceptedLevel | None
     step: EnvironmentStep | None
     suspicion: Suspicion | None
-    is_young: bool  # tonight's conditions have no level of their own yet
+    are_conditions_new: bool  # tonight's conditions have no level of their own yet
     # level and accepted are of a gain that nobody accepted, because tonight looks worse than it
     is_provisional: bool = False
-    opened: OpenRegression | None = None  # a regression that was named and has not ended
-    against: str = ""  # the run whose build is the A of pairs; empty where there is none
+    open_regression: OpenRegression | None = None  # a regression that was named and has not ended
+    baseline_run: str = ""  # the run whose build is the A of pairs; empty where there is none
     arm_bias: float = 0.0  # how much worse B is by the last weeks' null pairs, as a cost; 0 without any
 
     @property
@@ -131,33 +131,35 @@ class Examination:
         was named is looked for in every night.
         """
         is_better = self.suspicion is not None and self.suspicion.direction < 0
-        return -1 if is_better and self.step is None and self.opened is None else 1
+        return -1 if is_better and self.step is None and self.open_regression is None else 1
 
     @property
-    def held_beyond(self) -> float | None:
-        """How much worse B of one pair has to be, as a cost, to hold a named regression; None where pairs decide anew.
+    def reconfirmation_limit(self) -> float | None:
+        """How much worse B of one pair has to be, as a cost, to reconfirm a named regression; None: pairs decide anew.
 
         It is half of the regression beside the arms' bias, which every pair has whatever the builds. Pairs decide anew
         about another A, under new conditions, and about what nights found.
         """
-        opened = self.opened
-        if opened is None or not opened.by_pairs or self.step is not None or opened.last.against != self.against:
+        regression = self.open_regression
+        if regression is None or not regression.by_pairs or self.step is not None:
             return None
-        return self.arm_bias + excess_of(opened.last.change or 0.0, self.figure) / 2
+        if regression.last.against != self.baseline_run:
+            return None
+        return self.arm_bias + excess_of(regression.last.change or 0.0, self.figure) / 2
 
     @property
     def is_back(self) -> bool:
         """Whether nights show that a regression is gone: none is suspected, and the last ones are nearer the level."""
         is_suspect = self.suspicion is not None and self.suspicion.direction > 0
-        if self.opened is None or self.accepted is None or is_suspect:
+        if self.open_regression is None or self.accepted is None or is_suspect:
             return False
         nights = [*self.recent, self.tonight][-DRIFT_NIGHTS:]
         off = median(night.cost - self.accepted.at(night.node) for night in nights)
-        return off < excess_of(self.opened.last.change or 0.0, self.figure) / 2
+        return off < excess_of(self.open_regression.last.change or 0.0, self.figure) / 2
 
     def without_build_excess(self, excess: float) -> Examination:
         """Return the same with the step of the conditions alone. excess: how much worse the build is, as a cost."""
-        if self.step is None or abs(excess) <= FLOOR:
+        if self.step is None or abs(excess) <= LEAST_CHANGE:
             return self
         return replace(self, step=replace(self.step, excess=self.step.excess - excess))
 
@@ -200,18 +202,18 @@ class NightsBefore:
     bad: Sequence[Observation] = ()  # earlier nights that were found bad
     gained: Sequence[Observation] = ()  # the nights of a lasting gain that nobody accepted
     gainers: Sequence[str] = ()  # the runs of `gained` that were found better
-    opened: OpenRegression | None = None  # a regression that was named before and has not ended
+    open_regression: OpenRegression | None = None  # a regression that was named before and has not ended
     can_run_again: Callable[[str], bool] = lambda run_id: True  # whether a commit holds all of a run's build
 
 
 def nights_before(
     era: Era, figure: GatedFigure, tonight: Observation, cleared: Collection[str], unaccepted: Collection[str],
-    bad: Iterable[Point] = (), better: Collection[str] = (), opened: OpenRegression | None = None,
+    bad: Iterable[Point] = (), better: Collection[str] = (), open_regression: OpenRegression | None = None,
     can_run_again: Callable[[str], bool] = lambda run_id: True,
 ) -> NightsBefore:  # fmt: skip
     """Return the nights of the era, without those of tonight. cleared: runs that pairs found unchanged. bad: runs.
 
-    better: those of the unaccepted runs that were found better. opened, can_run_again: as in NightsBefore.
+    better: those of the unaccepted runs that were found better. open_regression, can_run_again: as in NightsBefore.
     """
     current = [night for night in era.current(figure, tonight.began) if night.night != tonight.night]
     last = max((night.began for night in current if night.run_id in cleared), default="")
@@ -228,7 +230,7 @@ def nights_before(
     gainers = [night.run_id for night in gained if night.run_id in better]
     return NightsBefore(
         current, era.earlier(figure), era.baseline, replaced, last, unaccepted, slow, gained, gainers,
-        opened, can_run_again,
+        open_regression, can_run_again,
     )  # fmt: skip
 
 
@@ -236,7 +238,7 @@ def examined(figure: GatedFigure, tonight: Observation, before: NightsBefore) ->
     """Return what the nights show about tonight. A fall from a gain that nobody accepted comes before the gain."""
     if before.gained:
         fallen = _against_gain(figure, tonight, before)
-        is_open = before.opened is not None and before.opened.last.against in before.gainers
+        is_open = before.open_regression is not None and before.open_regression.last.against in before.gainers
         if is_open or (fallen.suspicion is not None and fallen.suspicion.direction > 0):
             return fallen
     recent = sorted((*before.earlier, *before.current), key=lambda night: night.began)
@@ -245,8 +247,8 @@ def examined(figure: GatedFigure, tonight: Observation, before: NightsBefore) ->
         for nights in (recent, before.current, before.earlier)
     )
     accepted = accepted_level(joined, figure, before.baseline, before.can_run_again)
-    is_young = len(current) < FEWEST_NIGHTS
-    level = level_of(joined if is_young else current, tonight.node)
+    are_conditions_new = len(current) < FEWEST_NIGHTS
+    level = level_of(joined if are_conditions_new else current, tonight.node)
     baseline_level = None
     scattered = None
     if level is None and accepted is not None and before.baseline is not None:
@@ -261,12 +263,13 @@ def examined(figure: GatedFigure, tonight: Observation, before: NightsBefore) ->
     if level is not None:
         drifts_from = None if step and step.is_beyond else accepted
         suspicion = find_suspicion(level, drifts_from, recent, tonight, before.last_cleared)
-    against = accepted.build if accepted else ""
-    if before.opened and before.baseline is None:  # also where an accepted change of conditions began a new level
-        against = before.opened.last.against or against
+    baseline_run = accepted.build if accepted else ""
+    # also where an accepted change of conditions began a new level
+    if before.open_regression and before.baseline is None:
+        baseline_run = before.open_regression.last.against or baseline_run
     return Examination(
-        figure, tonight, tuple(joined), tuple(recent), level, accepted, step, suspicion, is_young, False,
-        before.opened, against,
+        figure, tonight, tuple(joined), tuple(recent), level, accepted, step, suspicion, are_conditions_new, False,
+        before.open_regression, baseline_run,
     )  # fmt: skip
 
 
@@ -279,10 +282,10 @@ def _against_gain(figure: GatedFigure, tonight: Observation, before: NightsBefor
     recent = [night for night in before.current if night.began >= gained[0].began]
     level, accepted = level_of(gained, tonight.node), accepted_level(gained, figure, None)
     suspicion = find_suspicion(level, accepted, recent, tonight, before.last_cleared) if level else None
-    against = first_build(before.gainers[:LASTING][::-1], before.can_run_again)
+    baseline_run = first_build(before.gainers[:LASTING][::-1], before.can_run_again)
     return Examination(
         figure, tonight, tuple(gained), tuple(recent), level, accepted, None, suspicion, False, True,
-        before.opened, against,
+        before.open_regression, baseline_run,
     )  # fmt: skip
 
 

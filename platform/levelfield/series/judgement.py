@@ -1,4 +1,7 @@
-"""From an examination, and the pairs that confirm it or not, to one finding; many on one node are one of the node."""
+"""From an examination, and the pairs that confirm it or not, to one finding; many on one node are one of the node.
+
+A is the accepted build and B tonight's. A cost is the logarithm of a figure, turned so that more is worse.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,14 @@ def needs_pairs(examination: Examination, context: JudgementContext) -> bool:
     A change of conditions may hide one of the build, so both builds run under the new ones, once. A regression that was
     named gets one pair a night, and further ones where this pair does not show it, until they find it gone.
     """
-    if examination.opened is not None:
+    if examination.open_regression is not None:
         return True
     if examination.level is None:
         return False
     if context.are_pairs_due:
         return True
     if context.is_likely_chance or (
-        examination.is_young and examination.step is not None and examination.step.is_beyond
+        examination.are_conditions_new and examination.step is not None and examination.step.is_beyond
     ):
         return False
     return examination.suspicion is not None and examination.suspicion.direction > 0
@@ -95,9 +98,9 @@ def judge_figure(
         # Pairs need no level to decide about a regression that was named before the series began anew.
         low, high = sorted(change_of(cost or 0.0, examination.figure) for cost in (ruling.low, ruling.high))
         update = {
-            "word": ruling.build, "change": change_of(ruling.excess or 0.0, examination.figure),
+            "word": ruling.build_word, "change": change_of(ruling.excess or 0.0, examination.figure),
             "low": low, "high": high, "pairs": ruling.pairs,
-            "build_change": change_of(ruling.proven_excess, examination.figure), "against": examination.against,
+            "build_change": change_of(ruling.proven_excess, examination.figure), "against": examination.baseline_run,
             "detail": f"{_pairs_detail(examination, context, ruling)}; {detail}",
         }  # fmt: skip
         return new.model_copy(update=update)
@@ -110,7 +113,9 @@ def judge_figure(
     if context.is_build_worse and not (step and step.excess > 0):
         detail = f"pairs found a regression under {context.change}; {ruling.reason if ruling else 'none ran tonight'}"
         return _finding(examination, context, level, "inconclusive", detail)
-    if step and not (examination.suspicion and not examination.is_young and examination.is_second_night_beyond):
+    if step and not (
+        examination.suspicion and not examination.are_conditions_new and examination.is_second_night_beyond
+    ):
         return _step_finding(examination, context, step)
     return _nights_finding(examination, context, level, ruling)
 
@@ -123,12 +128,12 @@ def build_excess(context: JudgementContext, ruling: PairRuling | NoPairs | None)
 def _paired_finding(examination: Examination, context: JudgementContext, level: Level, ruling: PairRuling) -> Finding:
     """Return what the pairs show: B against A is the build, A against its level the conditions, and both can be."""
     examination, word = examination.without_build_excess(build_excess(context, ruling)), ruling.word
-    if examination.step is not None and ruling.build != "regression":
+    if examination.step is not None and ruling.build_word != "regression":
         if examination.step.is_beyond and not context.is_likely_chance:
             if not context.is_covered_by_group:
                 return _step_finding(examination, context, examination.step, ruling)
-            word = ruling.build
-        elif examination.is_young and word == "bad night":
+            word = ruling.build_word
+        elif examination.are_conditions_new and word == "bad night":
             detail = f"{_pairs_detail(examination, context, ruling)}: a bad night, or {context.change}"
             return _finding(examination, context, level, "inconclusive", detail, fields=context.fields, ruling=ruling)
     # the build, with the figures of the pairs where they decide
@@ -214,7 +219,7 @@ def _finding(
         detail=detail, fields=fields, node=examination.tonight.node, pairs=ruling.pairs if ruling else 0,
         build_change=change_of(ruling.proven_excess, examination.figure) if ruling and ruling.is_decided else None,
         conditions_change=_conditions_change(examination, ruling),
-        against=examination.against or None if ruling or word == "regression" else None,
+        against=examination.baseline_run or None if ruling or word == "regression" else None,
     )  # fmt: skip
 
 
@@ -228,17 +233,17 @@ def _conditions_change(examination: Examination, ruling: PairRuling | None) -> f
 
 def _pairs_detail(examination: Examination, context: JudgementContext, ruling: PairRuling) -> str:
     """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
-    if ruling.is_held:
+    if ruling.is_reconfirmed:
         return f"one pair shows {percent_change(change_of(ruling.excess or 0.0, examination.figure))} again"
     build_a = "gain's build" if examination.is_provisional else "baseline build"
     text = f"against the {build_a}, by {ruling.pairs} pairs"
-    if ruling.build in ("inconclusive", "more pairs"):
+    if ruling.build_word in ("inconclusive", "more pairs"):
         text = f"about {ruling.more_pairs} more pairs, after {ruling.pairs}"
         if (ruling.more_pairs or 0) > MAX_PAIRS_NAMED:
             text = f"too noisy: 1 % would need more than {MAX_PAIRS_NAMED} further pairs, after {ruling.pairs}"
     if ruling.bias is not None:
-        bias, reach = ruling.bias, ruling.bias.reach
-        change, *ends = map(percent_change, shown_change(bias.excess, reach, examination.figure))
+        bias, half_width = ruling.bias, ruling.bias.half_width
+        change, *ends = map(percent_change, shown_change(bias.excess, half_width, examination.figure))
         low, high = (end.removesuffix(" %") for end in ends)
         how = "corrected by" if ruling.is_bias_removed else "not corrected by"
         text += f", {how} the A/A difference of {change} [{low}, {high}] ({bias.pairs} A/A pairs)"
@@ -293,7 +298,7 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
 
 
 def _distance_in_scales(member: ExaminedFigure) -> float:
-    """Return how far tonight is from its level. Nothing is known of the node by one pair that holds a regression."""
+    """Return how far tonight is from its level. One pair that reconfirms a regression tells nothing of the node."""
     tonight, level = member[1].tonight, member[1].level
     assert level is not None
-    return abs(tonight.cost - level.cost) / level.scale if member[1].held_beyond is None else 0.0
+    return abs(tonight.cost - level.cost) / level.scale if member[1].reconfirmation_limit is None else 0.0

@@ -8,7 +8,7 @@ from those is 0.76 of the true scale for seven nights on two nodes. One more nig
     t(z, 0.8 f) x scale x sqrt(1 + 1.57 / n)
 
 with the probability that a normal variable exceeds z: 1.57 = pi / 2 is the variance of a median over that of a mean.
-0.62 and 0.8 are fitted to simulated nights by benchmarks/gate_rules/young_levels.py. No change below the floor of 1 %
+0.62 and 0.8 are fitted to simulated nights by benchmarks/gate_rules/young_levels.py. No change below LEAST_CHANGE, 1 %,
 counts.
 """
 
@@ -28,7 +28,7 @@ MAX_NIGHTS = 30  # nights of a level
 FEWEST_NIGHTS = 7  # below it the word is `new series`
 FEWEST_ON_NODE = 3
 LEAST_SCALE = 0.002
-FLOOR = 0.01
+LEAST_CHANGE = 0.01  # as a cost; a smaller one is no finding
 MEDIAN_VARIANCE = math.pi / 2
 _OF_DISTANCE = 1 / (math.sqrt(2) * NormalDist().inv_cdf(0.75))  # 1.0483: of a normal scale over the median distance
 _TOO_FAR, _EFFICIENCY = 0.62, 0.8  # the first is over the degrees of freedom, the second of them
@@ -49,7 +49,7 @@ class Level:
     def threshold(self, z: float) -> float:
         """Return how far above the level one night may lie."""
         spread = math.sqrt(1 + MEDIAN_VARIANCE / self.n)
-        return max(FLOOR, t_quantile(normal_tail(z), self.freedom) * self.scale * spread)
+        return max(LEAST_CHANGE, t_quantile(normal_tail(z), self.freedom) * self.scale * spread)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from levelfield.measure.student import t_quantile
-from levelfield.series.level import FLOOR, Level
+from levelfield.series.level import LEAST_CHANGE, Level
 from levelfield.series.segments import cost_of
 from levelfield.series.trigger import SUSPICION_Z
 from levelfield.specs.record import GatedFigure
@@ -47,7 +47,7 @@ class Looks:
     """When a test on pairs may decide."""
 
     alpha: Mapping[int, float]  # its one-sided error after so many pairs, from the fewest to the most
-    least_change: float = FLOOR  # of the cost
+    least_change: float = LEAST_CHANGE  # of the cost
     no_change: float | None = None  # one-sided error of the word `no change`; None: that of the look
     interval: float | None = None  # one-sided error of the interval; None: that of the look
 
@@ -76,21 +76,21 @@ class PairRuling:
     error: float | None = None  # of the mean
     bias: ArmBias | None = None  # of the arms, by null pairs
     is_bias_removed: bool = False  # whether the bias is taken from excess and interval
-    build: PairWord = "more pairs"  # the word whatever A's level is
-    is_held: bool = False  # one pair shows a named regression again: its word stays, and no further pair is run
+    build_word: PairWord = "more pairs"  # the word whatever A's level is
+    is_reconfirmed: bool = False  # one pair shows a named regression again: its word stays, and no further pair is run
 
     @property
     def proven_excess(self) -> float:
         """How much worse B is, as a cost, where the pairs show that it is worse or better; else 0."""
         if self.excess is None or self.error is None or self.pairs < FEWEST_PAIRS:
             return 0.0
-        reach = t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error
-        return self.excess if abs(self.excess) > max(FLOOR, reach) else 0.0
+        half_width = t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error
+        return self.excess if abs(self.excess) > max(LEAST_CHANGE, half_width) else 0.0
 
     @property
     def is_decided(self) -> bool:
         """Whether it says which build is worse, or that neither is."""
-        return self.build not in ("inconclusive", "more pairs")
+        return self.build_word not in ("inconclusive", "more pairs")
 
 
 def pairs_so_far(
@@ -111,38 +111,42 @@ def pairs_so_far(
     n = len(costs)
     if n < 2:
         open_word: PairWord = "inconclusive" if is_last else "more pairs"
-        return PairRuling(open_word, n, more_pairs=min(looks.alpha) - n, build=open_word)
+        return PairRuling(open_word, n, more_pairs=min(looks.alpha) - n, build_word=open_word)
     excesses = [b - a for a, b in costs]
     sign = direction or (1 if statistics.fmean(excesses) > 0 else -1)
     differences = [sign * excess for excess in excesses]
     mean, error = statistics.fmean(differences), _error(differences)
-    word = build = _word(mean, error, n, is_last, looks)
+    word = build_word = _word(mean, error, n, is_last, looks)
     first = statistics.fmean(a for a, _ in costs)
     is_bad = level is not None and level.is_own and abs(first - level.cost) > level.threshold(SUSPICION_Z)
     if word in ("no change", "inconclusive") and is_bad:
         word = "bad night"
     elif word == "regression" and sign < 0:
-        word = build = "improvement"
+        word = build_word = "improvement"
     half = t_quantile(looks.interval or looks.error_at(n), n - 1) * error
     low, high = sorted((sign * (mean - half), sign * (mean + half)))
     effect = looks.least_change if direction else max(looks.least_change, mean)
-    more = _more(error, n, effect, looks) if build in ("inconclusive", "more pairs") else None
-    return PairRuling(word, n, sign * mean, low, high, more, first, error, build=build)
+    more = _more(error, n, effect, looks) if build_word in ("inconclusive", "more pairs") else None
+    return PairRuling(word, n, sign * mean, low, high, more, first, error, build_word=build_word)
 
 
-def is_held(pairs: Sequence[Pair], figure: GatedFigure, beyond: float | None) -> bool:
-    """Whether the first pair holds a named regression: its B is worse by more than `beyond`, as a cost."""
+def is_reconfirmed(pairs: Sequence[Pair], figure: GatedFigure, limit: float | None) -> bool:
+    """Whether the first pair shows a named regression again: its B is worse by more than the limit, as a cost."""
     costs = _costs(pairs[:1], figure)
-    return beyond is not None and bool(costs) and costs[0][1] - costs[0][0] > beyond
+    return limit is not None and bool(costs) and costs[0][1] - costs[0][0] > limit
 
 
 def judged_pairs(
-    pairs: Sequence[Pair], figure: GatedFigure, direction: int, level: Level | None, held_beyond: float | None = None
+    pairs: Sequence[Pair],
+    figure: GatedFigure,
+    direction: int,
+    level: Level | None,
+    limit: float | None = None,
 ) -> PairRuling:
-    """Return the ruling over pairs that were run, at the first look that decides. held_beyond: as in is_held."""
-    if is_held(pairs, figure, held_beyond):
+    """Return the ruling over pairs that were run, at the first look that decides. limit: as in is_reconfirmed."""
+    if is_reconfirmed(pairs, figure, limit):
         ((a, b),) = _costs(pairs[:1], figure)
-        return PairRuling("inconclusive", 1, b - a, build="inconclusive", is_held=True)
+        return PairRuling("inconclusive", 1, b - a, build_word="inconclusive", is_reconfirmed=True)
     for n in range(1, len(pairs)):
         if (ruling := pairs_so_far(pairs[:n], figure, direction, level)).word != "more pairs":
             return ruling
@@ -158,14 +162,14 @@ class ArmBias:
     error: float
 
     @property
-    def reach(self) -> float:
+    def half_width(self) -> float:
         """Half of the interval."""
         return t_quantile(0.025, self.pairs - 1) * self.error
 
     @property
     def is_a_fault(self) -> bool:
         """Whether the bias is beyond the floor, and its 99 % interval excludes 0."""
-        return abs(self.excess) > max(FLOOR, t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error)
+        return abs(self.excess) > max(LEAST_CHANGE, t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error)
 
 
 def arm_bias(pairs: Iterable[Pair], figure: GatedFigure) -> ArmBias | None:
@@ -184,26 +188,26 @@ def checked_by_nulls(
     nulls, more: null pairs that have run, and further ones, of which no more are taken than are needed. is_open:
     whether an earlier night named a regression; then pairs that do not decide may show by the bias that it is gone.
     """
-    if ruling.is_held:
+    if ruling.is_reconfirmed:
         return ruling
-    if is_open and ruling.build == "inconclusive" and ruling.pairs >= FEWEST_PAIRS:
+    if is_open and ruling.build_word == "inconclusive" and ruling.pairs >= FEWEST_PAIRS:
         bias = arm_bias([*nulls, *more], figure)  # one look: each further one may take chance for a fault
         if bias is None or not bias.is_a_fault or (reduced := _less(ruling, bias)).word != "no change":
             return ruling
         return reduced if ruling.word == "inconclusive" else replace(reduced, word=ruling.word)
     if ruling.word != "regression":
         return ruling
-    stored, tonights, further = list(nulls), list[Pair](), iter(more)
+    stored, new_pairs, further = list(nulls), list[Pair](), iter(more)
     while True:
         # tonight's alone once they are enough: those of a noisy night would hide what they show
-        pairs = tonights if len(tonights) >= FEWEST_NULLS else [*stored, *tonights]
+        pairs = new_pairs if len(new_pairs) >= FEWEST_NULLS else [*stored, *new_pairs]
         bias = arm_bias(pairs, figure)
         reduced = _less(ruling, bias) if bias is not None else ruling
         if reduced.word == "regression" and len(pairs) >= FEWEST_NULLS:
             return reduced
         if (pair := next(further, None)) is None:
             return reduced
-        tonights.append(pair)
+        new_pairs.append(pair)
 
 
 def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
@@ -212,19 +216,19 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     excess, freedom = ruling.excess - bias.excess, ruling.pairs + bias.pairs - 2
     squares = sum(error**2 * n * (n - 1) for error, n in ((ruling.error, ruling.pairs), (bias.error, bias.pairs)))
     error = math.sqrt(squares / freedom * (1 / ruling.pairs + 1 / bias.pairs))
-    is_shown = abs(bias.excess) > bias.reach
+    is_shown = abs(bias.excess) > bias.half_width
     tail = ALPHA_LESS_SHOWN_BIAS if is_shown else ALPHA_LESS_BIAS
-    if excess > FLOOR and excess - t_quantile(tail, freedom) * error > 0:
+    if excess > LEAST_CHANGE and excess - t_quantile(tail, freedom) * error > 0:
         word: PairWord = "regression"
     else:
-        word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < FLOOR else "inconclusive"
+        word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < LEAST_CHANGE else "inconclusive"
     if word == "regression" and not is_shown:
         return replace(ruling, bias=bias)
     half = t_quantile(0.025, freedom) * error
     return replace(
-        ruling, word=word, build=word, excess=excess, low=excess - half, high=excess + half, error=error, bias=bias,
-        is_bias_removed=True,
-        more_pairs=_more(ruling.error, ruling.pairs, FLOOR, NIGHTLY) if word == "inconclusive" else None,
+        ruling, word=word, build_word=word, excess=excess, low=excess - half, high=excess + half, error=error,
+        bias=bias, is_bias_removed=True,
+        more_pairs=_more(ruling.error, ruling.pairs, LEAST_CHANGE, NIGHTLY) if word == "inconclusive" else None,
     )  # fmt: skip
 
 
@@ -265,7 +269,7 @@ def halfway_side(pairs: Iterable[Pair], figure: GatedFigure, effect: float) -> S
     n = len(differences)
     if n < FEWEST_HALFWAY:
         return "unknown"
-    mean, reach = statistics.fmean(differences), t_quantile(ALPHA_HALFWAY, n - 1) * _error(differences)
-    if mean - reach > effect / 2:
+    mean, half_width = statistics.fmean(differences), t_quantile(ALPHA_HALFWAY, n - 1) * _error(differences)
+    if mean - half_width > effect / 2:
         return "bad"
-    return "good" if mean + reach < effect / 2 else "unknown"
+    return "good" if mean + half_width < effect / 2 else "unknown"

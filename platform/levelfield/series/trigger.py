@@ -2,7 +2,7 @@
 
 Three rules: tonight is beyond 2.5 scales of the level, 1.5 in a young series; the sum of the nights' distances from the
 accepted level (CUSUM; Page, 1954) is beyond its limit; or the last nights have drifted from the accepted level. A level
-that follows the nights would hide that.
+that follows the nights would hide that. A cost is the logarithm of a figure, turned so that more is worse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal
 
 from levelfield.measure.student import normal_tail, t_quantile, t_tail_probability
-from levelfield.series.level import FLOOR, MEDIAN_VARIANCE, AcceptedLevel, Level
+from levelfield.series.level import LEAST_CHANGE, MEDIAN_VARIANCE, AcceptedLevel, Level
 from levelfield.series.segments import Observation
 
 SUSPICION_Z = 2.5
@@ -41,7 +41,7 @@ class Suspicion:
     rule: Rule
     direction: int  # 1 for worse, -1 for better
     excess: float  # how far above the level, as a cost
-    p: float  # the probability of as much by chance
+    p: float  # the probability of as much by chance, or a bound above it
     is_clear: bool  # whether it is far enough to count without pairs
 
 
@@ -102,7 +102,7 @@ def _gradual_suspicion(
     if len(recent) == DRIFT_NIGHTS and not is_recovered:  # one bad night moves the median of fewer nights
         spread = math.sqrt(min(2, VARIANCE_INFLATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.n)))
         limit, clear_limit = (
-            max(FLOOR, t_quantile(normal_tail(z), narrowed.freedom) * narrowed.scale * spread)
+            max(LEAST_CHANGE, t_quantile(normal_tail(z), narrowed.freedom) * narrowed.scale * spread)
             for z in (SUSPICION_Z, Z_OF_CLEAR_DRIFT)
         )
         is_clear = abs(drift) > clear_limit

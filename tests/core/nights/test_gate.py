@@ -196,7 +196,7 @@ def test_pairs_of_a_fall_from_a_gain_have_the_build_of_its_seventh_night() -> No
     points, past = gained(10, [1000.0])
     night = gate_night(points, NIGHT + 10, past=past)
     (suspect,) = suspects(night)
-    assert suspect.examination.against == f"run{NIGHT + 6:03d}", "later nights may have lost a part of the gain"
+    assert suspect.examination.baseline_run == f"run{NIGHT + 6:03d}", "later nights may have lost a part of the gain"
     outcome = compared(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert finding.word == "regression" and finding.pairs == 3 and "gain's build" in finding.detail

@@ -69,7 +69,7 @@ def first_build(points: Sequence[Point], night: int, **more: Any) -> str:
     """Return the run whose build a suspicious night is held against."""
     finding = suspects(inputs_of([*points[:night], replaced(points[night], 0.9)], night, **more))
     (suspect,) = [entry for entry in finding if entry.figure == TOKENS]
-    return suspect.examination.against
+    return suspect.examination.baseline_run
 
 
 # -- the build on the one side of the pairs
@@ -84,7 +84,7 @@ def test_no_undecided_night_moves_the_first_build() -> None:
     """A fall that one night does not show is in the nights after it: none of them is the build to compare with."""
     points, past = slow_from(12, 30, -0.03), list[Finding]()
     for night in range(7, 30):
-        assert {s.examination.against for s in suspects(inputs_of(points, night, past=past))} <= {"run000"}
+        assert {s.examination.baseline_run for s in suspects(inputs_of(points, night, past=past))} <= {"run000"}
         past += compared(inputs_of(points, night, past=past), pairs_of(-0.03, deviation=0.05)).findings
     assert not any(f.word == "regression" for f in past), "so noisy pairs never decide"
 
@@ -92,7 +92,7 @@ def test_no_undecided_night_moves_the_first_build() -> None:
 def test_a_fall_that_its_first_nights_do_not_show_is_found_when_pairs_can() -> None:
     points, past, words = slow_from(12, 30, -0.03), list[Finding](), []
     for night in range(7, 30):
-        builds = {s.examination.against for s in suspects(inputs_of(points, night, past=past))}
+        builds = {s.examination.baseline_run for s in suspects(inputs_of(points, night, past=past))}
         has_fall = [int(run.removeprefix("run")) >= 12 for run in builds]
         change = 0.0 if night < 12 or any(has_fall) else -0.03
         report = compared(
@@ -275,7 +275,7 @@ def test_an_accepted_driver_does_not_end_a_regression_of_the_build() -> None:
     step = event("environment-step", 17, data={"before": "c1", "after": "c2"})
     night = inputs_of(points, 18, past=past, events=[step])
     (suspect,) = suspects(night)
-    assert suspect.examination.against == "run000"
+    assert suspect.examination.baseline_run == "run000"
     for change, expected in ((-0.05, ("regression", False, day(15))), (0.0, ("no change", True, None))):
         finding = of(compared(night, pairs_of(change)))
         assert (finding.word, finding.pairs > 2, finding.named) == expected
@@ -353,12 +353,12 @@ def test_a_named_regression_that_one_pair_does_not_show_gets_further_pairs_and_e
     assert suspects(later) == [] and of(compared(later)).word == "no change"
 
 
-@pytest.mark.parametrize(("bias", "node", "is_held"), [
+@pytest.mark.parametrize(("bias", "node", "is_reconfirmed"), [
     (0.0, "n1", True),
     (-0.05, "n1", False),  # B is 5 % slower whatever its build, and so is the one pair
     (-0.05, "n2", False),  # by null pairs of another node, where tonight's has none
 ])  # fmt: skip
-def test_one_pair_holds_a_regression_only_beyond_the_arms_bias(bias: float, node: str, is_held: bool) -> None:
+def test_one_pair_holds_a_regression_only_beyond_the_arms_bias(bias: float, node: str, is_reconfirmed: bool) -> None:
     points = slow_from(15, 20)
     past = named_at(15, points)
     values = values_of(pairs_of(bias))
@@ -368,7 +368,7 @@ def test_one_pair_holds_a_regression_only_beyond_the_arms_bias(bias: float, node
     ]  # fmt: skip
     night, calls = inputs_of(points, 18, past=past), list[int]()
     compared(night, counted(pairs_of(-0.05), calls)(night))
-    assert (len(calls) == 1) == is_held
+    assert (len(calls) == 1) == is_reconfirmed
 
 
 def test_where_a_night_holds_one_pair_those_of_its_nights_together_end_a_regression() -> None:

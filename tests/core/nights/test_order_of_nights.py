@@ -94,7 +94,7 @@ def test_it_never_becomes_the_first_build_nor_a_part_of_a_level(slow: bool) -> N
             suspects(GateInput(day(number), {"S": [*of, tonight]}, {"S": series()}, past=found))
             for of, found in ((before, past), (without, []))
         )
-        assert suspect == expected and suspect.examination.against == "run000"
+        assert suspect == expected and suspect.examination.baseline_run == "run000"
 
 
 def test_it_is_no_evidence_of_an_accepted_level() -> None:

@@ -120,12 +120,12 @@ def test_an_open_regression_is_gone_where_nothing_is_left_beside_the_arms_bias()
     """Pairs alone can never find it gone: with one build in both arms they show 1.5 %."""
     ruling = judged_pairs(exactly(0.015, 7, 0.010), MEMORY, 1, None)
     nulls = exactly(0.015, 12, 0.008)
-    assert (ruling.word, ruling.build) == ("inconclusive", "inconclusive")
+    assert (ruling.word, ruling.build_word) == ("inconclusive", "inconclusive")
     assert checked_by_nulls(ruling, nulls, (), MEMORY) is ruling, "no regression was named: nothing to take back"
     gone = checked_by_nulls(ruling, nulls[:3], nulls[3:], MEMORY, is_open=True)
-    assert (gone.word, gone.build, gone.is_bias_removed) == ("no change", "no change", True)
+    assert (gone.word, gone.build_word, gone.is_bias_removed) == ("no change", "no change", True)
     bad = checked_by_nulls(replace(ruling, word="bad night"), nulls, (), MEMORY, is_open=True)
-    assert (bad.word, bad.build) == ("bad night", "no change")
+    assert (bad.word, bad.build_word) == ("bad night", "no change")
     for steady in (exactly(0.0, 12, 0.008), exactly(-0.01, 12, 0.008), exactly(0.004, 12, 0.02), []):
         assert checked_by_nulls(ruling, steady, (), MEMORY, is_open=True) is ruling, "no bias explains it"
     there = judged_pairs(exactly(0.045, 7, 0.035), MEMORY, 1, None)
