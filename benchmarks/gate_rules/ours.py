@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from gate_rules.worlds import Nights
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.gate import MAX_PAIRS_OF_A_NIGHT, Confirmation, GateReport, PairRuns, compared, suspects
+from levelfield.nights.gate import MAX_PAIRS_OF_A_NIGHT, Confirmation, GateReport, PairRuns, judge_night, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding
 from levelfield.series.pairs import MAX_NULLS_OF_A_NIGHT, Pair
@@ -75,7 +75,7 @@ def _reports(
         points_so_far = {name: _until(of, night) for name, of in points.items()}
         gate_input = GateInput(_day(night), points_so_far, {}, events, past=past, conditions=_conditions)
         if not has_pairs:
-            report = compared(gate_input)
+            report = judge_night(gate_input)
         else:
             by_name = {(suspect.series, suspect.figure): suspect for suspect in suspects(gate_input)}
             first_builds = {suspect.series: _night_of(suspect.examination.baseline_run) for suspect in by_name.values()}
@@ -95,7 +95,7 @@ def _reports(
 
             nulls = PairRuns(partial(start_pairs, arms=NULL_PURPOSES), lambda series: True, print, "null pairs")
             confirm = Confirmation(by_name, PairRuns(start_pairs, lambda series: True, print))
-            report = compared(gate_input, confirm, partial(_null_values, nulls), most_pairs)
+            report = judge_night(gate_input, confirm, partial(_null_values, nulls), most_pairs)
         yield report
         past += report.findings
 

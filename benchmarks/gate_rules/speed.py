@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from levelfield.nights.gate import compared
+from levelfield.nights.gate import judge_night
 from levelfield.nights.gate_input import GateInput
 from levelfield.specs.record import Point
 
@@ -18,7 +18,7 @@ def seconds_of_gate(series: int) -> dict[str, float]:
     points = {f"series{i}": _points(i, random) for i in range(series)}
     gate_input = GateInput(_night(NIGHTS - 1), points, {})
     start = time.process_time()
-    report = compared(gate_input)
+    report = judge_night(gate_input)
     seconds = time.process_time() - start
     return {"series": series, "nights": NIGHTS, "seconds": seconds, "findings": len(report.findings)}
 

@@ -170,7 +170,7 @@ def _accept(options: argparse.Namespace) -> int:
 def _accept_all(options: argparse.Namespace) -> int:
     """Accept the series of a night. Return 0, and 2 where none could be accepted."""
     from levelfield.nights import baselines
-    from levelfield.nights.gate import compared
+    from levelfield.nights.gate import judge_night
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
     from levelfield.series.findings import FAILURES
@@ -185,13 +185,14 @@ def _accept_all(options: argparse.Namespace) -> int:
                 f"nightly accept --night {night_name}: found a night of a branch, expected one of the default branch, "
                 "whose levels these are"
             )
-        night = gate_input(store, night_name, None)
-        tonights = sorted(night.tonights, key=night.label)
-        series_by_run = {point.run_id: series for series in tonights for point in night.tonights[series]}
-        failing = [f for f in compared(night, night.stored_pairs).findings if f.word in FAILURES and not options.worse]
+        inputs = gate_input(store, night_name)
+        series_tonight = sorted(inputs.points_tonight, key=inputs.label)
+        series_by_run = {point.run_id: series for series in series_tonight for point in inputs.points_tonight[series]}
+        findings = judge_night(inputs, inputs.stored_pairs).findings
+        failing = [f for f in findings if f.word in FAILURES and not options.worse]
         worse_words = {series_by_run.get(run or "", f.series): f.word for f in failing for run in (f.run_id, *f.runs)}
         accepted = baselines.accepted_baselines(
-            level_evidence(store, tonights, at), worse_words, who, options.reason, at, until
+            level_evidence(store, series_tonight, at), worse_words, who, options.reason, at, until
         )
         if not options.dry_run:
             for event in accepted.events:
@@ -199,19 +200,19 @@ def _accept_all(options: argparse.Namespace) -> int:
             # A night has one build for many series.
             remarks += dict.fromkeys(_keep_build(store, event) for event in accepted.events)
         accepted_series = [event.series or "" for event in accepted.events]
-        if waiting := [night.label(series) for series in accepted_series if _waiting_lines(night.points[series])]:
+        if waiting := [inputs.label(series) for series in accepted_series if _waiting_lines(inputs.points[series])]:
             remarks.append(wrapped(f"compared once there are {FEWEST_NIGHTS} nights: {', '.join(waiting)}", 2))
     exit_code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refused.items()
     if options.json:
-        refused_rows = [{"series": series, "label": night.label(series), "why": why} for series, why in refused]
+        refused_rows = [{"series": series, "label": inputs.label(series), "why": why} for series, why in refused]
         events = [event.model_dump(mode="json") for event in accepted.events]
         head = {"schema": "levelfield.accepted/1", "dry_run": options.dry_run}
         print(json_text({**head, "accepted": events, "refused": refused_rows}))
         return exit_code
     for series, event in zip(accepted_series, accepted.events, strict=True):
-        print("\n".join([night.label(series), *event_lines([event])]))
+        print("\n".join([inputs.label(series), *event_lines([event])]))
     for series, reason in refused:
-        print("\n".join([night.label(series), wrapped(f"  not accepted: {reason}", 4)]))
+        print("\n".join([inputs.label(series), wrapped(f"  not accepted: {reason}", 4)]))
     verb = "would be accepted" if options.dry_run else "accepted"
     print("\n".join([*remarks, f"{len(accepted.events)} {verb}, {len(refused)} not"]))
     return exit_code

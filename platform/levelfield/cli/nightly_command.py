@@ -316,19 +316,19 @@ def _add_gate_options(parser: argparse.ArgumentParser) -> None:
 
 def _gate(options: argparse.Namespace) -> int:
     """Return the exit code of the night's findings, which the store keeps."""
-    from levelfield.nights.gate import compared, new_findings
+    from levelfield.nights.gate import judge_night, new_findings
     from levelfield.nights.stored_nights import chosen_night, gate_input
     from levelfield.nights.tickets import NightTickets
     from levelfield.series.finding_forms import WRITERS
     from levelfield.series.findings import FindingPage, with_explanations
 
     with open_store(options.store) as store:
-        night = gate_input(store, chosen_night(store, options.night), options.suite)
-        report = compared(night, night.stored_pairs)
-        report = replace(report, findings=with_explanations(report.findings, night.past))
-        for finding in new_findings(report.findings, night):
+        inputs = gate_input(store, chosen_night(store, options.night), options.suite)
+        report = judge_night(inputs, inputs.stored_pairs)
+        report = replace(report, findings=with_explanations(report.findings, inputs.past))
+        for finding in new_findings(report.findings, inputs):
             store.add_finding(report.night, finding.model_dump(mode="json"))
-        tickets = NightTickets(store, night, runs_folder(options), options.page_url).all(report.findings)
+        tickets = NightTickets(store, inputs, runs_folder(options), options.page_url).all(report.findings)
         store_file = _named_file(store, options.store)
     page = FindingPage(
         report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,

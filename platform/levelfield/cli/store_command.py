@@ -268,7 +268,7 @@ class _ImportSource:
     def _record(self, paths: RunPaths) -> RunRecord:
         from levelfield.evidence.verification import recomputed_record
         from levelfield.explain.explanation import step_parts_or_none
-        from levelfield.nights.nightly import nights_of_runs
+        from levelfield.nights.nightly import nights_by_run
         from levelfield.rundir.run_state import refuse_running
         from levelfield.specs.record import purpose_of
         from levelfield.store.run_record import record_of, require_storable
@@ -287,7 +287,7 @@ class _ImportSource:
         if folder not in self._nights:  # the states of nightlies lie beside the runs
             self._nights[folder] = {}
             with self._errors_as_problems():
-                self._nights[folder] = nights_of_runs(folder)
+                self._nights[folder] = nights_by_run(folder)
         if night := self._nights[folder].get(record.run_id):
             record = record.model_copy(update={"purpose": purpose_of(night), "night": night})
         return require_storable(record, str(paths.root))

@@ -80,15 +80,15 @@ def results_for_pages(store: Store, address: str | None, runs: Path) -> StoredRe
     Those are all of a store that the user named. The default store has the runs of every checkout: of it, only the
     results of this folder of runs, or all where it has none of them.
     """
-    from levelfield.nights.nightly import nights_of_runs
+    from levelfield.nights.nightly import nights_by_run
     from levelfield.pages.series_history import CheckoutRuns
     from levelfield.rundir.directory import PAIRS_FOLDER
-    from levelfield.store.address import VARIABLE
+    from levelfield.store.address import STORE_VARIABLE
 
-    if address or os.environ.get(VARIABLE):
+    if address or os.environ.get(STORE_VARIABLE):
         return store
     run_ids = {plan.parent.name for folder in (runs, runs / PAIRS_FOLDER) for plan in folder.glob("*/plan.json")}
-    results = CheckoutRuns(store, run_ids.union(nights_of_runs(runs)))
+    results = CheckoutRuns(store, run_ids.union(nights_by_run(runs)))
     return results if results.points() else store
 
 
@@ -99,16 +99,16 @@ def last_night_findings(
 
     series: the only series to report on; None for all.
     """
-    from levelfield.nights.gate import compared
+    from levelfield.nights.gate import judge_night
     from levelfield.nights.stored_nights import gate_input
     from levelfield.nights.tickets import NightTickets
 
     if not nights:
         return (), {}
-    night = gate_input(store, nights[-1], None)
-    findings = compared(night, night.stored_pairs).findings
+    inputs = gate_input(store, nights[-1])
+    findings = judge_night(inputs, inputs.stored_pairs).findings
     findings = tuple(finding for finding in findings if series is None or finding.series in series)
-    return findings, NightTickets(store, night, runs).all(findings)
+    return findings, NightTickets(store, inputs, runs).all(findings)
 
 
 def add_recording_options(parser: ParserOrGroup) -> None:
@@ -122,9 +122,9 @@ def run_recorder(address: str | None, no_store: bool) -> Callable[[RunPaths], No
     A store that cannot be written changes no run and no exit code. The messages about it go to stderr also with
     --quiet: the user has to record that run again.
     """
-    from levelfield.store.address import NOWHERE, VARIABLE
+    from levelfield.store.address import NOWHERE, STORE_VARIABLE
 
-    if no_store or (address or os.environ.get(VARIABLE)) == NOWHERE:
+    if no_store or (address or os.environ.get(STORE_VARIABLE)) == NOWHERE:
         return lambda paths: None
 
     def say(text: str) -> None:
@@ -143,9 +143,9 @@ def run_recorder(address: str | None, no_store: bool) -> Callable[[RunPaths], No
 
 def record_event(event: StoreEvent, address: str | None, no_store: bool) -> None:
     """Add an event to the store that records runs, if any. A store that cannot be written changes no exit code."""
-    from levelfield.store.address import NOWHERE, VARIABLE
+    from levelfield.store.address import NOWHERE, STORE_VARIABLE
 
-    if no_store or (address or os.environ.get(VARIABLE)) == NOWHERE:
+    if no_store or (address or os.environ.get(STORE_VARIABLE)) == NOWHERE:
         return
     try:
         with open_store(address) as store:

@@ -168,11 +168,15 @@ def weekly_series(inputs: GateInput, seconds: Mapping[str, float]) -> str | None
 
     None where a series of the same node had some within a week. seconds: how long the run of each took.
     """
-    nodes = {point.node for series in seconds for point in inputs.tonights.get(series, ())}
+    nodes = {point.node for series in seconds for point in inputs.points_tonight.get(series, ())}
     nulls = [point for (_, node), points in inputs.null_runs.items() if node in nodes for point in points]
     ages = [days_between(night_of(point), inputs.night) for point in nulls]
     if any(age is not None and age < DAYS_BETWEEN for age in ages):
         return None
-    ran = [series for series, points in inputs.tonights.items() if series in seconds and any(map(is_evidence, points))]
+    ran = [
+        series
+        for series, points in inputs.points_tonight.items()
+        if series in seconds and any(map(is_evidence, points))
+    ]
     old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > FEWEST_NIGHTS]
     return min(old, key=lambda series: seconds[series], default=None)

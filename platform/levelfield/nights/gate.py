@@ -97,7 +97,7 @@ class Suspect:
     examination: Examination
 
 
-def compared(
+def judge_night(
     inputs: GateInput,
     pairs: ConfirmingPairs = lambda series, figure: None,
     nulls: NullPairs = lambda series, figure: (),
@@ -173,7 +173,7 @@ def _retain_open_regressions(
 
 
 def suspects(inputs: GateInput) -> list[Suspect]:
-    """Return what pairs should confirm, the likeliest first. `compared` with their values then gives the findings."""
+    """Return what pairs should confirm, the likeliest first. judge_night with their values gives the findings."""
     ranked = _ranked(_members(inputs))
     return [Suspect(context.series, night.figure, chance, night) for (context, night), chance in ranked]
 
@@ -262,14 +262,14 @@ class _Spending:
     def findings_about_arms(self) -> Iterator[Finding]:
         """Return one finding for each node and figure whose arms differ with one build in both: of a series or all."""
         ran = {series for (series, _), pairs in self._nulls_run.items() if pairs}
-        tonights = self.inputs.tonights
-        nodes = {point.node for points in tonights.values() for point in points}
+        points_tonight = self.inputs.points_tonight
+        nodes = {point.node for points in points_tonight.values() for point in points}
         nodes &= {node for _, node in self.inputs.null_runs}
-        nodes |= {point.node for series in ran for point in tonights.get(series, ())}
+        nodes |= {point.node for series in ran for point in points_tonight.get(series, ())}
         for node, figure in product(sorted(nodes), FIGURES):
             by_series: dict[str, list[Pair]] = {}
             for series in self.inputs.points:  # those of the last weeks first
-                is_here = any(point.node == node for point in tonights.get(series, ()))
+                is_here = any(point.node == node for point in points_tonight.get(series, ()))
                 tonight = self._nulls_run.get((series, figure), []) if is_here else []
                 by_series[series] = [*self.inputs.null_pairs(series, node, figure), *tonight]
             of_all = [pair for pairs in by_series.values() for pair in pairs]

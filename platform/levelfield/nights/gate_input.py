@@ -60,9 +60,11 @@ class GateInput:
     nights: Sequence[str] = ()  # that the store has, of the suite where there is one
 
     @cached_property
-    def tonights(self) -> dict[str, list[Point]]:
+    def points_tonight(self) -> dict[str, list[Point]]:
         """The points of the night by series, without the runs of confirmations."""
-        groups = {s: [p for p in of if night_of(p) == self.night and p.is_of_trend] for s, of in self.points.items()}
+        groups = {
+            s: [p for p in points if night_of(p) == self.night and p.is_of_trend] for s, points in self.points.items()
+        }
         return {series: points for series, points in groups.items() if points}
 
     def stored_pairs(self, series: str, figure: GatedFigure) -> Pairs | None:
@@ -91,7 +93,7 @@ class GateInput:
     @cached_property
     def series_by_entry(self) -> dict[str, str]:
         """The series that ran tonight for an entry, where the runs name it."""
-        return {p.entry: series for series, points in self.tonights.items() for p in points if p.entry}
+        return {p.entry: series for series, points in self.points_tonight.items() for p in points if p.entry}
 
     @cached_property
     def events_by_series(self) -> dict[str, list[StoreEvent]]:
@@ -152,7 +154,7 @@ def examinations(inputs: GateInput) -> Iterator[ExaminedFigure]:
     of_nodes = past.get("", [])
     set_back = set_back_nights(inputs.past) - {inputs.night}
     for series in inputs.points:
-        tonight = [p for p in inputs.tonights.get(series, []) if is_evidence(p)]
+        tonight = [p for p in inputs.points_tonight.get(series, []) if is_evidence(p)]
         if not tonight:
             continue
         tonight.sort(key=lambda point: point.began)
@@ -281,7 +283,7 @@ def expected_series(inputs: GateInput) -> set[str]:
     for series, points in inputs.points.items():  # runs by hand are not expected again
         nights = [p.began[:10] for p in points if p.purpose == "nightly" and night_of(p) < inputs.night]
         age = days_between(max(nights, default=""), inputs.night)
-        if inputs.tonights.get(series, []) or (age is not None and age <= _STILL_THERE):
+        if inputs.points_tonight.get(series, []) or (age is not None and age <= _STILL_THERE):
             expected.add(series)
     return expected
 
@@ -297,7 +299,7 @@ def awaited_series(inputs: GateInput) -> set[str]:
 def findings_about_runs(inputs: GateInput) -> Iterator[Finding]:
     """Return what is said of tonight's runs themselves: training differs, invalid run."""
     for series in inputs.points:
-        tonight = inputs.tonights.get(series, [])
+        tonight = inputs.points_tonight.get(series, [])
         for point in tonight:
             if point.verdict in ("different", "diverged"):
                 yield _about(inputs, series, "training differs", f"alignment: {point.verdict}", point)
@@ -317,7 +319,7 @@ def findings_about_machines(inputs: GateInput) -> Iterator[Finding]:
     yield from [f for f in tonight if f.is_set_back][-1:]
     slow = {f.node: f for f in tonight if f.word == "bad night" and f.figure is None}
     for node, finding in slow.items():
-        points = (point for points in inputs.tonights.values() for point in points if point.node == node)
+        points = (point for points in inputs.points_tonight.values() for point in points if point.node == node)
         yield finding.model_copy(update={"runs": tuple(point.run_id for point in points)})
 
 
@@ -379,11 +381,11 @@ def missing_findings(inputs: GateInput) -> Iterator[Finding]:
             yield Finding(series=planned, label=entry, figure=None, word="incomparable", detail=detail, fields=fields)
     if not inputs.expected:
         for series in sorted(expected_series(inputs)):
-            if not inputs.tonights.get(series, []):
+            if not inputs.points_tonight.get(series, []):
                 last = max((p.began[:10] for p in inputs.points[series]), default="never")
                 yield _about(inputs, series, "missing", f"expected, not run; last run {last}", None)
     for series, points in inputs.points.items():
-        tonight = [p for p in inputs.tonights.get(series, []) if is_evidence(p)]
+        tonight = [p for p in inputs.points_tonight.get(series, []) if is_evidence(p)]
         absent = [figure for figure in FIGURES if all(getattr(point, figure) is None for point in tonight)]
         history = level_points(points) if tonight and absent else []
         began = min((p.began for p in tonight), default="")
@@ -402,7 +404,7 @@ def _workload_changes(inputs: GateInput, planned: str, series: str) -> tuple[str
     """
     last = max((p for p in inputs.points.get(planned, ()) if p.is_of_trend), key=lambda p: p.began, default=None)
     old = inputs.workload(last.run_id) if last else {}
-    new = inputs.workload(inputs.tonights[series][-1].run_id)
+    new = inputs.workload(inputs.points_tonight[series][-1].run_id)
     numbers = differences(*({name: one[name] for name in one if name in old and name in new} for one in (old, new)))
     before, after = (
         {name: short_value(value) if isinstance(value, str) else value for name, value in inputs.series[digest]}
@@ -416,7 +418,7 @@ def _workload_changes(inputs: GateInput, planned: str, series: str) -> tuple[str
 
 def _series_of(inputs: GateInput, entry: str, planned: str | None) -> str | None:
     """Return the series that ran for the entry tonight: the known one if it ran; None when none did."""
-    if planned and inputs.tonights.get(planned, []):
+    if planned and inputs.points_tonight.get(planned, []):
         return planned
     return inputs.series_by_entry.get(entry)
 

@@ -35,7 +35,7 @@ from levelfield.nights.gate import (
     PairRuns,
     RecordPair,
     Suspect,
-    compared,
+    judge_night,
     new_findings,
     suspects,
 )
@@ -191,7 +191,7 @@ class NightSession:
         """
         self.counted_until = time.monotonic()
         inputs = gate_input(self.store, self.request.night, self.suite)
-        report = self._confirmed(inputs) if self.request.has_pairs else compared(inputs)
+        report = self._confirmed(inputs) if self.request.has_pairs else judge_night(inputs)
         if self.request.has_pairs:
             self._require_code()  # pairs that a moved checkout ended go on from the night's own
         findings = []
@@ -224,7 +224,7 @@ class NightSession:
         more = partial(self._null_pairs, FEWEST_PAIRS, MAX_NULLS_OF_A_NIGHT)
         nulls = PairRuns(more, self._holds_pair, self.output.note, "A/A pairs")
         by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
-        return compared(
+        return judge_night(
             inputs,
             Confirmation(by_name, pairs),
             lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),

@@ -85,7 +85,7 @@ def state_path(runs: Path, night: str, suite: str) -> Path:
     return runs / f"nightly_{suite}_{night}.json"
 
 
-def nights_of_runs(runs: Path) -> dict[str, str]:
+def nights_by_run(runs: Path) -> dict[str, str]:
     """Return the night of each run that a nightly's state in this folder names. Raises as read_state does."""
     states = [state for path in sorted(runs.glob("nightly_*.json")) if (state := read_state(path))]
     return {entry.run_id: state.night for state in states for entry in state.entries if entry.run_id}

@@ -28,7 +28,7 @@ _WHOLE = 1e-3  # how far a length computed from a speed may be off a whole numbe
 _REASON_LENGTH = 400  # characters of why a run is not valid
 
 
-def gate_input(store: Store, night: str, suite: str | None) -> GateInput:
+def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
     """Return what a gate needs of the night. suite: only the entries of this suite.
 
     A night of a branch stands behind the history of the default branch, as if it were its newest, and no other night

@@ -21,7 +21,7 @@ import levelfield
 from levelfield.errors import UsageError
 from levelfield.node.regular_files import read_regular
 
-VARIABLE = "LEVELFIELD_WEBHOOK"
+WEBHOOK_VARIABLE = "LEVELFIELD_WEBHOOK"  # holds the address
 WAITS = (1.0, 5.0)  # seconds before the second and the third try
 ANSWER_SECONDS, ALL_SECONDS = 10.0, 60.0
 _LONGEST = 8192  # bytes of a URL
@@ -39,7 +39,7 @@ def webhook_url(file: Path | None) -> str | None:
 
     Raises UsageError for a file or a URL that cannot be used, without its text.
     """
-    text, origin = os.environ.pop(VARIABLE, ""), VARIABLE
+    text, origin = os.environ.pop(WEBHOOK_VARIABLE, ""), WEBHOOK_VARIABLE
     if file is None and not text.strip():
         return None
     if file is not None:

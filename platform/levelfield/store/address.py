@@ -12,7 +12,7 @@ from levelfield.errors import UsageError
 from levelfield.specs.variables import is_text
 from levelfield.user_folders import data_folder, expanded
 
-VARIABLE = "LEVELFIELD_STORE"
+STORE_VARIABLE = "LEVELFIELD_STORE"  # names the store, as --store does
 NOWHERE = "none"  # the value of LEVELFIELD_STORE that says that no run is recorded
 # Processes on several machines share these, and SQLite's write-ahead log needs one memory for all of its processes.
 _NETWORKS = {
@@ -39,7 +39,7 @@ class StoreAddress:
 
 def default_url() -> str:
     """Return LEVELFIELD_STORE, else the file in the user's data folder."""
-    return os.environ.get(VARIABLE) or f"sqlite:///{data_folder() / 'levelfield' / 'results.sqlite'}"
+    return os.environ.get(STORE_VARIABLE) or f"sqlite:///{data_folder() / 'levelfield' / 'results.sqlite'}"
 
 
 def address_of(url: str | None) -> StoreAddress:
@@ -47,7 +47,7 @@ def address_of(url: str | None) -> StoreAddress:
     text = url or default_url()
     if text == NOWHERE:
         raise UsageError(
-            f"{VARIABLE}={NOWHERE}: found no store; name one with --store FILE or --store postgresql://..."
+            f"{STORE_VARIABLE}={NOWHERE}: found no store; name one with --store FILE or --store postgresql://..."
         )
     scheme, separator, rest = text.partition("://")
     if not separator or scheme == "sqlite":
@@ -83,7 +83,7 @@ def refuse_network(path: Path, mounts: Path = _MOUNTS) -> None:
     if (kind := file_system(path, mounts)) in _NETWORKS:
         raise UsageError(
             f"{path}: lies on a network file system ({kind}), on which SQLite's write-ahead log is not safe. Name a "
-            f"file on a local disk with {VARIABLE} or --store, or use postgresql://..."
+            f"file on a local disk with {STORE_VARIABLE} or --store, or use postgresql://..."
         )
 
 

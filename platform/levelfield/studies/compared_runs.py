@@ -29,7 +29,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, Series, StoreEvent, first_future_date
 from levelfield.specs.result import Result
 from levelfield.specs.short_names import refuse_empty_name
-from levelfield.store.address import NOWHERE, VARIABLE, is_missing
+from levelfield.store.address import NOWHERE, STORE_VARIABLE, is_missing
 from levelfield.store.run_record import record_of, require_storable, series_of
 
 if TYPE_CHECKING:
@@ -377,7 +377,7 @@ class RunSources(ExitStack):
     @cached_property
     def _store(self) -> StoreRuns | None:
         """Return the open store; None where there is none yet."""
-        if self._url is None and (os.environ.get(VARIABLE) == NOWHERE or is_missing(None)):
+        if self._url is None and (os.environ.get(STORE_VARIABLE) == NOWHERE or is_missing(None)):
             return None
         from levelfield.store.database import Store
 

@@ -18,7 +18,7 @@ from levelfield.errors import UsageError
 from levelfield.nights import night_session
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
 from levelfield.nights.night_session import NightSession
-from levelfield.nights.nightly import NightEntry, NightState, nights_of_runs, state_path, write_state
+from levelfield.nights.nightly import NightEntry, NightState, nights_by_run, state_path, write_state
 from levelfield.nights.stored_nights import gate_input
 from levelfield.pages.content import read_content
 from levelfield.series.findings import Finding
@@ -120,7 +120,7 @@ def doors(nights: Nights, capsys: pytest.CaptureFixture[str]) -> Iterator[object
         yield store.find("latest"), store.nights(), store.newest_run_night(), store.run_ids(is_trend_only=True)
         content = read_content(store)
         yield content.last_night, content.expected_entries, [(f.night, f.series, f.word) for f in content.findings]
-        inputs = gate_input(store, day(NIGHTS - 1), None)
+        inputs = gate_input(store, day(NIGHTS - 1))
         yield inputs.points, inputs.past, inputs.nights
 
 
@@ -157,10 +157,10 @@ def test_a_regression_that_the_default_branch_ended_is_not_opened_again_by_a_bra
                 {"series": series, "label": "l", "figure": SPEED, "word": word, "night": night}
             )
             store.add_finding(night, finding.model_dump(mode="json"))
-        past = gate_input(store, "2026-01-21", None).past
+        past = gate_input(store, "2026-01-21").past
         assert [finding.word for finding in past] == ["regression", "no change"]
-        assert not gate_input(store, "2026-01-21", None).named_regressions
-        own = gate_input(store, "2026-01-19@x", None).past
+        assert not gate_input(store, "2026-01-21").named_regressions
+        own = gate_input(store, "2026-01-19@x").past
         assert [finding.night for finding in own][-1:] == ["2026-01-19@x"]
 
 
@@ -179,7 +179,7 @@ def test_an_import_knows_the_runs_of_a_branch(tmp_path: Path) -> None:
     night = "2026-01-04.7@feature"
     state = NightState(night=night, suite="x", began="now", entries=(NightEntry(name="e", run_id="r"),))
     write_state(state_path(tmp_path, night, "x"), state)
-    assert nights_of_runs(tmp_path) == {"r": night}
+    assert nights_by_run(tmp_path) == {"r": night}
     assert (purpose_of(night), purpose_of("2026-01-04")) == ("branch", "nightly")
 
 

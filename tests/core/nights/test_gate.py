@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gate_points import at, conditions, day, event, nights, noise, point, series
-from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
+from levelfield.nights.gate import ConfirmingPairs, GateReport, judge_night, suspects
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.examination import era_of, nights_before
 from levelfield.series.findings import FAILURES, WORDS, Finding, FindingPage, exit_code
@@ -46,7 +46,7 @@ def shifted(change: float, **changes: Any) -> list[Point]:
 
 
 def test_quiet_nights_are_no_change_with_what_they_could_have_seen() -> None:
-    outcome = compared(gate_night(nights(NIGHT + 1)))
+    outcome = judge_night(gate_night(nights(NIGHT + 1)))
     assert word(outcome) == "no change" and exit_code(outcome.findings) == 0
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert 0.02 < (finding.detectable or 0) < 0.06 and finding.nights == 30 and finding.level_since == day(10)
@@ -58,11 +58,11 @@ def test_a_fall_of_one_percent_is_never_called_and_ten_percent_is(seed: int) -> 
     quiet = nights(NIGHT, 0.01, seed)
     for change, allowed in ((-0.01, {"no change", "inconclusive"}), (-0.10, {"regression"})):
         night = gate_night([*quiet, point(NIGHT, 1000 * (1 + change) * math.exp(noise(99, 0.01, seed)[50]))])
-        assert word(compared(night, pairs(change))) in allowed
+        assert word(judge_night(night, pairs(change))) in allowed
 
 
 def test_a_suspicion_that_pairs_confirm_is_a_regression_with_the_pairs_interval() -> None:
-    (finding,) = [f for f in compared(gate_night(shifted(-0.06)), pairs(-0.05)).findings if f.figure == TOKENS]
+    (finding,) = [f for f in judge_night(gate_night(shifted(-0.06)), pairs(-0.05)).findings if f.figure == TOKENS]
     assert finding.word == "regression" and finding.pairs >= 3 and finding.run_id == f"run{NIGHT:03d}"
     assert finding.low is not None and finding.high is not None and finding.change is not None
     assert finding.low < finding.change < finding.high < 0 and finding.change == pytest.approx(-0.05, abs=0.01)
@@ -70,12 +70,12 @@ def test_a_suspicion_that_pairs_confirm_is_a_regression_with_the_pairs_interval(
 
 
 def test_a_suspicion_that_pairs_do_not_confirm_is_no_change() -> None:
-    assert word(compared(gate_night(shifted(-0.06)), pairs(0.0))) == "no change"
+    assert word(judge_night(gate_night(shifted(-0.06)), pairs(0.0))) == "no change"
 
 
 def test_a_bad_night_is_never_a_regression() -> None:
     for size in (0.05, 0.1, 0.2, 0.5):
-        outcome = compared(gate_night(shifted(-size)), pairs(0.0, night=1 - size))
+        outcome = judge_night(gate_night(shifted(-size)), pairs(0.0, night=1 - size))
         assert word(outcome) == "bad night" and exit_code(outcome.findings) == 0
         assert exit_code(outcome.findings, strict=True) == 4
 
@@ -86,10 +86,10 @@ def test_pairs_are_only_run_for_a_suspicion_to_the_worse() -> None:
     def source(name: str, figure: str) -> None:
         called.append(figure)
 
-    compared(gate_night(nights(NIGHT + 1)), source)
-    compared(gate_night(shifted(0.10)), source)
+    judge_night(gate_night(nights(NIGHT + 1)), source)
+    judge_night(gate_night(shifted(0.10)), source)
     assert called == []
-    compared(gate_night(shifted(-0.10)), source)
+    judge_night(gate_night(shifted(-0.10)), source)
     assert called == [TOKENS]
     assert [(s.series, s.figure) for s in suspects(gate_night(shifted(-0.10)))] == [("S", TOKENS)]
     assert suspects(gate_night(shifted(0.10))) == []
@@ -112,34 +112,34 @@ def test_the_largest_suspicion_is_confirmed_first() -> None:
 def test_more_memory_and_more_energy_are_worse(figure: str, values: tuple[float, float], expected: str) -> None:
     before, after = values
     points = [point(i, **{figure: before if i < NIGHT - 1 else after}) for i in range(NIGHT + 1)]
-    assert word(compared(gate_night(points)), figure) == expected
+    assert word(judge_night(gate_night(points)), figure) == expected
 
 
 # -- without pairs: two nights running
 
 
 def test_one_night_is_inconclusive_and_the_second_decides() -> None:
-    first = compared(gate_night(shifted(-0.10)))
+    first = judge_night(gate_night(shifted(-0.10)))
     assert word(first) == "inconclusive" and exit_code(first.findings) == 0
     again = [*shifted(-0.10), point(NIGHT + 1, 905.0)]
-    assert word(compared(gate_night(again, NIGHT + 1, past=first.findings))) == "regression"
+    assert word(judge_night(gate_night(again, NIGHT + 1, past=first.findings))) == "regression"
     back = [*shifted(-0.10), point(NIGHT + 1, 1000.0)]
-    assert word(compared(gate_night(back, NIGHT + 1, past=first.findings))) == "no change"
+    assert word(judge_night(gate_night(back, NIGHT + 1, past=first.findings))) == "no change"
 
 
 def test_one_bad_node_does_not_decide_where_there_is_another() -> None:
     quiet = [point(i, 1000 * math.exp(z), node=f"n{i % 2}") for i, z in enumerate(noise(NIGHT))]
     same = [*quiet, point(NIGHT, 900.0, node="n1"), point(NIGHT + 1, 900.0, node="n1")]
-    assert word(compared(gate_night(same, NIGHT + 1))) == "inconclusive"
+    assert word(judge_night(gate_night(same, NIGHT + 1))) == "inconclusive"
     other = [*quiet, point(NIGHT, 900.0, node="n1"), point(NIGHT + 1, 900.0, node="n0")]
-    assert word(compared(gate_night(other, NIGHT + 1))) == "regression"
+    assert word(judge_night(gate_night(other, NIGHT + 1))) == "regression"
 
 
 def test_a_slow_fall_is_a_regression_without_pairs_too() -> None:
     points, past, words = nights(NIGHT), list[Finding](), list[str]()
     for night, z in zip(range(NIGHT, NIGHT + 25), noise(25, 0.01, 8), strict=True):
         points = [*points, point(night, 1000 * math.exp(z - 0.003 * (night - NIGHT)))]
-        outcome = compared(gate_night(points, night, past=past))
+        outcome = judge_night(gate_night(points, night, past=past))
         past = [*past, *outcome.findings]
         words.append(word(outcome))
     assert "regression" in words and words[-1] == "regression"
@@ -149,7 +149,7 @@ def test_a_regression_stays_until_it_is_accepted() -> None:
     points, past, words = nights(NIGHT), list[Finding](), list[str]()
     for night in range(NIGHT, NIGHT + 40):
         points = [*points, point(night, 900.0 + night % 3)]
-        outcome = compared(gate_night(points, night, past=past))
+        outcome = judge_night(gate_night(points, night, past=past))
         past = [*past, *outcome.findings]
         words.append(word(outcome))
     assert words == ["inconclusive"] + ["regression"] * 39
@@ -159,14 +159,14 @@ def test_a_gain_is_an_improvement_until_it_is_accepted_and_then_a_fall_back_is_s
     points, past = nights(NIGHT), list[Finding]()
     for night in range(NIGHT, NIGHT + 4):
         points = [*points, point(night, 1100.0 + night % 3)]
-        outcome = compared(gate_night(points, night, past=past))
+        outcome = judge_night(gate_night(points, night, past=past))
         past = [*past, *outcome.findings]
     assert word(outcome) == "improvement" and exit_code(outcome.findings) == 0
     fallen = [*points, point(NIGHT + 4, 1000.0), point(NIGHT + 5, 1001.0)]
-    assert word(compared(gate_night(fallen, NIGHT + 5, past=past))) == "no change", "four nights may be luck"
+    assert word(judge_night(gate_night(fallen, NIGHT + 5, past=past))) == "no change", "four nights may be luck"
     runs = [p.run_id for p in points[-3:]]
     accepted = event("baseline", NIGHT + 3, runs=runs, level={TOKENS: 1100.0})
-    assert word(compared(gate_night(fallen, NIGHT + 5, past=past, events=[accepted]))) == "regression"
+    assert word(judge_night(gate_night(fallen, NIGHT + 5, past=past, events=[accepted]))) == "regression"
 
 
 def gained(count: int, after: Sequence[float] = (), change: float = 0.1) -> tuple[list[Point], list[Finding]]:
@@ -174,17 +174,17 @@ def gained(count: int, after: Sequence[float] = (), change: float = 0.1) -> tupl
     points, past = nights(NIGHT), list[Finding]()
     for night, z in zip(range(NIGHT, NIGHT + count), noise(count, 0.005, 3), strict=True):
         points = [*points, point(night, 1000 * (1 + change) * math.exp(z))]
-        past += compared(gate_night(points, night, past=past)).findings
+        past += judge_night(gate_night(points, night, past=past)).findings
     return [*points, *(point(NIGHT + count + i, value) for i, value in enumerate(after))], past
 
 
 def test_a_fall_from_a_lasting_gain_that_nobody_accepted_is_a_regression_against_a_provisional_level() -> None:
     points, past = gained(10, [1000.0, 1001.0])
-    first = compared(gate_night(points[:-1], NIGHT + 10, past=past))
+    first = judge_night(gate_night(points[:-1], NIGHT + 10, past=past))
     assert word(first) == "inconclusive", "one night, without pairs"
     (finding,) = [
         f
-        for f in compared(gate_night(points, NIGHT + 11, past=[*past, *first.findings])).findings
+        for f in judge_night(gate_night(points, NIGHT + 11, past=[*past, *first.findings])).findings
         if f.figure == TOKENS
     ]
     assert finding.word == "regression" and finding.level == pytest.approx(1100, rel=0.01)
@@ -197,22 +197,22 @@ def test_pairs_of_a_fall_from_a_gain_have_the_build_of_its_seventh_night() -> No
     night = gate_night(points, NIGHT + 10, past=past)
     (suspect,) = suspects(night)
     assert suspect.examination.baseline_run == f"run{NIGHT + 6:03d}", "later nights may have lost a part of the gain"
-    outcome = compared(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
+    outcome = judge_night(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert finding.word == "regression" and finding.pairs == 3 and "gain's build" in finding.detail
     assert exit_code(outcome.findings) == 4
-    assert word(compared(night, lambda series, figure: [(1100.0 + i, 1101.0 + i) for i in range(7)])) == "no change"
-    slow = compared(night, lambda series, figure: [(1000.0 + i, 1000.0 + i) for i in range(7)])
+    assert word(judge_night(night, lambda series, figure: [(1100.0 + i, 1101.0 + i) for i in range(7)])) == "no change"
+    slow = judge_night(night, lambda series, figure: [(1000.0 + i, 1000.0 + i) for i in range(7)])
     assert word(slow) == "bad night", "the gain's build is slow tonight as well"
 
 
 def test_a_gain_that_stays_or_falls_in_part_is_judged_by_the_level_that_it_left() -> None:
     points, past = gained(10, [1100.0])
-    (finding,) = [f for f in compared(gate_night(points, NIGHT + 10, past=past)).findings if f.figure == TOKENS]
+    (finding,) = [f for f in judge_night(gate_night(points, NIGHT + 10, past=past)).findings if f.figure == TOKENS]
     assert finding.word == "improvement" and finding.level == pytest.approx(1000, rel=0.01)
     assert "provisional" not in finding.detail
     points, past = gained(10, [1045.0])
-    assert word(compared(gate_night(points, NIGHT + 10, past=past), pairs(-0.05))) == "regression", (
+    assert word(judge_night(gate_night(points, NIGHT + 10, past=past), pairs(-0.05))) == "regression", (
         "still above the old one"
     )
 
@@ -221,7 +221,7 @@ def test_an_accepted_gain_and_a_gain_that_was_accepted_away_have_no_provisional_
     points, past = gained(10, [1000.0, 1001.0, 1002.0, 1003.0])
     for level, runs, expected in ((1100.0, range(7, 10), "regression"), (1001.0, range(10, 13), "no change")):
         accepted = event("baseline", NIGHT + 12, runs=[f"run{NIGHT + i:03d}" for i in runs], level={TOKENS: level})
-        outcome = compared(gate_night(points, NIGHT + 13, past=past, events=[accepted]), pairs(-0.1))
+        outcome = judge_night(gate_night(points, NIGHT + 13, past=past, events=[accepted]), pairs(-0.1))
         assert word(outcome) == expected and not any("provisional" in f.detail for f in outcome.findings)
 
 
@@ -250,14 +250,14 @@ def accepted_fall(until: str | None = None) -> GateInput:
 
 
 def test_an_accepted_level_is_the_reference() -> None:
-    outcome = compared(accepted_fall())
+    outcome = judge_night(accepted_fall())
     assert word(outcome) == "no change"
     assert [f.level_since for f in outcome.findings if f.figure == TOKENS] == [day(NIGHT)]
 
 
 def test_an_acceptance_that_has_expired_opens_the_verdict_again() -> None:
-    assert word(compared(accepted_fall(until=day(NIGHT + 11)))) == "no change"
-    expired = compared(accepted_fall(until=day(NIGHT + 10)))
+    assert word(judge_night(accepted_fall(until=day(NIGHT + 11)))) == "no change"
+    expired = judge_night(accepted_fall(until=day(NIGHT + 10)))
     assert word(expired) in ("inconclusive", "regression"), "the level is the old one again"
 
 
@@ -265,9 +265,9 @@ def test_an_acceptance_holds_from_its_own_time_and_for_its_own_evidence() -> Non
     points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3))]
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
-    assert word(compared(gate_night(points, NIGHT + 2, events=[accepted]))) == "no change", "the evidence itself"
+    assert word(judge_night(gate_night(points, NIGHT + 2, events=[accepted]))) == "no change", "the evidence itself"
     other = event("baseline", NIGHT + 2, runs=["run010"], level={TOKENS: 901.0})
-    assert word(compared(gate_night(points, NIGHT + 1, events=[other]))) == "regression", "the night came before it"
+    assert word(judge_night(gate_night(points, NIGHT + 1, events=[other]))) == "regression", "the night came before it"
 
 
 def test_an_accepted_level_under_a_new_driver_ends_the_step() -> None:
@@ -275,14 +275,14 @@ def test_an_accepted_level_under_a_new_driver_ends_the_step() -> None:
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 940.0})
     for after in (3, 11):
-        assert word(compared(gate_night(points, NIGHT + after, events=[accepted]))) == "no change"
+        assert word(judge_night(gate_night(points, NIGHT + after, events=[accepted]))) == "no change"
 
 
 def test_a_level_rests_on_no_night_that_was_found_bad_or_changed() -> None:
     points = [*nights(20), *(point(20 + i, 900.0) for i in range(15)), point(35, 1000.0)]
     for outcome in ("bad night", "regression", "improvement"):
         past = [bare(outcome).model_copy(update={"figure": TOKENS, "run_id": f"run{20 + i:03d}"}) for i in range(15)]
-        (finding,) = [f for f in compared(gate_night(points, 35, past=past)).findings if f.figure == TOKENS]
+        (finding,) = [f for f in judge_night(gate_night(points, 35, past=past)).findings if f.figure == TOKENS]
         assert finding.level == pytest.approx(1000.0, rel=0.01) and finding.nights == 20
         assert (finding.detectable or 1.0) < 0.06
 
@@ -291,20 +291,20 @@ def test_a_young_accepted_level_is_judged_at_once_with_the_old_scatter() -> None
     points = [*nights(NIGHT), *(point(NIGHT + i, 900.0 + i) for i in range(3)), point(NIGHT + 3, 800.0)]
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0})
-    assert word(compared(gate_night(points, NIGHT + 3, events=[accepted]), pairs(-0.11))) == "regression"
+    assert word(judge_night(gate_night(points, NIGHT + 3, events=[accepted]), pairs(-0.11))) == "regression"
     steady = [*points[:-1], point(NIGHT + 3, 903.0)]
-    assert word(compared(gate_night(steady, NIGHT + 3, events=[accepted]))) == "no change"
+    assert word(judge_night(gate_night(steady, NIGHT + 3, events=[accepted]))) == "no change"
 
 
 def test_a_new_series_says_how_many_nights_it_has() -> None:
-    outcome = compared(gate_night(nights(5), 4))
+    outcome = judge_night(gate_night(nights(5), 4))
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert (finding.word, re.findall(r"\d+", finding.detail)) == ("new series", ["4", "7"]) and outcome.compared == 0
-    assert word(compared(gate_night(nights(8), 7))) == "no change"
+    assert word(judge_night(gate_night(nights(8), 7))) == "no change"
 
 
 def test_a_level_without_recent_nights_is_stale() -> None:
-    assert word(compared(gate_night([*nights(20), point(50, 1000.0)], 50))) == "stale"
+    assert word(judge_night(gate_night([*nights(20), point(50, 1000.0)], 50))) == "stale"
 
 
 # -- conditions
@@ -330,7 +330,9 @@ def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_ac
     for after in range(1, 12):
         night = NIGHT + after - 1
         source = pairs(0.0, night=0.94)
-        outcome = compared(gate_night(changed_driver(-0.06, after), night, past=past, conditions=document_of), source)
+        outcome = judge_night(
+            gate_night(changed_driver(-0.06, after), night, past=past, conditions=document_of), source
+        )
         (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
         assert finding.word == ("environment step" if after > 1 else "inconclusive"), after
         assert CHANGE[0] in finding.detail and finding.fields == CHANGE
@@ -338,11 +340,11 @@ def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_ac
         past += outcome.findings
     step = event("environment-step", NIGHT + 11, data={"before": "c1", "after": "c2"})
     later = gate_night(changed_driver(-0.06, 13), NIGHT + 12, past=past, events=[step], conditions=document_of)
-    assert word(compared(later)) == "no change"
+    assert word(judge_night(later)) == "no change"
 
 
 def test_a_step_is_no_silent_new_level_after_seven_nights_either() -> None:
-    outcome = compared(gate_night(changed_driver(-0.06, 30), NIGHT + 29, conditions=document_of))
+    outcome = judge_night(gate_night(changed_driver(-0.06, 30), NIGHT + 29, conditions=document_of))
     assert word(outcome) == "environment step"
 
 
@@ -353,25 +355,25 @@ def test_pairs_are_spent_once_on_a_step() -> None:
         called.append(figure)
         return [(940.0 + i, 940.0 - i) for i in range(7)]
 
-    first = compared(gate_night(changed_driver(-0.06), NIGHT), source)
-    compared(gate_night(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
-    outcome = compared(gate_night(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
+    first = judge_night(gate_night(changed_driver(-0.06), NIGHT), source)
+    judge_night(gate_night(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
+    outcome = judge_night(gate_night(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
     assert called == [TOKENS, "memory_bytes"] and word(outcome) == "environment step"
 
 
 def test_a_slower_build_under_a_new_driver_is_a_regression() -> None:
-    assert word(compared(gate_night(changed_driver(-0.06), NIGHT), pairs(-0.06))) == "regression"
+    assert word(judge_night(gate_night(changed_driver(-0.06), NIGHT), pairs(-0.06))) == "regression"
 
 
 def test_a_new_driver_without_an_effect_is_no_finding_and_the_level_goes_on() -> None:
     for after in (1, 3, 8, 12):
-        assert word(compared(gate_night(changed_driver(0.0, after), NIGHT + after - 1))) == "no change"
+        assert word(judge_night(gate_night(changed_driver(0.0, after), NIGHT + after - 1))) == "no change"
     drifted = [*changed_driver(0.0, 10), point(NIGHT + 10, 900.0, conditions="c2")]
-    assert word(compared(gate_night(drifted, NIGHT + 10), pairs(-0.1))) == "regression"
+    assert word(judge_night(gate_night(drifted, NIGHT + 10), pairs(-0.1))) == "regression"
 
 
 def test_a_slow_night_under_a_new_driver_is_open_while_the_driver_may_be_the_cause() -> None:
-    outcome = compared(gate_night(changed_driver(-0.022), conditions=document_of), pairs(0.0, night=0.97))
+    outcome = judge_night(gate_night(changed_driver(-0.022), conditions=document_of), pairs(0.0, night=0.97))
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert (finding.word, finding.fields) == ("inconclusive", CHANGE)
 
@@ -380,25 +382,25 @@ def test_later_nights_of_another_node_are_not_known_yet() -> None:
     both = [point(i, 1000 * math.exp(z), node=f"n{i % 2}", conditions=f"c{i % 2}") for i, z in enumerate(noise(NIGHT))]
     tonight = point(NIGHT, 1000.0, node="n1", conditions="c1")
     later = [point(NIGHT + 1 + i, 500.0, node="n0", conditions="c0") for i in range(30)]
-    assert compared(gate_night([*both, tonight, *later])) == compared(gate_night([*both, tonight]))
+    assert judge_night(gate_night([*both, tonight, *later])) == judge_night(gate_night([*both, tonight]))
 
 
 def test_a_gain_by_a_driver_is_an_improvement_that_names_it() -> None:
-    outcome = compared(gate_night(changed_driver(0.08, 2), NIGHT + 1, conditions=document_of))
+    outcome = judge_night(gate_night(changed_driver(0.08, 2), NIGHT + 1, conditions=document_of))
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert (finding.word, finding.fields) == ("improvement", CHANGE)
 
 
 def test_a_regression_within_the_new_segment_is_not_hidden_by_the_step() -> None:
     points = [*changed_driver(-0.06, 12), point(NIGHT + 12, 800.0, conditions="c2")]
-    assert word(compared(gate_night(points, NIGHT + 12), pairs(-0.15))) == "regression"
+    assert word(judge_night(gate_night(points, NIGHT + 12), pairs(-0.15))) == "regression"
 
 
 def test_a_node_with_an_offset_is_no_finding_once_it_is_known() -> None:
     quiet = [point(i, (1000 if i % 2 else 960) * math.exp(z), node=f"n{i % 2}") for i, z in enumerate(noise(NIGHT))]
     for tonight in (point(NIGHT, 960.0, node="n0"), point(NIGHT, 1000.0, node="n1")):
-        assert word(compared(gate_night([*quiet, tonight]))) == "no change"
-    assert word(compared(gate_night([*quiet, point(NIGHT, 920.0, node="n1")]), pairs(-0.08))) == "regression"
+        assert word(judge_night(gate_night([*quiet, tonight]))) == "no change"
+    assert word(judge_night(gate_night([*quiet, point(NIGHT, 920.0, node="n1")]), pairs(-0.08))) == "regression"
 
 
 # -- what the nights are made of
@@ -408,17 +410,17 @@ def test_order_and_duplicates_change_nothing() -> None:
     points = shifted(-0.10)
     mixed = [*points, *points[::3]]
     random.Random(2).shuffle(mixed)
-    assert compared(gate_night(mixed), pairs(-0.1)) == compared(gate_night(points), pairs(-0.1))
+    assert judge_night(gate_night(mixed), pairs(-0.1)) == judge_night(gate_night(points), pairs(-0.1))
 
 
 def test_tonight_never_enters_its_own_level_nor_does_a_later_night() -> None:
-    alone = compared(gate_night(shifted(-0.10)), pairs(-0.1))
+    alone = judge_night(gate_night(shifted(-0.10)), pairs(-0.1))
     later = [*shifted(-0.10), *(point(NIGHT + 1 + i, 900.0) for i in range(20))]
-    assert compared(gate_night(later), pairs(-0.1)).findings == alone.findings
+    assert judge_night(gate_night(later), pairs(-0.1)).findings == alone.findings
 
 
 def test_confirmations_and_invalid_runs_change_no_level() -> None:
-    quiet = compared(gate_night(shifted(-0.02)))
+    quiet = judge_night(gate_night(shifted(-0.02)))
     noisy = [
         *shifted(-0.02),
         *(point(i, 500.0, run_id=f"a{i}", purpose="confirm-a") for i in range(20)),
@@ -428,7 +430,7 @@ def test_confirmations_and_invalid_runs_change_no_level() -> None:
         *(point(i, None, run_id=f"f{i}", word="failed") for i in range(20)),
         point(NIGHT, 400.0, run_id="b", purpose="confirm-b"),
     ]
-    assert compared(gate_night(noisy)).findings == quiet.findings
+    assert judge_night(gate_night(noisy)).findings == quiet.findings
 
 
 def test_a_pair_with_a_run_that_is_no_evidence_is_none() -> None:
@@ -452,22 +454,22 @@ def test_what_a_later_night_measures_is_not_missing_in_an_earlier_one() -> None:
 
     runs = [night_with(i, None if i < 12 else 0.5) for i in range(20)]
     late = [night_with(i, 0.5 if i < 12 else None) for i in range(13)]
-    assert "missing" not in [f.word for f in compared(gate_night(runs, 11)).findings]
-    assert "missing" in [f.word for f in compared(gate_night(late, 12)).findings]
+    assert "missing" not in [f.word for f in judge_night(gate_night(runs, 11)).findings]
+    assert "missing" in [f.word for f in judge_night(gate_night(late, 12)).findings]
 
 
 def test_a_unit_mix_up_is_no_number_to_average() -> None:
-    outcome = compared(gate_night(shifted(999.0)))
+    outcome = judge_night(gate_night(shifted(999.0)))
     assert word(outcome) == "inconclusive"
     twice = [*shifted(999.0), point(NIGHT + 1, 1e6)]
-    assert word(compared(gate_night(twice, NIGHT + 1))) == "improvement"
+    assert word(judge_night(gate_night(twice, NIGHT + 1))) == "improvement"
 
 
 def test_a_figure_that_disappears_is_missing() -> None:
     points = [*nights(NIGHT, joules_per_token=0.1), point(NIGHT, 1000.0)]
-    outcome = compared(gate_night(points))
+    outcome = judge_night(gate_night(points))
     assert word(outcome, "joules_per_token") == "missing" and exit_code(outcome.findings) == 3
-    assert not [f for f in compared(gate_night(nights(NIGHT + 1))).findings if f.figure == "joules_per_token"]
+    assert not [f for f in judge_night(gate_night(nights(NIGHT + 1))).findings if f.figure == "joules_per_token"]
 
 
 # -- runs and entries
@@ -484,7 +486,7 @@ def test_a_figure_that_disappears_is_missing() -> None:
     ],
 )
 def test_a_run_that_is_no_evidence_is_a_finding(change: dict[str, str], expected: str, code: int) -> None:
-    outcome = compared(gate_night([*nights(NIGHT), point(NIGHT, 1000.0, **change)]))
+    outcome = judge_night(gate_night([*nights(NIGHT), point(NIGHT, 1000.0, **change)]))
     assert [f.word for f in outcome.findings] == [expected] and exit_code(outcome.findings) == code
     assert outcome.compared == 0 and outcome.expected == 1
 
@@ -492,7 +494,7 @@ def test_a_run_that_is_no_evidence_is_a_finding(change: dict[str, str], expected
 def test_missing_is_not_green_and_the_first_line_counts() -> None:
     both = {"S": nights(NIGHT + 1), "T": nights(NIGHT)}
     expected = {"suite/s": "S", "suite/t": "T", "suite/new": None}
-    outcome = compared(GateInput(day(NIGHT), both, {}, expected=expected))
+    outcome = judge_night(GateInput(day(NIGHT), both, {}, expected=expected))
     assert sorted(f.label for f in outcome.findings if f.word == "missing") == ["suite/new", "suite/t"]
     assert exit_code(outcome.findings) == 3
     assert (outcome.compared, outcome.expected) == (1, 3) and outcome.first_line.endswith(f"since {day(10)}")
@@ -503,35 +505,35 @@ def test_a_gain_of_one_night_waits_for_a_second_one() -> None:
     words = []
     for number in (1, 2):
         inputs = GateInput(day(NIGHT + number - 1), {"S": [*quiet, *gains[:number]]}, {})
-        (finding,) = [f for f in compared(inputs).findings if f.figure == TOKENS]
+        (finding,) = [f for f in judge_night(inputs).findings if f.figure == TOKENS]
         words.append((finding.word, finding.is_gain_to_confirm))
     assert words == [("inconclusive", True), ("improvement", False)]
 
 
 def test_a_night_of_nothing_compares_nothing() -> None:
-    outcome = compared(GateInput(day(NIGHT), {}, {}, expected={"suite/s": None}))
+    outcome = judge_night(GateInput(day(NIGHT), {}, {}, expected={"suite/s": None}))
     assert (outcome.compared, outcome.expected) == (0, 1) and outcome.first_line.endswith("no baseline")
     assert exit_code(outcome.findings) == 3
 
 
 def test_without_a_list_what_ran_lately_is_expected() -> None:
-    outcome = compared(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(NIGHT)}, {}))
+    outcome = judge_night(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(NIGHT)}, {}))
     assert [(f.series, f.word) for f in outcome.findings if f.word == "missing"] == [("T", "missing")]
-    old = compared(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(10)}, {}))
+    old = judge_night(GateInput(day(NIGHT), {"S": nights(NIGHT + 1), "T": nights(10)}, {}))
     assert not [f for f in old.findings if f.word == "missing"]
 
 
 @pytest.mark.parametrize(("days", "is_expected"), [(14, True), (15, False)])
 def test_a_series_of_the_last_two_weeks_is_expected(days: int, is_expected: bool) -> None:
     points = {"S": nights(NIGHT + 1), "T": nights(NIGHT - days + 1)}
-    outcome = compared(GateInput(day(NIGHT), points, {}))
+    outcome = judge_night(GateInput(day(NIGHT), points, {}))
     assert [f.series for f in outcome.findings if f.word == "missing"] == (["T"] if is_expected else [])
 
 
 def test_an_entry_whose_work_changed_is_incomparable_with_the_fields() -> None:
     points = {"S": nights(NIGHT), "T": [point(NIGHT, 1000.0, entry="suite/s")]}
     documents = {"S": series(), "T": series(micro_batch=4, work="w2")}
-    outcome = compared(GateInput(day(NIGHT), points, documents, expected={"suite/s": "S"}))
+    outcome = judge_night(GateInput(day(NIGHT), points, documents, expected={"suite/s": "S"}))
     (finding,) = [f for f in outcome.findings if f.word == "incomparable"]
     assert set(finding.fields) == set(differences(dict(documents["S"]), dict(documents["T"])))
     assert len(finding.fields) == 2 and exit_code(outcome.findings) == 3
@@ -560,7 +562,7 @@ def test_a_changed_workload_is_named_by_its_numbers(
     inputs = GateInput(
         day(NIGHT), points, documents, expected=expected, workload=lambda run_id: numbers.get(run_id, old)
     )
-    outcome = compared(inputs)
+    outcome = judge_night(inputs)
     (finding,) = [f for f in outcome.findings if f.word == "incomparable"]
     assert finding.fields == fields
     page = FindingPage(outcome.first_line, day(NIGHT), outcome.findings)
@@ -568,7 +570,7 @@ def test_a_changed_workload_is_named_by_its_numbers(
 
 
 def test_a_new_entry_is_found_by_its_name() -> None:
-    outcome = compared(gate_night([point(NIGHT, 1000.0, entry="suite/s")], expected={"suite/s": None}))
+    outcome = judge_night(gate_night([point(NIGHT, 1000.0, entry="suite/s")], expected={"suite/s": None}))
     assert {f.word for f in outcome.findings} == {"new series"} and outcome.expected == 1
 
 
@@ -580,15 +582,17 @@ def slow_machine(night: int) -> Finding:
 
 
 def test_a_machine_that_the_control_finds_slow_is_named_and_its_runs_are_judged() -> None:
-    outcome = compared(gate_night(shifted(-0.10), past=[slow_machine(NIGHT)]), pairs(-0.10))
+    outcome = judge_night(gate_night(shifted(-0.10), past=[slow_machine(NIGHT)]), pairs(-0.10))
     (machine,) = [f for f in outcome.findings if f.word == "bad night"]
     assert (machine.label, machine.detail, machine.runs) == ("node n1", "the fan", (f"run{NIGHT:03d}",))
     assert word(outcome) == "regression" and exit_code(outcome.findings) == 4 and exit_code([machine]) == 0
-    assert not [f for f in compared(gate_night(shifted(0.0), past=[slow_machine(NIGHT - 1)])).findings if not f.series]
+    assert not [
+        f for f in judge_night(gate_night(shifted(0.0), past=[slow_machine(NIGHT - 1)])).findings if not f.series
+    ]
 
 
 def test_no_level_rests_on_the_runs_of_a_slow_machine() -> None:
-    findings = compared(gate_night(nights(NIGHT), NIGHT - 1, past=[slow_machine(NIGHT - 1)])).findings
+    findings = judge_night(gate_night(nights(NIGHT), NIGHT - 1, past=[slow_machine(NIGHT - 1)])).findings
     assert f"run{NIGHT - 1:03d}" in histories(gate_night(shifted(0.0)))["S"]
     assert f"run{NIGHT - 1:03d}" not in histories(gate_night(shifted(0.0), past=findings))["S"]
 
@@ -611,7 +615,7 @@ def many(count: int, change: float, node: str = "n1", first: int = 0) -> dict[st
 
 def test_many_series_that_move_alike_on_one_node_are_one_finding() -> None:
     points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
-    outcome = compared(GateInput(day(NIGHT), points, {}))
+    outcome = judge_night(GateInput(day(NIGHT), points, {}))
     assert [f.label for f in outcome.findings if f.word == "bad night"] == ["node n1"]
     assert exit_code(outcome.findings) == 0 and outcome.compared == 12
 
@@ -623,13 +627,13 @@ def test_a_node_is_slow_alone_where_most_others_and_three_at_least_did_not_move(
     still: int, moved: int, is_the_node: bool
 ) -> None:
     points = {**many(6, -0.10), **many(still, 0.0, "n2", 6), **many(moved, -0.10, "n2", 6 + still)}
-    outcome = compared(GateInput(day(NIGHT), points, {}))
+    outcome = judge_night(GateInput(day(NIGHT), points, {}))
     assert ("node n1" in [f.label for f in outcome.findings if f.word == "bad night"]) is is_the_node
 
 
 def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
     points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
-    first = compared(GateInput(day(NIGHT), points, {}))
+    first = judge_night(GateInput(day(NIGHT), points, {}))
     (node,) = [f for f in first.findings if f.word == "bad night"]
     assert len(node.runs) == 6
     again = {s: [*of, point(NIGHT + 1, 1000.0, node=of[-1].node)] for s, of in points.items()}
@@ -640,23 +644,23 @@ def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
 
 
 def test_one_node_alone_does_not_say_whether_it_or_the_build_is_slow() -> None:
-    outcome = compared(GateInput(day(NIGHT), many(6, -0.10), {}))
+    outcome = judge_night(GateInput(day(NIGHT), many(6, -0.10), {}))
     assert {f.word for f in outcome.findings if f.figure == TOKENS} == {"inconclusive"}
-    bad = compared(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(0.0, night=0.9))
+    bad = judge_night(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(0.0, night=0.9))
     assert [f.label for f in bad.findings if f.word == "bad night"] == ["node n1"]
-    slow = compared(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(-0.1))
+    slow = judge_night(GateInput(day(NIGHT), many(6, -0.10), {}), pairs(-0.1))
     assert sum(f.word == "regression" for f in slow.findings) == 6
 
 
 def test_beyond_a_hundred_series_a_small_excess_is_chance_and_a_large_one_is_not() -> None:
     quiet = {f"X{i}": [*nights(NIGHT, seed=i), point(NIGHT, 1000.0)] for i in range(120)}
     small = {**quiet, "S": shifted(-0.026)}
-    assert word(compared(GateInput(day(NIGHT), {"S": small["S"]}, {}))) == "inconclusive"
+    assert word(judge_night(GateInput(day(NIGHT), {"S": small["S"]}, {}))) == "inconclusive"
     (finding,) = [
-        f for f in compared(GateInput(day(NIGHT), small, {})).findings if (f.series, f.figure) == ("S", TOKENS)
+        f for f in judge_night(GateInput(day(NIGHT), small, {})).findings if (f.series, f.figure) == ("S", TOKENS)
     ]
     assert finding.word == "no change" and "chance" in finding.detail
-    clear = compared(GateInput(day(NIGHT), {**quiet, "S": shifted(-0.10)}, {}), pairs(-0.1))
+    clear = judge_night(GateInput(day(NIGHT), {**quiet, "S": shifted(-0.10)}, {}), pairs(-0.1))
     assert word(clear) == "regression"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from gate_points import conditions, day, event, point, series
-from levelfield.nights.gate import GateReport, compared
+from levelfield.nights.gate import GateReport, judge_night
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding, exit_code
 from levelfield.specs.record import GatedFigure, Point, StoreEvent
@@ -98,7 +98,7 @@ class Month:
             self.past,
             lambda digest: conditions(software={"driver": "550" if digest == "c1" else "560"}),
         )
-        report = compared(inputs, lambda name, figure: self.pairs(night, name, figure))
+        report = judge_night(inputs, lambda name, figure: self.pairs(night, name, figure))
         self.past += report.findings
         self.reports[night] = report
 

@@ -15,7 +15,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
-from levelfield.nights.gate import compared
+from levelfield.nights.gate import judge_night
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.stored_nights import gate_input
 from levelfield.series.judgement import Pairs
@@ -160,7 +160,7 @@ def words(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
             store.expect(night_name(number), "month", entries)
             gate = gate_input(store, night_name(number), "month")
             sources = PairSources(month, store, gate, number)
-            report = compared(gate, sources.pairs, sources.nulls)
+            report = judge_night(gate, sources.pairs, sources.nulls)
             for finding in report.findings:
                 store.add_finding(report.night, finding.model_dump(mode="json"))
                 name = next((n for n, d in entries.items() if d == finding.series), finding.label)

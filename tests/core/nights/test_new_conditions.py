@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gate_points import conditions, day, event, nights, noise, point, series
 from levelfield.measure.student import normal_tail, t_quantile
-from levelfield.nights.gate import ConfirmingPairs, GateReport, compared, suspects
+from levelfield.nights.gate import ConfirmingPairs, GateReport, judge_night, suspects
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.causes import ENOUGH_CLEARED
 from levelfield.series.findings import Finding, FindingWord, exit_code
@@ -94,7 +94,7 @@ def test_pairs_tell_the_build_from_the_conditions_until_they_are_accepted(
     for after in range(1, 4):
         called: list[str] = []
         inputs = gate_night({"S": under_driver(both, after)}, NIGHT + after - 1, past=past)
-        report = compared(inputs, source(build, driver, called))
+        report = judge_night(inputs, source(build, driver, called))
         finding = of(report)
         is_open = after == 1 and word in ("environment step", "improvement")
         expected_word = "inconclusive" if is_open else word
@@ -114,9 +114,9 @@ def test_a_build_that_did_not_change_needs_no_pairs_under_a_new_driver() -> None
 
 
 def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
-    first = compared(gate_night({"S": under_driver(0.0)}), source(-0.05, 0.05))
+    first = judge_night(gate_night({"S": under_driver(0.0)}), source(-0.05, 0.05))
     inputs = gate_night({"S": under_driver(0.0, 2)}, NIGHT + 1, past=first.findings)
-    report = compared(inputs, lambda series, figure: "no build")
+    report = judge_night(inputs, lambda series, figure: "no build")
     assert of(report).word == "regression" and exit_code(report.findings) == 4
     assert of(report).named == day(NIGHT) and "no build" in of(report).detail
     assert suspects(inputs)[0].figure == TOKENS and suspects(inputs)[0].chance < 0.0, "it is the first to get pairs"
@@ -124,7 +124,7 @@ def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
 
 def test_pairs_that_cannot_be_compared_prove_nothing() -> None:
     for broken in ([(math.nan, 950.0)] * 7, [(None, 950.0)] * 7, [(0.0, 950.0)] * 7, [(-1000.0, 950.0)] * 7, []):
-        finding = of(compared(gate_night({"S": under_driver(0.0)}), lambda series, figure, b=broken: b))  # type: ignore[misc]
+        finding = of(judge_night(gate_night({"S": under_driver(0.0)}), lambda series, figure, b=broken: b))  # type: ignore[misc]
         assert (finding.word, finding.pairs) == ("inconclusive", 0), broken
 
 
@@ -132,7 +132,7 @@ def test_pairs_that_cannot_be_compared_prove_nothing() -> None:
 def test_one_bad_night_under_a_new_driver_is_no_step_and_two_are(bad: Sequence[int]) -> None:
     points = under_driver(0.0, 3)
     points[NIGHT:] = [replace_tokens(p, 0.88 if i in bad else 1.0) for i, p in enumerate(points[NIGHT:])]
-    words = [of(compared(gate_night({"S": points[: NIGHT + n]}, NIGHT + n - 1))).word for n in (1, 2, 3)]
+    words = [of(judge_night(gate_night({"S": points[: NIGHT + n]}, NIGHT + n - 1))).word for n in (1, 2, 3)]
     steps = [len(set(bad) & set(range(n))) > n / 2 and n > 1 for n in (1, 2, 3)]
     assert [word == "environment step" for word in words] == steps, words
     assert (words[0] == "inconclusive") is (0 in bad)
@@ -147,7 +147,7 @@ def test_one_series_alone_needs_a_clearer_step(z: float, word: str) -> None:
     excess = t_quantile(normal_tail(z), finding.step.before.freedom) * finding.step.error
     rate = math.exp(-finding.step.before.cost - excess)
     points[NIGHT:] = [point(NIGHT + i, rate, conditions="c2") for i in range(3)]
-    assert of(compared(gate_night({"S": points}, NIGHT + 2))).word == word
+    assert of(judge_night(gate_night({"S": points}, NIGHT + 2))).word == word
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def fleet(count: int, effect: float = 0.0, after: int = 1, **changes: Any) -> di
 def test_a_driver_that_moves_all_series_is_one_finding_until_it_is_accepted() -> None:
     past: list[Finding] = []
     for after in (1, 2, 9):
-        report = compared(gate_night(fleet(12, -0.06, after), NIGHT + after - 1, past=past))
+        report = judge_night(gate_night(fleet(12, -0.06, after), NIGHT + after - 1, past=past))
         (finding,) = [finding for finding in report.findings if finding.figure == TOKENS]
         assert (finding.word, finding.series, finding.label) == ("environment step", "", CHANGE[0])
         assert len(finding.runs) == 12 and finding.change == pytest.approx(-0.06, abs=0.01)
@@ -185,18 +185,18 @@ def test_a_driver_that_moves_all_series_is_one_finding_until_it_is_accepted() ->
         past += report.findings
     step = {"before": "c1", "after": "c2"}
     events = [event("environment-step", NIGHT + 9, series=f"X{i}", data=step) for i in range(12)]
-    later = compared(gate_night(fleet(12, -0.06, 12), NIGHT + 11, past=past, events=events))
+    later = judge_night(gate_night(fleet(12, -0.06, 12), NIGHT + 11, past=past, events=events))
     assert exit_code(later.findings) == 0 and not of_causes(later)
 
 
 def test_a_driver_that_makes_all_faster_is_one_open_finding() -> None:
-    (finding,) = of_causes(compared(gate_night(fleet(12, 0.06))))
+    (finding,) = of_causes(judge_night(gate_night(fleet(12, 0.06))))
     assert (finding.word, exit_code([finding])) == ("improvement", 0)
 
 
 def test_one_series_that_a_driver_moved_keeps_its_own_finding() -> None:
     points = {**fleet(12), "S": under_driver(-0.10, seed=99)}
-    report = compared(gate_night(points))
+    report = judge_night(gate_night(points))
     assert of(report).word == "environment step" and not of_causes(report), "thirteen series tell one that moved"
 
 
@@ -206,7 +206,7 @@ def test_the_build_of_a_series_that_its_driver_moved_has_its_own_word() -> None:
 
     points = fleet(12, -0.06)
     points["X3"] = [replace_tokens(p, 0.95) if p.conditions == "c2" else p for p in points["X3"]]
-    report = compared(gate_night(points), pairs)
+    report = judge_night(gate_night(points), pairs)
     (step,) = of_causes(report)
     assert step.word == "environment step" and {f.series for f in report.findings if f.word == "regression"} == {"X3"}
     assert of(report, "X4").word == "no change" and of(report, "X4").conditions_change == pytest.approx(-0.06, abs=0.01)
@@ -227,10 +227,10 @@ def with_outliers(points: dict[str, list[Point]], nights_of: Mapping[int, Sequen
 def test_what_the_same_series_show_by_chance_is_no_step() -> None:
     """One of forty is 15 % off in the first night: a step where no night before was, and chance where some were."""
     tonight = {7: [NIGHT]}
-    quiet = compared(gate_night(with_outliers(fleet(40), tonight)))
+    quiet = judge_night(gate_night(with_outliers(fleet(40), tonight)))
     assert of(quiet, "X7").word == "environment step"
     before = {i: [20 + i % 15] for i in range(0, 40, 4)}
-    finding = compared(gate_night(with_outliers(fleet(40), {**before, **tonight})))
+    finding = judge_night(gate_night(with_outliers(fleet(40), {**before, **tonight})))
     assert of(finding, "X7").word == "inconclusive" and "by chance" in of(finding, "X7").detail
     assert exit_code(finding.findings) == 0
 
@@ -242,9 +242,11 @@ def test_a_bad_night_counts_for_chance_although_no_level_rests_on_it() -> None:
         Finding(series=f"X{i}", label="", figure=TOKENS, word="bad night", night=day(n), run_id=f"{i}.run{n:03d}")
         for i, (n,) in before.items()
     ]
-    assert of(compared(gate_night(points, past=bad)), "X7").word == "inconclusive"
+    assert of(judge_night(gate_night(points, past=bad)), "X7").word == "inconclusive"
     of_node = [replace_series(f) for f in bad]
-    assert of(compared(gate_night(points, past=of_node)), "X7").word == "environment step", "the node was slow, not X7"
+    assert of(judge_night(gate_night(points, past=of_node)), "X7").word == "environment step", (
+        "the node was slow, not X7"
+    )
 
 
 @pytest.mark.parametrize(("largest", "by_chance"), [(0.06, False), (0.072, True), (0.14, True)])
@@ -255,7 +257,7 @@ def test_a_step_has_to_be_half_as_large_again_as_what_nights_before_showed(large
         points[f"X{i}"] = [
             replace_tokens(p, 1 - largest) if n == 20 + i % 15 else p for n, p in enumerate(points[f"X{i}"])
         ]
-    finding = of(compared(gate_night(with_outliers(points, {7: [NIGHT]}))), "X7")
+    finding = of(judge_night(gate_night(with_outliers(points, {7: [NIGHT]}))), "X7")
     assert finding.word == ("inconclusive" if by_chance else "environment step")
 
 
@@ -276,7 +278,7 @@ def slow(sizes: Mapping[str, float]) -> dict[str, list[Point]]:
 def test_a_budget_goes_to_the_likeliest_and_names_what_it_does_not_hold() -> None:
     points = slow({"A": 0.04, "B": 0.12, "C": 0.06, "D": 0.05})
     called: list[str] = []
-    report = compared(gate_night(points), source(-0.1, 0.0, called), most_pairs=5)
+    report = judge_night(gate_night(points), source(-0.1, 0.0, called), most_pairs=5)
     assert called == ["B", "C"], "C begins: B alone took fewer than five"
     assert [of(report, name).word for name in "ABCD"] == ["inconclusive", "regression", "regression", "inconclusive"]
     assert "5 pairs" in of(report, "A").detail
@@ -287,9 +289,9 @@ def test_two_nights_decide_nothing_where_pairs_were_only_put_off() -> None:
         n: [*p, point(NIGHT + 1, {"A": 900.0, "B": 700.0}[n], node=n)] for n, p in slow({"A": 0.1, "B": 0.3}).items()
     }
     inputs = gate_night(points, NIGHT + 1)
-    assert of(compared(inputs), "A").word == "regression", "no pairs at all"
-    assert of(compared(inputs, source(-0.1), most_pairs=1), "A").word == "inconclusive"
-    assert of(compared(inputs, lambda series, figure: "no build"), "A").word == "regression"
+    assert of(judge_night(inputs), "A").word == "regression", "no pairs at all"
+    assert of(judge_night(inputs, source(-0.1), most_pairs=1), "A").word == "inconclusive"
+    assert of(judge_night(inputs, lambda series, figure: "no build"), "A").word == "regression"
 
 
 def test_the_slower_build_behind_a_faster_driver_gets_the_first_pairs() -> None:
@@ -301,7 +303,7 @@ def test_the_slower_build_behind_a_faster_driver_gets_the_first_pairs() -> None:
         called.append(name)
         return paired(-0.05 if name == "X8" else 0.0, 0.05) if figure == TOKENS else None
 
-    report = compared(inputs, pairs, most_pairs=1)
+    report = judge_night(inputs, pairs, most_pairs=1)
     assert set(called) == {"X8"} and of(report, "X8").word == "regression"
     waiting = [finding for finding in of_causes(report) if finding.word == "inconclusive"]
     assert [f.label for f in waiting] == [*CHANGE] and re.findall(r"\d+", waiting[0].detail)[:2] == ["29", "30"]
@@ -350,9 +352,9 @@ def nulls_of(bias: float, count: int = 7, day_of: int = NIGHT, node: str = "n1",
 
 def test_a_bias_of_the_arms_is_no_regression_and_a_finding_of_its_own() -> None:
     suspicious = [*nights(NIGHT), point(NIGHT, 940.0)]
-    alone = compared(gate_night({"S": suspicious}), source(-0.03))
+    alone = judge_night(gate_night({"S": suspicious}), source(-0.03))
     assert of(alone).word == "regression"
-    report = compared(gate_night({"S": [*suspicious, *nulls_of(-0.03)]}), source(-0.03))
+    report = judge_night(gate_night({"S": [*suspicious, *nulls_of(-0.03)]}), source(-0.03))
     assert of(report).word in ("no change", "inconclusive") and "of -3." in of(report).detail
     (arms,) = of_causes(report)
     assert (arms.word, arms.figure, exit_code([arms])) == ("biased arms", TOKENS, 0)
@@ -368,10 +370,10 @@ def test_null_pairs_run_for_a_regression_alone_and_no_more_than_are_needed() -> 
             yield pair
 
     suspicious = [*nights(NIGHT), point(NIGHT, 900.0)]
-    assert of(compared(gate_night({"S": suspicious}), source(0.0), nulls)).word == "no change" and called == []
-    finding = of(compared(gate_night({"S": suspicious}), source(-0.1), nulls))
+    assert of(judge_night(gate_night({"S": suspicious}), source(0.0), nulls)).word == "no change" and called == []
+    finding = of(judge_night(gate_night({"S": suspicious}), source(-0.1), nulls))
     assert finding.word == "regression" and called == [TOKENS] * 7 and "7 A/A pairs" in finding.detail
-    stored = compared(gate_night({"S": [*suspicious, *nulls_of(0.0)]}), source(-0.1), nulls)
+    stored = judge_night(gate_night({"S": [*suspicious, *nulls_of(0.0)]}), source(-0.1), nulls)
     assert of(stored).word == "regression" and len(called) == 7, "those of the last weeks suffice"
 
 
@@ -384,7 +386,7 @@ def test_null_pairs_end_with_seven_to_fourteen_a_night(stored: int, more: int) -
         return ((1000.0, 970.0 + next(ran) % 2) for _ in range(99))
 
     points = [*nights(NIGHT), point(NIGHT, 900.0), *nulls_of(-0.03, stored)]
-    assert of(compared(gate_night({"S": points}), source(-0.03), nulls)).word != "regression"
+    assert of(judge_night(gate_night({"S": points}), source(-0.03), nulls)).word != "regression"
     assert next(ran) == more
 
 
@@ -404,7 +406,7 @@ def test_null_pairs_end_with_seven_to_fourteen_a_night(stored: int, more: int) -
 )
 def test_only_whole_valid_null_pairs_of_the_node_and_the_last_weeks_count(nulls: list[Point], counts: bool) -> None:
     suspicious = [*nights(NIGHT), point(NIGHT, 940.0)]
-    report = compared(gate_night({"S": [*suspicious, *nulls]}), source(-0.03))
+    report = judge_night(gate_night({"S": [*suspicious, *nulls]}), source(-0.03))
     assert (of(report).word == "regression") is not counts and bool(of_causes(report)) is counts
 
 
@@ -418,6 +420,6 @@ def test_a_run_without_its_partner_takes_none_of_another_pair() -> None:
 
 def test_null_pairs_change_no_level_and_no_trend() -> None:
     points = [*nights(NIGHT), point(NIGHT, 960.0)]
-    quiet = compared(gate_night({"S": points}))
-    with_nulls = compared(gate_night({"S": [*points, *nulls_of(0.0), *nulls_of(0.0, day_of=NIGHT - 5)]}))
+    quiet = judge_night(gate_night({"S": points}))
+    with_nulls = judge_night(gate_night({"S": [*points, *nulls_of(0.0), *nulls_of(0.0, day_of=NIGHT - 5)]}))
     assert replace(with_nulls) == quiet

@@ -51,7 +51,7 @@ def test_a_night_stores_what_changed_and_each_finding_once(monkeypatch: pytest.M
         )
         report = GateReport(night, findings, 2, 2)
         monkeypatch.setattr(night_session, "gate_input", lambda *_, night=night: GateInput(night, {}, {}, past=[*past]))
-        monkeypatch.setattr(night_session, "compared", lambda inputs, report=report: report)
+        monkeypatch.setattr(night_session, "judge_night", lambda inputs, report=report: report)
         session.request = SimpleNamespace(night=night, has_pairs=False)
         for _ in range(2):  # killed after the last finding, and started again
             assert NightSession.judge(session).findings == findings
@@ -79,7 +79,7 @@ def test_a_run_that_gives_no_reason_is_a_note_and_no_part_of_the_finding(monkeyp
 
     monkeypatch.setattr(build_pairs, "run_with_build", no_result)
     monkeypatch.setattr(night_session, "gate_input", lambda *_: GateInput(night, {}, {}))
-    monkeypatch.setattr(night_session, "compared", lambda inputs: GateReport(night, (finding,), 1, 1))
+    monkeypatch.setattr(night_session, "judge_night", lambda inputs: GateReport(night, (finding,), 1, 1))
     assert NightSession.judge(session).findings == (finding,)
     (note,) = notes
     assert "tiny:torch" in note and "25452b67ff06: it gave no result, exit code 2" in note
@@ -107,7 +107,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
     replaced: dict[str, Any] = {
         "weekly_series": lambda inputs, seconds: "S", "gate_input": lambda *arguments: after,
         "suspects": lambda inputs: [],
-        "null_arms": lambda *arguments: arms, "series_of": str, "paired_records": pairs, "compared": compared_nights,
+        "null_arms": lambda *arguments: arms, "series_of": str, "paired_records": pairs, "judge_night": compared_nights,
         "PairProgress": progress_of,
     }  # fmt: skip
     for name, value in replaced.items():

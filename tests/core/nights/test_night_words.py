@@ -14,7 +14,7 @@ from levelfield.errors import LevelfieldError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline, accepted_step
 from levelfield.nights.bisection import first_bad
 from levelfield.nights.build_pairs import Arm, paired_records
-from levelfield.nights.gate import GateReport, compared
+from levelfield.nights.gate import GateReport, judge_night
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.machine_control import out_of_line
 from levelfield.nights.nightly import read_state
@@ -48,20 +48,20 @@ def reports() -> Iterator[GateReport]:
         return [(1000.0 + i, 900.0 + i) for i in range(7)]
 
     fallen = [*quiet, point(40, 900.0)]
-    yield compared(gate_night({"S": fallen}, 40))
-    yield compared(gate_night({"S": fallen}, 40), pairs)
-    yield compared(gate_night({"S": fallen}, 40), pairs, most_pairs=0)
-    yield compared(gate_night({"S": [*quiet, *(point(40 + i, 1100.0 + i) for i in range(2))]}, 41))
+    yield judge_night(gate_night({"S": fallen}, 40))
+    yield judge_night(gate_night({"S": fallen}, 40), pairs)
+    yield judge_night(gate_night({"S": fallen}, 40), pairs, most_pairs=0)
+    yield judge_night(gate_night({"S": [*quiet, *(point(40 + i, 1100.0 + i) for i in range(2))]}, 41))
     driver = [point(40 + i, 940.0 + i, conditions="c2") for i in range(2)]
-    yield compared(gate_night({"S": [*quiet, *driver]}, 41), lambda name, figure: "the accepted build cannot run")
-    yield compared(gate_night({f"S{n}": [*quiet, *driver] for n in range(4)}, 41))
+    yield judge_night(gate_night({"S": [*quiet, *driver]}, 41), lambda name, figure: "the accepted build cannot run")
+    yield judge_night(gate_night({f"S{n}": [*quiet, *driver] for n in range(4)}, 41))
     others = {f"N{n}": [*nights(40, 0.002), point(40)] for n in range(3)}
     elsewhere = {name: [p.model_copy(update={"node": "n2"}) for p in points] for name, points in others.items()}
-    yield compared(gate_night({**{f"S{n}": fallen for n in range(3)}, **elsewhere}, 40))
-    yield compared(gate_night({"S": nights(5)}, 4))
+    yield judge_night(gate_night({**{f"S{n}": fallen for n in range(3)}, **elsewhere}, 40))
+    yield judge_night(gate_night({"S": nights(5)}, 4))
     ran = {"S": quiet, "T": [point(40, entry="suite/s")], "U": [*quiet, point(40, word="failed")]}
-    yield compared(gate_night(ran, 40, s="S", new=None, u="U"))
-    yield compared(gate_night({"S": quiet, "V": [*quiet, point(40, verdict="diverged")]}, 40))
+    yield judge_night(gate_night(ran, 40, s="S", new=None, u="U"))
+    yield judge_night(gate_night({"S": quiet, "V": [*quiet, point(40, verdict="diverged")]}, 40))
 
 
 def refusals(tmp_path: Path) -> Iterator[str]:

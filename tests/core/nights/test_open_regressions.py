@@ -12,7 +12,7 @@ import pytest
 from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.errors import UsageError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.gate import Confirmation, ConfirmingPairs, GateReport, PairRuns, compared, suspects
+from levelfield.nights.gate import Confirmation, ConfirmingPairs, GateReport, PairRuns, judge_night, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding, exit_code
 from levelfield.series.judgement import Pairs
@@ -60,7 +60,7 @@ def replaced(of_night: Point, factor: float) -> Point:
 
 
 def named_at(night: int, points: Sequence[Point], **more: Any) -> list[Finding]:
-    report = compared(inputs_of(points, night, **more), pairs_of(-0.05))
+    report = judge_night(inputs_of(points, night, **more), pairs_of(-0.05))
     assert of(report).word == "regression"
     return list(report.findings)
 
@@ -85,7 +85,7 @@ def test_no_undecided_night_moves_the_first_build() -> None:
     points, past = slow_from(12, 30, -0.03), list[Finding]()
     for night in range(7, 30):
         assert {s.examination.baseline_run for s in suspects(inputs_of(points, night, past=past))} <= {"run000"}
-        past += compared(inputs_of(points, night, past=past), pairs_of(-0.03, deviation=0.05)).findings
+        past += judge_night(inputs_of(points, night, past=past), pairs_of(-0.03, deviation=0.05)).findings
     assert not any(f.word == "regression" for f in past), "so noisy pairs never decide"
 
 
@@ -95,7 +95,7 @@ def test_a_fall_that_its_first_nights_do_not_show_is_found_when_pairs_can() -> N
         builds = {s.examination.baseline_run for s in suspects(inputs_of(points, night, past=past))}
         has_fall = [int(run.removeprefix("run")) >= 12 for run in builds]
         change = 0.0 if night < 12 or any(has_fall) else -0.03
-        report = compared(
+        report = judge_night(
             inputs_of(points, night, past=past), pairs_of(change, deviation=0.05 if night < 16 else 0.002)
         )
         past += report.findings
@@ -146,7 +146,7 @@ def test_a_first_build_that_no_commit_holds_is_passed_over_within_the_first_seve
 def test_a_night_that_does_not_decide_keeps_the_word_and_the_exit_code(undecided: ConfirmingPairs) -> None:
     points = [replaced(p, 1.03 if i > 15 else 1.0) for i, p in enumerate(slow_from(15, 40))]
     past = named_at(15, points)
-    report = compared(inputs_of(points, 16, past=past), undecided)
+    report = judge_night(inputs_of(points, 16, past=past), undecided)
     finding = of(report)
     assert (finding.word, finding.named, finding.run_id) == ("regression", day(15), "run016")
     assert exit_code(report.findings) == 4
@@ -154,10 +154,10 @@ def test_a_night_that_does_not_decide_keeps_the_word_and_the_exit_code(undecided
     assert finding.named == day(15) and all(part in finding.detail for part in (day(15), "5 pairs", "tonight: "))
     past += report.findings
     for night in range(17, 20):
-        again = compared(inputs_of(points, night, past=past), undecided)
+        again = judge_night(inputs_of(points, night, past=past), undecided)
         assert (of(again).word, of(again).named) == ("regression", day(15))
         past += again.findings
-    shown = compared(inputs_of(points, 20, past=past), pairs_of(-0.05))
+    shown = judge_night(inputs_of(points, 20, past=past), pairs_of(-0.05))
     assert (of(shown).word, of(shown).named, of(shown).against) == ("regression", day(15), "run000")
     assert of(shown).pairs == 1
 
@@ -167,24 +167,24 @@ def test_a_named_regression_whose_night_looks_good_gets_pairs_and_these_end_it()
     past = named_at(15, points)
     mended = [*points[:16], *nights(30)[16:]]
     assert [s.figure for s in suspects(inputs_of(mended, 16, past=past))] == [TOKENS]
-    assert of(compared(inputs_of(mended, 16, past=past), lambda *_: None)).word == "regression"
-    gone = compared(inputs_of(mended, 16, past=past), pairs_of(0.0))
+    assert of(judge_night(inputs_of(mended, 16, past=past), lambda *_: None)).word == "regression"
+    gone = judge_night(inputs_of(mended, 16, past=past), pairs_of(0.0))
     assert of(gone).word == "no change" and exit_code(gone.findings) == 0
     later = inputs_of(mended, 17, past=[*past, *gone.findings])
-    assert of(compared(later)).word == "no change" and suspects(later) == []
+    assert of(judge_night(later)).word == "no change" and suspects(later) == []
 
 
 def test_pairs_on_a_slow_machine_end_it_too() -> None:
     points = slow_from(15, 17)
-    gone = compared(inputs_of(points, 16, past=named_at(15, points)), pairs_of(0.0, around=0.8))
+    gone = judge_night(inputs_of(points, 16, past=named_at(15, points)), pairs_of(0.0, around=0.8))
     assert of(gone).word == "bad night" and of(gone).against == "run000"
     later = inputs_of([*points, *nights(1, first=17)], 17, past=[*named_at(15, points), *gone.findings])
-    assert of(compared(later)).word != "regression"
+    assert of(judge_night(later)).word != "regression"
 
 
 def test_pairs_look_for_it_where_the_night_seems_better_than_the_level() -> None:
     points = [*slow_from(15, 16), point(16, 1100.0)]
-    finding = of(compared(inputs_of(points, 16, past=named_at(15, points)), pairs_of(-0.05)))
+    finding = of(judge_night(inputs_of(points, 16, past=named_at(15, points)), pairs_of(-0.05)))
     assert (finding.word, finding.named, finding.pairs) == ("regression", day(15), 1)
 
 
@@ -196,7 +196,7 @@ def test_an_older_bad_night_does_not_end_it_and_an_older_no_change_does() -> Non
     (opened,) = [f for f in past if f.figure == TOKENS]
     for word, expected in (("bad night", "regression"), ("no change", "inconclusive")):
         older = opened.model_copy(update={**changes, "word": word})
-        assert of(compared(inputs_of(points, 17, past=[*past, older]))).word == expected, word
+        assert of(judge_night(inputs_of(points, 17, past=[*past, older]))).word == expected, word
 
 
 def test_an_accepted_regression_is_none() -> None:
@@ -206,12 +206,12 @@ def test_an_accepted_regression_is_none() -> None:
     assert accepted.runs == ("run015",)
     events = [accepted]
     later = inputs_of(points, 16, past=past, events=events)
-    assert of(compared(later)).word in ("no change", "inconclusive")
+    assert of(judge_night(later)).word in ("no change", "inconclusive")
     earlier = event("baseline", 15, runs=["run012", "run013", "run014"], level={TOKENS: 1000.0})
-    open_findings = compared(inputs_of(points, 16, past=past, events=[earlier]))
+    open_findings = judge_night(inputs_of(points, 16, past=past, events=[earlier]))
     assert of(open_findings).word == "regression", "a level of the nights before it accepts nothing of it"
     over = accepted.model_copy(update={"until": day(20)})
-    assert of(compared(inputs_of(points, 21, past=past, events=[over]))).word == "regression", (
+    assert of(judge_night(inputs_of(points, 21, past=past, events=[over]))).word == "regression", (
         "it was accepted until then"
     )
 
@@ -223,7 +223,7 @@ def test_a_second_fall_after_an_accepted_one_is_named_against_the_accepted_build
     accepted = accepted_baseline(LevelEvidence("S", tuple(points[:18]), tuple(past)), "ann", "known", at(17, 9))
     past += (second := named_at(25, points, past=past, events=[accepted]))
     assert "run017" in [f.against for f in second]
-    undecided = compared(inputs_of(points, 26, past=past, events=[accepted]), pairs_of(-0.05, deviation=0.06))
+    undecided = judge_night(inputs_of(points, 26, past=past, events=[accepted]), pairs_of(-0.05, deviation=0.06))
     assert (of(undecided).word, of(undecided).named) == ("regression", day(25))
 
 
@@ -233,7 +233,7 @@ def test_nights_end_what_nights_named() -> None:
     points = [replaced(p, factor) for p, factor in zip(nights(len(values), 0.002), values, strict=True)]
     past, words = list[Finding](), []
     for night in range(20, len(values)):
-        report = compared(inputs_of(points, night, past=past))
+        report = judge_night(inputs_of(points, night, past=past))
         past += report.findings
         words.append(of(report).word)
     assert words[:9] == ["inconclusive"] + ["regression"] * 8 and "regression" not in words[9:], words
@@ -245,13 +245,13 @@ def test_a_night_without_a_judged_run_keeps_it() -> None:
     past = named_at(15, points)
     failed = point(16, None, word="failed", memory_bytes=None)
     for last in ([failed], []):
-        report = compared(inputs_of([*points, *last], 16, past=past))
+        report = judge_night(inputs_of([*points, *last], 16, past=past))
         finding = of(report)
         assert (finding.word, finding.named, exit_code(report.findings)) == ("regression", day(15), 4)
         assert report.compared == 0, "the night itself compared nothing"
-    missed = compared(inputs_of(points, 16, past=past, expected={"suite/entry": "S"}))
+    missed = judge_night(inputs_of(points, 16, past=past, expected={"suite/entry": "S"}))
     assert sorted(f.word for f in missed.findings) == ["missing", "regression"] and exit_code(missed.findings) == 4
-    left_out = compared(inputs_of(points, 16, past=past, expected={"suite/other": None}))
+    left_out = judge_night(inputs_of(points, 16, past=past, expected={"suite/other": None}))
     assert not [f for f in left_out.findings if f.word == "regression"], "the suite has no such entry any more"
 
 
@@ -263,7 +263,7 @@ def test_a_finding_about_the_node_does_not_hide_it() -> None:
     tonight = {name: [*of_series[:16], replaced(of_series[16], 0.85)] for name, of_series in quiet.items()}
     past = named_at(15, quiet["S"])
     documents = {name: series(case=name) for name in quiet}
-    report = compared(GateInput(day(16), tonight, documents, past=past), pairs_of(0.0, around=0.85))
+    report = judge_night(GateInput(day(16), tonight, documents, past=past), pairs_of(0.0, around=0.85))
     assert [f.label for f in report.findings if f.word == "bad night" and not f.series] == ["node n1"]
     assert (of(report).word, of(report).named) == ("regression", day(15)) and exit_code(report.findings) == 4
 
@@ -277,15 +277,15 @@ def test_an_accepted_driver_does_not_end_a_regression_of_the_build() -> None:
     (suspect,) = suspects(night)
     assert suspect.examination.baseline_run == "run000"
     for change, expected in ((-0.05, ("regression", False, day(15))), (0.0, ("no change", True, None))):
-        finding = of(compared(night, pairs_of(change)))
+        finding = of(judge_night(night, pairs_of(change)))
         assert (finding.word, finding.pairs > 2, finding.named) == expected
-    assert of(compared(night)).named == day(15)
+    assert of(judge_night(night)).named == day(15)
 
 
 def test_a_regression_of_three_months_still_has_a_level_and_its_word() -> None:
     points, past = slow_from(15, 130), list[Finding]()
     for night in range(15, 130):
-        report = compared(inputs_of(points, night, past=past), pairs_of(-0.05, 0.06 if night % 3 == 1 else 0.002))
+        report = judge_night(inputs_of(points, night, past=past), pairs_of(-0.05, 0.06 if night % 3 == 1 else 0.002))
         past += report.findings
         assert of(report).word == "regression" and exit_code(report.findings) == 4, night
 
@@ -294,15 +294,15 @@ def test_a_night_that_was_judged_again_counts_once() -> None:
     points = slow_from(15, 30)
     past = named_at(15, points)
     again = [f.model_copy(update={"word": "no change", "build_change": 0.0}) for f in past if f.figure == TOKENS]
-    assert of(compared(inputs_of(points, 16, past=[*past, *again]))).word == "inconclusive"
-    assert of(compared(inputs_of(points, 15, past=past))).word == "inconclusive", "a night is not its own past"
-    assert of(compared(inputs_of(points, 14, past=past))).word == "no change", "nor is a later one"
+    assert of(judge_night(inputs_of(points, 16, past=[*past, *again]))).word == "inconclusive"
+    assert of(judge_night(inputs_of(points, 15, past=past))).word == "inconclusive", "a night is not its own past"
+    assert of(judge_night(inputs_of(points, 14, past=past))).word == "no change", "nor is a later one"
 
 
 def test_an_undecided_night_is_no_evidence_that_pairs_judged() -> None:
     points = slow_from(15, 18)
     past = named_at(15, points)
-    past += compared(inputs_of(points, 16, past=past), pairs_of(-0.05, deviation=0.06)).findings
+    past += judge_night(inputs_of(points, 16, past=past), pairs_of(-0.05, deviation=0.06)).findings
     with pytest.raises(UsageError, match="found 2"):
         accepted_baseline(LevelEvidence("S", tuple(points[:17]), tuple(past)), "ann", "why", at(16, 9))
 
@@ -331,7 +331,7 @@ def test_one_pair_a_night_holds_a_named_regression(change: float) -> None:
     points, past, pairs_of_nights = slow_from(15, 45, change), list[Finding](), []
     for number in range(15, 45):
         night, calls = inputs_of(points, number, past=past), list[int]()
-        report = compared(night, counted(pairs_of(change), calls)(night))
+        report = judge_night(night, counted(pairs_of(change), calls)(night))
         finding = of(report)
         assert (finding.word, exit_code(report.findings), finding.against) == ("regression", 4, "run000")
         assert finding.change == pytest.approx(change, abs=0.005)
@@ -347,10 +347,10 @@ def test_a_named_regression_that_one_pair_does_not_show_gets_further_pairs_and_e
     points = [*slow_from(15, 20), *nights(30)[20:]]
     past = named_at(15, points)
     night, calls = inputs_of(points, 20, past=past), list[int]()
-    report = compared(night, counted(pairs_of(0.0), calls)(night))
+    report = judge_night(night, counted(pairs_of(0.0), calls)(night))
     assert of(report).word == "no change" and len(calls) >= 3
     later = inputs_of(points, 21, past=[*past, *report.findings])
-    assert suspects(later) == [] and of(compared(later)).word == "no change"
+    assert suspects(later) == [] and of(judge_night(later)).word == "no change"
 
 
 @pytest.mark.parametrize(("bias", "node", "is_reconfirmed"), [
@@ -367,7 +367,7 @@ def test_one_pair_holds_a_regression_only_beyond_the_arms_bias(bias: float, node
         for i, pair in enumerate(values) for arm, value in zip(("null-a", "null-b"), pair, strict=True)
     ]  # fmt: skip
     night, calls = inputs_of(points, 18, past=past), list[int]()
-    compared(night, counted(pairs_of(-0.05), calls)(night))
+    judge_night(night, counted(pairs_of(-0.05), calls)(night))
     assert (len(calls) == 1) == is_reconfirmed
 
 
@@ -381,7 +381,7 @@ def test_where_a_night_holds_one_pair_those_of_its_nights_together_end_a_regress
         values = zip(("confirm-a", "confirm-b"), pair, strict=True)
         points += [point(number, value, purpose=arm, run_id=f"{arm}{number}") for arm, value in values]
         night = inputs_of(points, number, past=past)
-        report = compared(night, night.stored_pairs)
+        report = judge_night(night, night.stored_pairs)
         past += report.findings
         words.append(of(report).word)
     assert words[:8] == ["regression"] * 8 and words[8:] == ["no change"] * 4, words

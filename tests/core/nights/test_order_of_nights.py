@@ -12,7 +12,7 @@ from gate_points import at, day, nights, point, series
 from levelfield.errors import UsageError
 from levelfield.nights import night_session
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.gate import compared, suspects
+from levelfield.nights.gate import judge_night, suspects
 from levelfield.nights.gate_input import GateInput, nights_not_run, set_back_finding
 from levelfield.nights.night_session import NightRequest, NightSession
 from levelfield.plan.request import UserRequest
@@ -52,7 +52,7 @@ def test_nights_that_did_not_run_are_counted_by_the_days_on_which_nights_run(
 
 
 def verdict(inputs: GateInput) -> tuple[str, int]:
-    report = compared(inputs)
+    report = judge_night(inputs)
     page = FindingPage(report.first_line, inputs.night, report.findings, order=report.order)
     return page.verdict, page.exit_code
 
@@ -77,7 +77,7 @@ def test_a_night_that_is_dated_before_the_others_is_named_with_both_dates_and_is
     points, night, past = with_phantom()
     line, code = verdict(GateInput(night, {"S": points}, {"S": series()}, past=past))
     assert line.startswith(f"night {night} is incomplete: 1 incomparable") and day(19) in line and code == 3
-    (finding,) = [f for f in compared(GateInput(night, {"S": points}, {}, past=past)).findings if not f.series]
+    (finding,) = [f for f in judge_night(GateInput(night, {"S": points}, {}, past=past)).findings if not f.series]
     assert (finding.label, finding.fields) == (f"night {night}", (f"night {day(19)} -> {night}",))
     line, code = verdict(GateInput(day(39), {"S": points}, {"S": series()}, past=past))
     assert (code, night in line) == (0, False), "other nights are as they were"

@@ -14,7 +14,7 @@ from levelfield.errors import RunFailed
 from levelfield.explain.step_difference import PartChange, StepDifference
 from levelfield.nights import build_pairs
 from levelfield.nights.build_pairs import null_arms, weekly_series
-from levelfield.nights.gate import Confirmation, PairRuns, compared, suspects
+from levelfield.nights.gate import Confirmation, PairRuns, judge_night, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.series_history import FigureHistory, history_lines
 from levelfield.series.finding_forms import finding_line
@@ -139,7 +139,7 @@ def test_a_finding_is_said_when_its_pairs_end_and_before_the_next_ones_begin() -
         log.append(f"pairs of {name}")
         return [(1000.0 + i, 900.0 - i) for i in range(7)]
 
-    report = compared(GateInput(day(40), points, {}), run, say=lambda finding: log.append(finding_line(finding)))
+    report = judge_night(GateInput(day(40), points, {}), run, say=lambda finding: log.append(finding_line(finding)))
     assert [line.split(":")[0] for line in log] == ["pairs of S", "regression", "pairs of T", "regression"]
     assert all("-1" in line and "tokens/s" in line for line in log[1::2])
     assert [f.word for f in report.findings if f.figure == TOKENS] == ["regression", "regression"]

@@ -49,12 +49,12 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
         expected=lambda night: {},
         nights=lambda suite=None: [],
     )
-    assert len(gate_input(store, NIGHT, None).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
+    assert len(gate_input(store, NIGHT).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
     store.events = list
-    assert len(gate_input(store, NIGHT, None).points["s"]) == len(older), "its first nights are its level"
+    assert len(gate_input(store, NIGHT).points["s"]) == len(older), "its first nights are its level"
     changed = Finding(series="s", label="", figure="memory_bytes", word="regression", night="2026-01-02")
     store.events, store.changed_findings = (lambda: [accepted]), lambda since: [changed.model_dump(mode="json")]
-    assert len(gate_input(store, NIGHT, None).points["s"]) == len(older), "older nights are its level"
+    assert len(gate_input(store, NIGHT).points["s"]) == len(older), "older nights are its level"
 
 
 def test_the_numbers_of_a_run_s_work_come_from_its_stored_result(recorded: Path, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_numbers_of_a_run_s_work_come_from_its_stored_result(recorded: Path,
     record, training = real_record(run), load(Plan, RunPaths(run).plan).work.training
     with Store.open(str(tmp_path / "results.sqlite")) as store:
         store.add([record])
-        workload = gate_input(store, record.began[:10], None).workload
+        workload = gate_input(store, record.began[:10]).workload
         numbers = workload(record.run_id)
         assert workload("a run that the store does not have") == {}
     assert (numbers["global_batch"], numbers["sequence_length"]) == (training.global_batch, training.sequence_length)
@@ -83,5 +83,5 @@ def test_an_entry_is_expected_to_run_what_it_ran_in_the_newest_night_before() ->
         nights=lambda suite=None: list(of_nights), expected=lambda night: of_nights[night],
     )  # fmt: skip
     expected = {"s/e": "old", "s/same": "same", "s/first": "first", "s/gone": "near"}
-    assert gate_input(store, NIGHT, None).expected == expected
-    assert gate_input(store, "2026-11-26", None).expected == {"s/e": "new"}, "for one night"
+    assert gate_input(store, NIGHT).expected == expected
+    assert gate_input(store, "2026-11-26").expected == {"s/e": "new"}, "for one night"

@@ -86,7 +86,7 @@ class Night:
         return Finding.model_validate({**arguments, **more})
 
     def tickets(self, **more: Any) -> NightTickets:
-        return NightTickets(self.store, gate_input(self.store, self.night, None), self.runs, **more)
+        return NightTickets(self.store, gate_input(self.store, self.night), self.runs, **more)
 
     def ticket(self, finding: Finding | None = None, **more: Any) -> Ticket:
         return self.tickets(**more).ticket(finding or self.finding())

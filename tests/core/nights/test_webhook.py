@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from levelfield.errors import UsageError
-from levelfield.nights.webhook import VARIABLE, delivered, webhook_url
+from levelfield.nights.webhook import WEBHOOK_VARIABLE, delivered, webhook_url
 
 SECRET = "s3cret-t0ken"
 QUICK = (0.0, 0.0)
@@ -138,12 +138,12 @@ class TestSecret:
     def test_it_comes_from_a_file_or_a_variable_that_no_run_inherits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv(VARIABLE, f" https://x/{SECRET}\n")
-        assert webhook_url(None) == f"https://x/{SECRET}" and VARIABLE not in os.environ
+        monkeypatch.setenv(WEBHOOK_VARIABLE, f" https://x/{SECRET}\n")
+        assert webhook_url(None) == f"https://x/{SECRET}" and WEBHOOK_VARIABLE not in os.environ
         assert webhook_url(None) is None
         (tmp_path / "url").write_text(f"https://y/{SECRET}\n")
-        monkeypatch.setenv(VARIABLE, "https://x")
-        assert webhook_url(tmp_path / "url") == f"https://y/{SECRET}" and VARIABLE not in os.environ
+        monkeypatch.setenv(WEBHOOK_VARIABLE, "https://x")
+        assert webhook_url(tmp_path / "url") == f"https://y/{SECRET}" and WEBHOOK_VARIABLE not in os.environ
 
     @pytest.mark.parametrize(
         ("content", "reason"),
