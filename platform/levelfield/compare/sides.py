@@ -201,7 +201,7 @@ def _quantity(figure: RunFigure) -> Quantity:
     def entry(record: RunRecord) -> tuple[float | None, str | None]:
         return figure.value_and_reason(record.result, record.series.device_is == HOST_SHARE)
 
-    read = attrgetter(figure.column) if figure.column else lambda record: entry(record)[0]
+    read = attrgetter(figure.store_column) if figure.store_column else lambda record: entry(record)[0]
     return Quantity(
         FIGURE_COLUMNS[figure.name],
         read,
@@ -209,7 +209,7 @@ def _quantity(figure: RunFigure) -> Quantity:
         is_noisy=figure.is_noisy,
         is_optional=figure.is_optional,
         basis=lambda record: value_at(record.result, *figure.basis) if figure.basis else None,
-        read_night=(lambda record, point: read(point)) if figure.column else lambda record, point: None,
+        read_night=(lambda record, point: read(point)) if figure.store_column else lambda record, point: None,
         speed_exponent=1 if figure.name in ("tokens_per_second_per_device", MFU_NAME) else 0,
     )
 
@@ -227,8 +227,10 @@ def cost_quantity(prices: Prices) -> Quantity:
         rate, series = record.tokens_per_second_per_device, record.series
         total_rate = None if rate is None else rate * series.devices
         joules, reason, node_joules = ENERGY.read(record), ENERGY.reason(record), NODE_ENERGY.read(record)
-        is_share = series.device_is == HOST_SHARE
-        use = ResourceUse(series.chip, is_share, series.nodes, series.devices, total_rate, joules, reason, node_joules)
+        is_host_share = series.device_is == HOST_SHARE
+        use = ResourceUse(
+            series.chip, is_host_share, series.nodes, series.devices, total_rate, joules, reason, node_joules
+        )
         return cost_per_million_tokens(use, prices)
 
     def covers(record: RunRecord) -> str | None:

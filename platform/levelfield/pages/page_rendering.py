@@ -160,7 +160,7 @@ def text_table(language: str) -> dict[str, str]:
         names = figure.names[language]
         table |= {f"figure.{figure.page}": names.title, f"unit.{figure.page}": names.unit}
         if figure.worse:
-            table[f"js.gated.{figure.column}"] = names.title
+            table[f"js.gated.{figure.store_column}"] = names.title
     table.update(yaml.safe_load((_TEXTS_FOLDER / f"{language}.yaml").read_text(encoding="utf-8")))
     return table
 

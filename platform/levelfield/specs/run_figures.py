@@ -45,7 +45,7 @@ class RunFigure:
     is_noisy: bool = True  # equal runs differ in it
     is_compared: bool = True
     is_optional: bool = False  # comparisons leave it out where no run has it
-    column: str = ""  # the name of its column in the store; empty: it is read from the stored result
+    store_column: str = ""  # the name of its column in the store; empty: it is read from the stored result
     worse: Literal[1, -1] | None = None  # the gate holds it to a level, and more (1) or less (-1) is worse
     page: str = ""  # the name of a stored figure in the scripts of the pages
     option: str = ""  # the name of a gated figure on the command line
@@ -92,7 +92,7 @@ RUN_FIGURES = (
         ("throughput", "tokens_per_second_per_device"),
         "tokens/s/device",
         {"en": FigureNames("Throughput", "tokens/s/device"), "zh": FigureNames("吞吐量", "词元/秒/设备")},
-        column="tokens_per_second_per_device",
+        store_column="tokens_per_second_per_device",
         worse=-1,
         page="tokens",
         option="speed",
@@ -115,7 +115,7 @@ RUN_FIGURES = (
         divisor=GIB,
         digits=3,
         host_path=("memory", "process_peak"),
-        column="memory_bytes",
+        store_column="memory_bytes",
         worse=1,
         page="memory",
         option="memory",
@@ -128,7 +128,7 @@ RUN_FIGURES = (
         "J/token",
         {"en": FigureNames("Energy", "J/token"), "zh": FigureNames("能耗", "J/词元")},
         digits=4,
-        column="joules_per_token",
+        store_column="joules_per_token",
         worse=1,
         page="energy",
         option="energy",
@@ -152,7 +152,7 @@ RUN_FIGURES = (
         digits=2,
         largest=1.0,
         repeats_basis=("utilisation", HEADLINE_FORMULA, "peak_tflops"),
-        column=MFU_NAME,
+        store_column=MFU_NAME,
         page="mfu",
         table=MFU_TITLE,
     ),
@@ -173,13 +173,13 @@ RUN_FIGURES = (
         {"en": FigureNames("Loss", "nats/token"), "zh": FigureNames("损失", "nat/词元")},
         digits=5,
         is_noisy=False,
-        column="loss_tail",
+        store_column="loss_tail",
         page="loss",
         table="loss",
     ),
 )
 # Columns of version 1.0.0, with those in their places. Their numbers mean something else, so none is read.
 FORMER_COLUMNS = {"mfu": MFU_NAME}
-STORED = {figure.column: figure for figure in RUN_FIGURES if figure.column}
+STORED = {figure.store_column: figure for figure in RUN_FIGURES if figure.store_column}
 GATED = {column: figure for column, figure in STORED.items() if figure.worse}
 GATED_BY_OPTION = {figure.option: column for column, figure in GATED.items()}

@@ -16,7 +16,7 @@ from levelfield.specs.variables import ContainerVariables, VendorVariables, Visi
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a vendor or a framework: a part of file names and of Dockerfiles
 HOST_KIND = "cpu"  # the device kind of the host's own processors
-HOST_SHARE: Literal["host share"] = "host share"  # `device_is` of its devices
+HOST_SHARE: Literal["host share"] = "host share"  # `device_is` where a device is some cores of the host
 DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*(=[A-Za-z0-9.+:~-]+)?$")]
 PeakDtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
 
