@@ -367,7 +367,7 @@ def _add_bisect_options(parser: argparse.ArgumentParser) -> None:
 
 def _bisect(options: argparse.Namespace) -> int:
     """Print the first bad commit and return 0. Raises RunFailed where the last commit is not worse than the first."""
-    from levelfield.nights.bisection import BuildTrials, first_bad
+    from levelfield.nights.bisection import BuildTrials, find_first_bad
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
     from levelfield.run.builds import checkout_build, commit_log, commits_between
@@ -391,23 +391,23 @@ def _bisect(options: argparse.Namespace) -> int:
         terminal.say(f"{build} is {side}")
         return side
 
-    search = first_bad(commits, judge_commit)
+    search = find_first_bad(commits, judge_commit)
     short_commits = [commit[:12] for commit in commits]
     undecided = [short_commits[place] for place in search.undecided]
     if options.json:
         trials_content = [{"build": short_commits[trial.index], "answer": trial.side} for trial in search.trials]
         content = {
-            "last_good": short_commits[search.good],
-            "first_bad": short_commits[search.bad],
+            "last_good": short_commits[search.last_good],
+            "first_bad": short_commits[search.first_bad],
             "undecided": undecided,
         }
         print(json_text({"schema": "levelfield.bisect/1", **content, "trials": trials_content}))
         return 0
-    print(f"first bad  {short_commits[search.bad]}\nlast good  {short_commits[search.good]}")
+    print(f"first bad  {short_commits[search.first_bad]}\nlast good  {short_commits[search.last_good]}")
     if undecided:
         print(labelled_line("undecided", ", ".join(undecided), 11))
     print(f"tried      {len(search.trials)} of {len(short_commits)} builds")
-    (first_bad_commit,), _ = commit_log(commits[search.good], commits[search.bad], 1)
+    (first_bad_commit,), _ = commit_log(commits[search.last_good], commits[search.first_bad], 1)
     print(labelled_line("it says", f"{first_bad_commit.subject} ({first_bad_commit.author})", 11))
     return 0
 

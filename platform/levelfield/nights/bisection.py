@@ -33,22 +33,22 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class FirstBad:
-    """The result: the indices of the last good and the first bad build, and every trial in order.
+class BuildSearch:
+    """The result of a search: the indices of the last good and the first bad build, and every trial in order.
 
     Builds between the two could not be decided.
     """
 
-    good: int
-    bad: int
+    last_good: int
+    first_bad: int
     trials: tuple[Trial, ...]
 
     @property
     def undecided(self) -> tuple[int, ...]:
-        return tuple(range(self.good + 1, self.bad))
+        return tuple(range(self.last_good + 1, self.first_bad))
 
 
-def first_bad(builds: Sequence[T], side_of: Callable[[T], Side]) -> FirstBad:
+def find_first_bad(builds: Sequence[T], side_of: Callable[[T], Side]) -> BuildSearch:
     """Return the first bad build of a list whose first is good and whose last is bad.
 
     The last one is tried first: without a difference between both ends there is nothing to find. A build that cannot be
@@ -66,7 +66,7 @@ def first_bad(builds: Sequence[T], side_of: Callable[[T], Side]) -> FirstBad:
         trials.append(Trial(index, side_of(builds[index])))
         good = index if trials[-1].side == "good" else good
         bad = index if trials[-1].side == "bad" else bad
-    return FirstBad(good, bad, tuple(trials))
+    return BuildSearch(good, bad, tuple(trials))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import Say
 from levelfield.errors import LevelfieldError, RunFailed
-from levelfield.nights.bisection import BuildTrials, first_bad
+from levelfield.nights.bisection import BuildTrials, find_first_bad
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.nights.stored_nights import gate_input
 from levelfield.node.regular_files import read_regular
@@ -273,8 +273,8 @@ class NightBisection:
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")
             return trials.judge(checkout_build(commit, say=self.say))
 
-        search = first_bad(commits, side)
-        good, bad = commits[search.good], commits[search.bad]
+        search = find_first_bad(commits, side)
+        good, bad = commits[search.last_good], commits[search.first_bad]
         return Bisection(first_bad=bad, last_good=good, undecided=len(search.undecided), tried=trial_count)
 
 

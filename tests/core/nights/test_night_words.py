@@ -12,7 +12,7 @@ from compared_records import record
 from gate_points import at, conditions, day, nights, point, series
 from levelfield.errors import LevelfieldError
 from levelfield.nights.baselines import LevelEvidence, accepted_baseline, accepted_step
-from levelfield.nights.bisection import first_bad
+from levelfield.nights.bisection import find_first_bad
 from levelfield.nights.build_pairs import Arm, paired_records
 from levelfield.nights.gate import GateReport, judge_night
 from levelfield.nights.gate_input import GateInput
@@ -81,7 +81,7 @@ def refusals(tmp_path: Path) -> Iterator[str]:
     faults: list[Callable[[], object]] = [
         lambda: accepted_baseline(LevelEvidence("S", ten), "ann", "  ", NOW),
         lambda: accepted_step("S", nights(5), "ann", "driver", NOW),
-        lambda: first_bad(range(4), lambda build: "unknown"),
+        lambda: find_first_bad(range(4), lambda build: "unknown"),
         lambda: read_state(state),
         lambda: next(paired_records(arms, 1, tmp_path, moved[0].series, lambda name, paths: moved[0], moved)),
     ]
