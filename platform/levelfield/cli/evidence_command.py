@@ -219,7 +219,7 @@ def _verify(options: argparse.Namespace) -> int:
         print(json_text(content))
     else:
         print("\n".join(labelled_line(*row, 9) for row in _verification_rows(options.bundle, bundle, signer, runs)))
-    return 0 if all(run.word == "follows" for run in runs) else GateFailed.exit_code
+    return 0 if all(run.conclusion == "follows" for run in runs) else GateFailed.exit_code
 
 
 def _verification_rows(
@@ -230,10 +230,10 @@ def _verification_rows(
     yield "digest", bundle.manifest.digest
     yield "signed", signer or unchecked
     for run in runs:
-        yield "run", f"{run.name}: {run.word}"
+        yield "run", f"{run.name}: {run.conclusion}"
         yield from (("", line) for line in _verified_run_lines(run))
     conclusion = "all metrics reproduce from the raw files; their authenticity is not proven (docs/evidence.md)"
-    if failed := sum(run.word != "follows" for run in runs):
+    if failed := sum(run.conclusion != "follows" for run in runs):
         conclusion = f"{failed} of {len(runs)} run(s) do not reproduce from their raw files"
     yield "shown", conclusion
 
@@ -247,8 +247,8 @@ def _verified_run_lines(run: VerifiedRun) -> Iterator[str]:
         yield f"and {more} more (--json)"
     if run.redacted:
         yield f"without names, otherwise as sealed: {', '.join(run.redacted)}"
-    if run.unbound:
-        yield f"redacted, not held against a seal: {', '.join(run.unbound)}"
+    if run.unsealed:
+        yield f"redacted, not held against a seal: {', '.join(run.unsealed)}"
     yield from (f"note: {note}" for note in run.notes)
 
 

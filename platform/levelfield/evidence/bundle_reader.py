@@ -56,7 +56,7 @@ class RunInBundle:
         return sorted(name for name, file in self.entry.files.items() if not file.is_whole)
 
     @property
-    def unbound(self) -> list[str]:
+    def unsealed(self) -> list[str]:
         """The redacted files that no digest of the seal covers.
 
         For every other redacted file the seal has a second digest, of the content without names of places, persons

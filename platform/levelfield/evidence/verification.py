@@ -59,11 +59,11 @@ class VerifiedRun:
     contradictions: tuple[Contradiction, ...]
     notes: tuple[str, ...]
     redacted: tuple[str, ...]  # files that are not whole, whose other content is as sealed
-    unbound: tuple[str, ...]  # files that the seal says nothing of
+    unsealed: tuple[str, ...]  # redacted files that the seal says nothing of
     code: str  # whether the code of the run is the one of this checkout, as a part of a sentence
 
     @property
-    def word(self) -> str:
+    def conclusion(self) -> str:
         """`follows`, `does not follow` or `tampered`."""
         if self.seal.word == "tampered":
             return "tampered"
@@ -72,13 +72,13 @@ class VerifiedRun:
     def as_json(self) -> dict[str, Any]:
         return {
             "run": self.name,
-            "word": self.word,
+            "word": self.conclusion,
             "seal": self.seal.model_dump(mode="json"),
             "contradictions": [asdict(contradiction) for contradiction in self.contradictions],
             "code": self.code,
             "notes": list(self.notes),
             "redacted": list(self.redacted),
-            "unbound": list(self.unbound),
+            "unbound": list(self.unsealed),
         }
 
 
@@ -102,14 +102,14 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
             result = collect(paths, raw, Redaction(run.seal, run.entry.software))
             job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
             from_launcher = set(raw.warnings) if OUTCOME in run.redacted else set()
-            unsealed = [  # a launcher's sentence, or one that names a place
+            unsealed_warnings = [  # a launcher's sentence, or one that names a place
                 warning
                 for warning in result.warnings
                 if warning in from_launcher or (run.redacted and names_something(warning))
             ]
             findings = [
                 *_differences(run, result),
-                *(f"no seal holds the text of this warning: {warning}" for warning in unsealed),
+                *(f"no seal holds the text of this warning: {warning}" for warning in unsealed_warnings),
                 *cross_check(plan, raw, job, provenance, registry),
                 *_check_reference(paths, registry, plan, raw, result),
                 *_check_certificate(run, paths, result, bundle.runs),
@@ -123,9 +123,9 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
             findings = [Contradiction("the run", "a run directory", message)]
     contradictions = tuple(finding for finding in findings if isinstance(finding, Contradiction))
     notes += [finding for finding in findings if isinstance(finding, str)]
-    unbound = tuple(run.unbound)
-    redacted = tuple(name for name in run.redacted if name not in unbound)
-    return VerifiedRun(run.name, run.seal, contradictions, tuple(notes), redacted, unbound, code)
+    unsealed = tuple(run.unsealed)
+    redacted = tuple(name for name in run.redacted if name not in unsealed)
+    return VerifiedRun(run.name, run.seal, contradictions, tuple(notes), redacted, unsealed, code)
 
 
 def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | None = None) -> RunRecord:
