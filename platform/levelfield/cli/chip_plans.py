@@ -181,7 +181,7 @@ def _training_sheet(plans: Sequence[ChipPlan], tokens: float) -> Sheet:
     header = ("chip", "days", "90 % interval", "device-hours", "MWh", *([prices.currency] if prices else []))
     for plan in plans:
         if plan.row and plan.speed:
-            bill, end_bills = plan.plan.bill(plan.row), plan.plan.bills_at_ends(plan.row)
+            bill, end_bills = plan.plan.bill(plan.row), plan.plan.bill_bounds(plan.row)
             days, *others = bill_cells(bill)
             days_interval = " to ".join(bill_cells(end)[0] for end in end_bills) if end_bills else NONE
             rows.append((plan.name, days, days_interval, *others)[: len(header)])

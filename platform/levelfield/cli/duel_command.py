@@ -100,7 +100,7 @@ def execute(options: argparse.Namespace) -> int:
     from levelfield.run.quiet import QuietWait
     from levelfield.studies import duels
 
-    registry, looks = registry_of(options), duels.looks_of(options.repeat, options.min_effect)
+    registry, looks = registry_of(options), duels.duel_looks(options.repeat, options.min_effect)
     prices = load_prices(options.prices, registry)
     titles = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
     request = UserRequest(scale=options.scale, repeat=max(looks.alpha), python=options.python)

@@ -143,7 +143,7 @@ def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
 def _bill_interval_text(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
     """Return the intervals of the figures, by that of the speed, for the row that a default run takes."""
     row = plan.ranking.rows.with_margin_first()[0]
-    if (bounds := plan.bills_at_ends(row)) is None:
+    if (bounds := plan.bill_bounds(row)) is None:
         near = "no published run is near to this one"
         return f"no interval: {near if plan.vendor in SPEED_VENDORS else _not_calibrated(plan)}"
     figures: dict[str, list[float | None]] = {
@@ -296,7 +296,7 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
     if assumes_rates:
         content["speed_over_first_row"] = plan.speed_share(row)
     if plan.request.tokens is not None:
-        bounds = plan.bills_at_ends(row)
+        bounds = plan.bill_bounds(row)
         content["training"] = None if assumes_rates else asdict(plan.bill(row))
         content["training_interval"] = None if bounds is None else [asdict(bound) for bound in bounds]
     return content

@@ -152,7 +152,7 @@ class AnsweredPlan:
         )
         return training_bill(use, self.request.tokens, self.request.prices)
 
-    def bills_at_ends(self, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
+    def bill_bounds(self, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
         """Return what the training takes at the fast and at the slow end of the row's interval of speed; None without
         an interval."""
         if self.request.tokens is None or self.interval(row) is None:

@@ -105,7 +105,7 @@ class DuelOutcome:
         )  # fmt: skip
 
 
-def looks_of(repeats: int | None, least_percent: float) -> Looks:
+def duel_looks(repeats: int | None, least_percent: float) -> Looks:
     """Return when a duel decides and how surely: after `repeats` pairs, else after 3 to 7. least_percent: the smallest
     difference that counts."""
     if repeats is not None and not LEAST_RUNS <= repeats <= MAX_REPEATS:

@@ -27,9 +27,9 @@ from levelfield.studies.duels import (
     comparison_of,
     conclusion,
     duel,
+    duel_looks,
     duel_sheets,
     duel_values,
-    looks_of,
     refuse_other_work,
 )
 
@@ -48,7 +48,7 @@ def run_duel(rates: Rates, repeats: int | None = None, least: float = 1.0, **cha
         more = changes if arm == "b" else {}
         return record(len(order), rates(arm, number), framework=FRAMEWORKS[arm], **more)
 
-    return duel(CASES, looks_of(repeats, least), start, QUIET)
+    return duel(CASES, duel_looks(repeats, least), start, QUIET)
 
 
 def text_of(outcome: DuelOutcome) -> str:
@@ -132,7 +132,7 @@ def test_the_ratio_is_of_pairs_by_hand() -> None:
 
 
 def ruled(*logs: float) -> PairRuling:
-    return pairs_so_far([(1000.0, 1000.0 * math.exp(log)) for log in logs], FIGURE, 0, looks=looks_of(None, 1))
+    return pairs_so_far([(1000.0, 1000.0 * math.exp(log)) for log in logs], FIGURE, 0, looks=duel_looks(None, 1))
 
 
 def test_interval_and_no_difference_have_the_error_of_the_look() -> None:
@@ -152,7 +152,7 @@ def test_equal_arms_are_rarely_called_different() -> None:
         word = "more pairs"
         while word == "more pairs":
             pairs.append((math.exp(normal.gauss(0, 0.02)), math.exp(normal.gauss(0, 0.02))))
-            word = pairs_so_far(pairs, FIGURE, 0, looks=looks_of(None, 0.1)).word
+            word = pairs_so_far(pairs, FIGURE, 0, looks=duel_looks(None, 0.1)).word
         wrong += word in ("regression", "improvement")
     assert 0 < wrong <= 64
 
@@ -163,7 +163,7 @@ def test_what_weakens_the_conclusion_stands_below_it() -> None:
     assert "not steady" not in text_of(quiet) and "look" not in quiet.ratio.reason
     outcome = replace(quiet, pairs=[(a, jumped(b)) for a, b in quiet.pairs])
     assert "not steady" in text_of(outcome) and duel_values(outcome)["duel"]["unsteady_runs"] == 3
-    assert f"{len(looks_of(None, 1).alpha)} interim looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
+    assert f"{len(duel_looks(None, 1).alpha)} interim looks" in run_duel(noisy(0.002, 1.05)).ratio.reason
 
 
 def test_each_pair_waits_for_a_quiet_machine_and_the_notes_name_the_load() -> None:
@@ -178,7 +178,7 @@ def test_each_pair_waits_for_a_quiet_machine_and_the_notes_name_the_load() -> No
         run = record(len(happened), 1000.0 + number, framework=FRAMEWORKS[arm])
         return with_result(run, other_use=other_use(1.7 if number > 1 else 0.0, 2))
 
-    outcome = duel(CASES, looks_of(3, 1), start, wait)
+    outcome = duel(CASES, duel_looks(3, 1), start, wait)
     first, goes_on = (place for place, text in enumerate(happened) if "1.70 of 2 cores" in text)
     assert [*happened[:first], *happened[goes_on + 1 :]] == ["a", "b", "b", "a", "a", "b"] and first == 2
     assert (outcome.waited_seconds, outcome.disturbed_runs) == (wait.limit, 4)
@@ -197,7 +197,7 @@ def fails_from(number: int, **changes: Any) -> DuelOutcome:
         more = changes if arm == "b" and repeat >= number else {}
         return record(2 * repeat + (arm == "b"), 1000.0 + repeat, framework=FRAMEWORKS[arm], **more)
 
-    return duel(CASES, looks_of(None, 1), start, QUIET)
+    return duel(CASES, duel_looks(None, 1), start, QUIET)
 
 
 def test_a_run_that_fails_ends_the_duel_and_keeps_the_pairs() -> None:
@@ -218,7 +218,7 @@ def test_a_run_without_a_figure_before_a_whole_pair_is_an_error(bad: dict[str, A
         return record(number, **{"framework": FRAMEWORKS[arm], **(bad if arm == "b" else {})})
 
     with pytest.raises(RunFailed, match="gpt:jax: "):
-        duel(CASES, looks_of(None, 1), start, QUIET)
+        duel(CASES, duel_looks(None, 1), start, QUIET)
 
 
 def test_an_interrupt_keeps_what_was_measured() -> None:
@@ -256,11 +256,11 @@ def test_other_work_is_refused_before_anything_runs() -> None:
 )  # fmt: skip
 def test_what_cannot_decide_is_refused(repeats: int | None, least: float, fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        looks_of(repeats, least)
+        duel_looks(repeats, least)
 
 
 def test_the_errors_of_all_looks_are_two_and_a_half_per_cent_in_each_direction() -> None:
-    assert sum(looks_of(None, 1).alpha.values()) == pytest.approx(0.025) == looks_of(9, 1).alpha[9]
+    assert sum(duel_looks(None, 1).alpha.values()) == pytest.approx(0.025) == duel_looks(9, 1).alpha[9]
 
 
 def test_the_text_fits_eighty_columns_and_ends_with_the_conclusion() -> None:

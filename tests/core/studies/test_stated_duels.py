@@ -27,7 +27,7 @@ from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.specs.run_figures import MFU_NAME
 from levelfield.store.database import Store
-from levelfield.studies.duels import DuelOutcome, conclusion, duel, duel_values, looks_of
+from levelfield.studies.duels import DuelOutcome, conclusion, duel, duel_looks, duel_values
 from pydantic import ValidationError
 
 AT = "2026-11-23T00:00:00+00:00"
@@ -47,7 +47,7 @@ def fought(speeds: list[tuple[float, float]] = DRIFTING, busy_run: int | None = 
         return runs[-1]
 
     quiet = QuietWait(pytest.fail, lambda: HostUse(0.0, 2))
-    return duel(["gpt:torch --env X=/home/me", "gpt:jax"], looks_of(len(speeds), 1.0), start, quiet)
+    return duel(["gpt:torch --env X=/home/me", "gpt:jax"], duel_looks(len(speeds), 1.0), start, quiet)
 
 
 def runs_of(outcome: DuelOutcome) -> tuple[list[RunRecord], list[RunRecord]]:
