@@ -60,10 +60,10 @@ def measure(folder: Path, arguments: SimpleNamespace) -> dict[str, float]:
     write_sparse(small, arguments.tokens // 1000)
     seconds: dict[str, list[float]] = {"large": [], "small": []}
     for turn in range(arguments.repeats):
-        seconds["large"].append(opening(job_of(arguments, "megatron", large, seed=turn)))
-        seconds["small"].append(opening(job_of(arguments, "megatron", small, seed=turn)))
-    corpus = rate(job_of(arguments, "megatron", large, seed=99), arguments.repeats)
-    synthetic = rate(job_of(arguments, "synthetic", None, seed=99), arguments.repeats)
+        seconds["large"].append(opening(task_job(arguments, "megatron", large, seed=turn)))
+        seconds["small"].append(opening(task_job(arguments, "megatron", small, seed=turn)))
+    corpus = rate(task_job(arguments, "megatron", large, seed=99), arguments.repeats)
+    synthetic = rate(task_job(arguments, "synthetic", None, seed=99), arguments.repeats)
     need = arguments.need / (arguments.batch * arguments.sequence)
     return {
         "opening_first_ms": seconds["large"][0] * 1e3,
@@ -113,9 +113,9 @@ def put(file: IO[bytes], offset: int, value: Any) -> None:
     file.write(value.tobytes())
 
 
-def job_of(arguments: SimpleNamespace, kind: str, prefix: Path | None, seed: int) -> Job:
+def task_job(arguments: SimpleNamespace, kind: str, prefix: Path | None, seed: int) -> Job:
     """Return a job whose batches come from this kind of corpus."""
-    content = small_jobs.job_of(
+    content = small_jobs.small_job(
         {**small_jobs.MODELS["gpt"], "vocab_size": 50304},
         small_jobs.Variant("", micro_batch=1),
         steps=10**6,

@@ -125,7 +125,7 @@ def serve_steps(task: dict[str, Any]) -> None:
         print(time.perf_counter() - begin, flush=True)
 
 
-def job_of(task: dict[str, Any]) -> Job:
+def task_job(task: dict[str, Any]) -> Job:
     """A GPT with tied embeddings, in one process with one micro-batch, as a training has it."""
     from levelfield.worker.job import Job, parse
 
@@ -169,7 +169,7 @@ def ours(task: dict[str, Any]) -> Any:
     from levelfield.worker.batches import Batch
     from training import Trainer
 
-    job, tokens = job_of(task), tokens_of(task)
+    job, tokens = task_job(task), tokens_of(task)
     configure(job)
     trainer = Trainer(job, coordinates(job))
     batch = Batch(1, tokens[..., :-1], tokens[..., 1:], tokens=0, checksum=0)

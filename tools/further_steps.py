@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from layouts import MODELS, ROOT, SINGLE, job_of, launch, launch_explained, planted, shallow
+from layouts import MODELS, ROOT, SINGLE, launch, launch_explained, planted, shallow, small_job
 from levelfield.explain.step_division import milliseconds
 from power import documented_between, write_data
 from told_plants import FRAMEWORKS, PAGE, Row, busy_core
@@ -53,7 +53,7 @@ Batches.batch, further._step = batch, step
 def pair(framework: str, number: int, python: Path) -> Row:
     """Train without further steps and with them, in turns first. Return the processor time of a step of both windows,
     and of a further step with and without the recorder. What others do to a busy machine changes it little."""
-    job = job_of(MODEL, SINGLE, STEPS, sequence_length=TOKENS, seed=number)
+    job = small_job(MODEL, SINGLE, STEPS, sequence_length=TOKENS, seed=number)
     row: Row = {"framework": framework, "pair": number}
     with_further = functools.partial(launch_explained, steps=FURTHER)
     kinds: list[tuple[str, Callable[..., list[End]]]] = [("plain", launch), ("explained", with_further)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.run.launchers.launched_ranks import free_port
-from levelfield.testing.framework_kit.small_jobs import COMMON_MODELS, LONG_STEPS, MODELS, SINGLE, Variant, job_of
+from levelfield.testing.framework_kit.small_jobs import COMMON_MODELS, LONG_STEPS, MODELS, SINGLE, Variant, small_job
 from levelfield.testing.framework_kit.training_curves import (
     Curve,
     compare,
@@ -42,7 +42,6 @@ __all__ = [
     "compare_routing",
     "events",
     "first_steps",
-    "job_of",
     "launch",
     "launch_explained",
     "parsed_job",
@@ -51,6 +50,7 @@ __all__ = [
     "read_curve",
     "script_of",
     "shallow",
+    "small_job",
     "torch_curve",
     "train",
 ]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, compare, job_of, script_of, train
+from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, compare, script_of, small_job, train
 from levelfield.catalog.code_basis import recorded_runs_path, training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, run_faults
@@ -182,7 +182,7 @@ def training_of_run(
 ) -> tuple[dict[str, Any], Path, Path | None]:
     """The job, the script and the interpreter of a run."""
     scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if planned.precision == "fp16" else {}
-    job = job_of(model or MODELS[planned.family], planned.variant, steps, precision=planned.precision, **scale)
+    job = small_job(model or MODELS[planned.family], planned.variant, steps, precision=planned.precision, **scale)
     return job, script_of(planned.framework), python
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from faults.in_mixtures import FAULTS, KINDS
 from faults.judging import training_of
-from layouts import ROOT, SINGLE, Variant, events, job_of, launch, planted, read_curve
+from layouts import ROOT, SINGLE, Variant, events, launch, planted, read_curve, small_job
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import noise_between, tolerance_limits
 from levelfield.measure.raw_facts import ComparedChoices
@@ -94,7 +94,7 @@ def _trained(
     kind: str, variant: Variant, code: str | None, precision: str, followed: str | None
 ) -> tuple[rules.TrainingCurve, str]:
     """Return the training, and its own choices where it recorded them."""
-    job = {**job_of(KINDS[kind], variant, STEPS, precision=precision), "choices": {"known": followed}}
+    job = {**small_job(KINDS[kind], variant, STEPS, precision=precision), "choices": {"known": followed}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ends = launch(job, folder, planted(folder, "torch", code) if code else None)

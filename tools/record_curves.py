@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, job_of, train
+from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, small_job, train
 from levelfield.testing.framework_kit.framework_subject import RECORDED_FOLDER, definition_digest
 from levelfield.testing.framework_kit.layout_checks import FEW_STEPS, LARGE_STEPS
 from levelfield.testing.framework_kit.small_jobs import PART_MODELS, enlarge_vocabulary, enlarge_weights
@@ -26,10 +26,10 @@ def jobs() -> dict[str, dict[str, Any]]:
     parts = {part: enlarge_weights(model) for part, model in PART_MODELS.items()}
     words = {family: enlarge_vocabulary(MODELS[family]) for family in COMMON_MODELS}
     return {
-        **{family: job_of(model, SINGLE) for family, model in MODELS.items()},
-        **{f"{family}_large": job_of(model, SINGLE, FEW_STEPS) for family, model in large.items()},
-        **{f"part_{part}": job_of(model, SINGLE, FEW_STEPS) for part, model in parts.items()},
-        **{f"{family}_words": job_of(model, SINGLE, LARGE_STEPS) for family, model in words.items()},
+        **{family: small_job(model, SINGLE) for family, model in MODELS.items()},
+        **{f"{family}_large": small_job(model, SINGLE, FEW_STEPS) for family, model in large.items()},
+        **{f"part_{part}": small_job(model, SINGLE, FEW_STEPS) for part, model in parts.items()},
+        **{f"{family}_words": small_job(model, SINGLE, LARGE_STEPS) for family, model in words.items()},
     }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from faults.in_torch import FAULTS
 from faults.judging import training_of
-from layouts import COMMON_MODELS, MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from layouts import COMMON_MODELS, MODELS, ROOT, SINGLE, Curve, Variant, planted, script_of, small_job, train
 from levelfield.catalog.registry import Registry
 from levelfield.judge.noise import noise_row
 from levelfield.measure.alignment import TrainingCurve
@@ -33,24 +33,29 @@ def trainings(family: str, folder: Path) -> Iterator[tuple[str, str, bool, Curve
     """Yield name, kind, whether it is a fault, and the curve."""
     model = MODELS[family]
     for size in (1, 4, 8):
-        yield f"micro-batch {size}", "micro-batch", False, train(job_of(model, Variant("", micro_batch=size)))
+        yield f"micro-batch {size}", "micro-batch", False, train(small_job(model, Variant("", micro_batch=size)))
     for name in LAYOUTS:
         kind = "recompute" if name.startswith("recompute") else "layout"
-        yield name, kind, False, train(job_of(model, VARIANTS[name]))
+        yield name, kind, False, train(small_job(model, VARIANTS[name]))
     for framework in Registry().frameworks:
         if framework == "torch":
             continue
         python = ROOT / ".venvs" / f"{framework}-cpu" / "bin" / "python"
-        yield framework, "framework", False, train(job_of(model, SINGLE), script_of(framework), python)
+        yield framework, "framework", False, train(small_job(model, SINGLE), script_of(framework), python)
     for fault in FAULTS:
         if fault.family == family and fault.name not in INPUTS:
-            yield fault.name, "fault", True, train(job_of(model, fault.variant), planted(folder, "torch", fault.code))
+            yield (
+                fault.name,
+                "fault",
+                True,
+                train(small_job(model, fault.variant), planted(folder, "torch", fault.code)),
+            )
 
 
 def main() -> None:
     rows = []
     for family in COMMON_MODELS:
-        right = training_of(train(job_of(MODELS[family], SINGLE)))
+        right = training_of(train(small_job(MODELS[family], SINGLE)))
         with tempfile.TemporaryDirectory() as folder:
             for name, kind, is_fault, curve in trainings(family, Path(folder)):
                 rows.append(entry(family, name, kind, is_fault, curve, right))

@@ -12,7 +12,7 @@ import json
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from typing import Any
 
-from layouts import MODELS, ROOT, Variant, job_of, train
+from layouts import MODELS, ROOT, Variant, small_job, train
 from levelfield.measure.curves import compare_tails
 
 STEPS, SEEDS, MARGIN = 200, 4, 0.01
@@ -32,7 +32,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def losses(name: str, seed: int) -> list[float]:
     model, training = CHANGES[name]
-    job = job_of({**MODELS["gpt"], **model}, ONE, STEPS, seed=seed, schedule=SCHEDULE, **training)
+    job = small_job({**MODELS["gpt"], **model}, ONE, STEPS, seed=seed, schedule=SCHEDULE, **training)
     return [round(loss, 5) for loss in train(job).losses]
 
 

@@ -179,7 +179,7 @@ def tokens_of(task: dict[str, Any]) -> Any:
 
 
 # -- ours
-def job_of(task: dict[str, Any]) -> Job:
+def task_job(task: dict[str, Any]) -> Job:
     """The job as a training has it, without the parts that came after the first cases."""
     from levelfield.worker.job import Job, parse
 
@@ -228,7 +228,7 @@ def ours(task: dict[str, Any]) -> Step:
     from training import Trainer
 
     Initializer.array = leave_out_matrices(Initializer.array)  # type: ignore[method-assign]
-    job, tokens = job_of(task), tokens_of(task)[None]
+    job, tokens = task_job(task), tokens_of(task)[None]
     check(job)
     trainer = Trainer(job, coordinates(job), open_device(job))
     for parameter in trainer.model.parameters():

@@ -96,7 +96,7 @@ def site(folder: Path, **slurm: object) -> tuple[str, ...]:
     return ("--site", str(path))
 
 
-def job_of(run: Path) -> str:
+def slurm_job_number(run: Path) -> str:
     """Return the number of a run's job."""
     return str(json.loads((run / "nodes" / "engine.json").read_text())["job"])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_shared import LONG, PRETENDED, TINY, Cluster, answer, job_of, site, until
+from cluster_shared import LONG, PRETENDED, TINY, Cluster, answer, site, slurm_job_number, until
 from driving import SHORT, Benchmark, finished, steps, trainings
 from levelfield.cli import dry_run
 from levelfield.rundir.directory import read_plan
@@ -41,7 +41,9 @@ def test_what_the_dry_run_shows_is_what_slurm_has(
     dry_run.show([read_plan(RunPaths(run))], benchmark.runs, as_json=True)
     (content,) = json.loads(capsys.readouterr().out)
     (submission,) = content["request"]["submissions"]
-    assert submission["files"]["nodes/job.sbatch"] == answer("scontrol", "write", "batch_script", job_of(run), "-")
+    assert submission["files"]["nodes/job.sbatch"] == answer(
+        "scontrol", "write", "batch_script", slurm_job_number(run), "-"
+    )
     assert submission["files"] == {name: (run / name).read_text() for name in submission["files"]}
     assert submission["argv"] == ["sbatch", "--parsable", str(run / "nodes/job.sbatch")]
     assert not [p for p in run.rglob("*") if p.is_file() and b"verysecret" in p.read_bytes()]
@@ -60,7 +62,7 @@ def test_a_secret_reaches_the_ranks_all_the_same(benchmark: Benchmark, slurm: Cl
     process.send_signal(signal.SIGINT)
     assert finished(process).returncode == 130
     assert trainings(benchmark.runs) == {}
-    assert "CANCELLED" in answer("squeue", "-h", "-t", "all", "-j", job_of(benchmark.only_run()), "-o", "%T")
+    assert "CANCELLED" in answer("squeue", "-h", "-t", "all", "-j", slurm_job_number(benchmark.only_run()), "-o", "%T")
     assert benchmark.result()["status"]["failure"] == "interrupted"
 
 
@@ -98,7 +100,7 @@ def test_a_killed_platform_leaves_the_job_and_attach_collects_it(benchmark: Benc
     assert "--attach goes" in benchmark.run("show", "runs", "--json").stdout
     done = benchmark.run("--attach", run.name, *PRETENDED)
     assert done.returncode == 0, done.stderr
-    assert f"Slurm job {job_of(run)}" in done.stderr
+    assert f"Slurm job {slurm_job_number(run)}" in done.stderr
     attached = benchmark.result()
     whole = Benchmark(tmp_path / "whole", Path(benchmark.variables["XDG_CACHE_HOME"]), **locks(benchmark))
     assert whole.run(*TINY, *SLOW, *site(tmp_path)).returncode == 0
@@ -123,7 +125,7 @@ def test_attach_collects_a_job_that_has_ended_meanwhile(benchmark: Benchmark, tm
     process.kill()
     process.communicate()
     run = benchmark.only_run()
-    job = job_of(run)
+    job = slurm_job_number(run)
     (run / "nodes" / "engine.json").unlink()
     until(lambda: "COMPLETED" in answer("squeue", "-h", "-t", "all", "-j", job, "-o", "%T"))
     done = benchmark.run("--attach", "latest", *PRETENDED)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_shared import LONG, TINY, Cluster, answer, job_of, restarted, site, until
+from cluster_shared import LONG, TINY, Cluster, answer, restarted, site, slurm_job_number, until
 from driving import Benchmark, finished, trainings
 from levelfield.contracts.execution import DISK_IS_FULL
 
@@ -39,7 +39,7 @@ def end_of(benchmark: Benchmark, process: subprocess.Popen[str]) -> tuple[int, s
 
 def test_a_job_that_another_cancels(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     process = begun(benchmark, *site(tmp_path))
-    job = job_of(benchmark.only_run())
+    job = slurm_job_number(benchmark.only_run())
     subprocess.run(["scancel", job], check=True)
     code, failure, evidence, words = end_of(benchmark, process)
     assert (code, failure) == (3, "cancelled")
@@ -51,7 +51,7 @@ def test_a_job_that_another_cancels(benchmark: Benchmark, slurm: Cluster, tmp_pa
 def test_a_step_that_another_cancels(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     """The job itself then has failed, by Slurm's word."""
     process = begun(benchmark, *site(tmp_path))
-    job = job_of(benchmark.only_run())
+    job = slurm_job_number(benchmark.only_run())
     subprocess.run(["scancel", f"{job}.0"], check=True)
     code, failure, evidence, _words = end_of(benchmark, process)
     assert (code, failure) == (3, "cancelled"), evidence
@@ -61,7 +61,7 @@ def test_a_step_that_another_cancels(benchmark: Benchmark, slurm: Cluster, tmp_p
 @pytest.mark.thorough
 def test_a_job_that_is_put_back_and_held(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     process = begun(benchmark, *site(tmp_path))
-    job = job_of(benchmark.only_run())
+    job = slurm_job_number(benchmark.only_run())
     subprocess.run(["scontrol", "update", f"jobid={job}", "requeue=1"], check=True)
     subprocess.run(["scontrol", "requeuehold", job], check=True)
     code, failure, evidence, _words = end_of(benchmark, process)
@@ -91,7 +91,7 @@ def test_a_job_that_another_job_takes_the_nodes_of(benchmark: Benchmark, slurm: 
     code, failure, evidence, words = end_of(benchmark, process)
     subprocess.run(["scancel", urgent], check=True)
     assert (code, failure) == (3, "preempted")
-    assert f"Slurm job {job_of(benchmark.only_run())}: PREEMPTED" in evidence
+    assert f"Slurm job {slurm_job_number(benchmark.only_run())}: PREEMPTED" in evidence
     assert words == dict.fromkeys(slurm.hosts, "preempted")
 
 
@@ -247,7 +247,7 @@ def test_the_time_limit(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) ->
     process = begun(benchmark, *site(tmp_path, minutes=1))
     code, failure, evidence, words = end_of(benchmark, process)
     assert (code, failure) == (3, "time limit")
-    assert f"Slurm job {job_of(benchmark.only_run())}: TIMEOUT" in evidence
+    assert f"Slurm job {slurm_job_number(benchmark.only_run())}: TIMEOUT" in evidence
     assert set(words.values()) == {"time-limit"}
 
 

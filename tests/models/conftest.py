@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, Variant, compare, first_steps, job_of, planted, torch_curve, train
+from layouts import MODELS, SINGLE, Curve, Variant, compare, first_steps, planted, small_job, torch_curve, train
 from levelfield.specs.recorded_runs import Difference
 from trainings.interpreters import interpreters
 from xdist.scheduler import LoadScopeScheduling
@@ -75,7 +75,7 @@ def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, An
 @pytest.fixture(scope="session")
 def reference(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[[str], Curve]:
     """torch's curve of a family in one process: 40 steps in float32."""
-    return functools.cache(lambda family: torch_of(job_of(MODELS[family], SINGLE)))
+    return functools.cache(lambda family: torch_of(small_job(MODELS[family], SINGLE)))
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +91,7 @@ def differs(reference: Callable[[str], Curve]) -> Callable[..., Difference]:
         variant: Variant = SINGLE,
         steps: int = 5,
     ) -> Difference:
-        curve = train(job_of(MODELS[family], variant, steps), planted(folder, framework, fault), python)
+        curve = train(small_job(MODELS[family], variant, steps), planted(folder, framework, fault), python)
         return compare(curve, first_steps(reference(family), steps))
 
     return of

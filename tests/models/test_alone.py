@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, Variant, events, job_of, launch_explained, shallow
+from layouts import MODELS, Variant, events, launch_explained, shallow, small_job
 from levelfield.explain.explanation import RecordedRun, parts_from_records, rank_layout, unpacked_trace
 from levelfield.explain.step_alone import ChipRates, alone_times
 from levelfield.measure.step_timeline import add_arguments, build_timeline
@@ -72,7 +72,7 @@ def test_what_is_too_large_or_cannot_be_repeated_is_said(alone: Any, monkeypatch
 
 def test_two_ranks_repeat_their_messages_and_each_part_has_its_times(tmp_path: Path) -> None:
     variant = Variant("DP2", {"data": 2})
-    job = job_of(shallow(MODELS["gpt"]), variant, 2)
+    job = small_job(shallow(MODELS["gpt"]), variant, 2)
     ends = launch_explained(job, tmp_path, 1)
     assert [end.returncode for end in ends] == [0, 0], ends[0].output[-2000:]
     for rank in (0, 1):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, planted, script_of, train
+from layouts import MODELS, SINGLE, Curve, Variant, compare, planted, script_of, small_job, train
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
@@ -37,7 +37,7 @@ def test_a_crossed_model_trains_alike_in_every_framework(
     framework: str, name: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
     """Paddle, Megatron and OneFlow have MLPs of their own; DeepSpeed trains torch's model."""
-    job = job_of(CROSSED[name], SINGLE, STEPS)
+    job = small_job(CROSSED[name], SINGLE, STEPS)
     found = compare(train(job, script_of(framework), interpreter_of(framework)), torch_of(job))
     assert found.within(), found
 
@@ -45,7 +45,7 @@ def test_a_crossed_model_trains_alike_in_every_framework(
 def test_the_wrong_mlp_is_seen(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """GELU's gate for SwiGLU's, of the same parameters."""
     fault = "from model import decoder\ndecoder.GATES['swiglu'] = decoder.functional.gelu"
-    job = job_of(CROSSED["gpt with swiglu"], SINGLE, STEPS)
+    job = small_job(CROSSED["gpt with swiglu"], SINGLE, STEPS)
     found = compare(train(job, planted(tmp_path, "torch", fault)), torch_of(job))
     assert found.same_weights and not found.within()
 
@@ -55,6 +55,6 @@ def test_stages_that_differ_by_a_layer_train_what_one_process_trains(
     framework: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
     python = None if framework == "torch" else interpreter_of(framework)
-    curve = train(job_of(MODELS["gpt"], UNEVEN, STEPS), script_of(framework), python)
-    found = compare(curve, torch_of(job_of(MODELS["gpt"], SINGLE, STEPS)))
+    curve = train(small_job(MODELS["gpt"], UNEVEN, STEPS), script_of(framework), python)
+    found = compare(curve, torch_of(small_job(MODELS["gpt"], SINGLE, STEPS)))
     assert found.within(), found

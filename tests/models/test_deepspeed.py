@@ -17,10 +17,10 @@ from layouts import (
     compare,
     events,
     first_steps,
-    job_of,
     launch,
     planted,
     script_of,
+    small_job,
     train,
 )
 from levelfield.catalog.registry import Registry
@@ -45,7 +45,7 @@ def test_sizes_that_ranks_do_not_divide(python: Path, torch_of: Callable[[dict[s
     odd = {"vocab_size": 67, "hidden_size": 42, "ffn_hidden_size": 51, "heads": 3, "kv_heads": 3}
     model = {**MODELS["llama"], **odd, "layers": 1}
     variant = Variant("ZeRO 3, DP4", zero(3, 4), micro_batch=1)
-    found = compare(train(job_of(model, variant, 3), TRAIN, python), torch_of(job_of(model, SINGLE, 3)))
+    found = compare(train(small_job(model, variant, 3), TRAIN, python), torch_of(small_job(model, SINGLE, 3)))
     assert found.within(), found
 
 
@@ -67,7 +67,7 @@ def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(
 ) -> None:
     """As with every model of usual size: a block's second forward pass gathers what its first one did not."""
     script = planted(tmp_path, "deepspeed", SMALL_LIMITS)
-    job = job_of(MODELS["gpt"], Variant("", zero(3), recompute=recompute, recompute_layers=layers), 5)
+    job = small_job(MODELS["gpt"], Variant("", zero(3), recompute=recompute, recompute_layers=layers), 5)
     found = compare(train(job, script, python), first_steps(reference("gpt"), 5))
     assert found.within(), found
 
@@ -79,7 +79,7 @@ def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(
 def test_bf16_starts_from_the_same_float32_weights_and_stays_near(
     stage: int, python: Path, reference: Callable[[str], Curve]
 ) -> None:
-    job = job_of(MODELS["gpt"], Variant("", zero(stage)), 5, precision="bf16")
+    job = small_job(MODELS["gpt"], Variant("", zero(stage)), 5, precision="bf16")
     found = compare(train(job, TRAIN, python), first_steps(reference("gpt"), 5))
     assert found.same_weights and found.same_tokens
     assert found.loss is not None
@@ -102,7 +102,7 @@ NEEDS_INSTRUCTIONS = "precision fp16: DeepSpeed reports that this cpu does not c
 
 def fp16_job(stage: int, steps: int) -> dict[str, Any]:
     scale = {"initial": 256.0, "growth_interval": 1000}
-    return job_of(MODELS["gpt"], Variant("", zero(stage)), steps, precision="fp16", loss_scale=scale)
+    return small_job(MODELS["gpt"], Variant("", zero(stage)), steps, precision="fp16", loss_scale=scale)
 
 
 def assert_refused(job: dict[str, Any], folder: Path, script: Path, python: Path, words: str) -> None:
@@ -130,7 +130,7 @@ def test_zero_3_keeps_its_precision_where_fp16_is_offered_too(
 ) -> None:
     """DeepSpeed's default type of ZeRO 3's parameters depends on the processor; this implementation takes none."""
     script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
-    job = job_of(MODELS["gpt"], Variant("", zero(3)), 2, precision=precision)
+    job = small_job(MODELS["gpt"], Variant("", zero(3)), 2, precision=precision)
     found = compare(train(job, script, python), first_steps(reference("gpt"), 2))
     assert found.within(precision), found
 

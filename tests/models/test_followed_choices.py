@@ -21,12 +21,12 @@ from layouts import (
     compare,
     compare_routing,
     events,
-    job_of,
     launch,
     planted,
     read_curve,
     script_of,
     shallow,
+    small_job,
 )
 from levelfield.testing.framework_kit.layout_checks import random_expert_choices
 from levelfield.worker.choices import packed
@@ -55,7 +55,7 @@ MEGATRON = {
 
 def followed(kind: str, variant: Variant, script: Path | None = None, python: Path | None = None) -> Any:
     """The curve, and what the ranks compared: the choices and those that differ, by step and layer."""
-    job = job_of(KINDS[kind], variant, STEPS)
+    job = small_job(KINDS[kind], variant, STEPS)
     job["choices"] = {"known": packed(random_expert_choices(job), KINDS[kind]["experts"]["count"])}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -89,7 +89,7 @@ def assert_same(found: tuple[Curve, Any], expected: tuple[Curve, Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_experts_take_the_tokens_of_the_known_choices(kind: str, right: Any) -> None:
     curve, compared = right(kind)
-    job = job_of(KINDS[kind], SINGLE, STEPS)
+    job = small_job(KINDS[kind], SINGLE, STEPS)
     for step, layers in enumerate(random_expert_choices(job), start=1):
         counts = [int((layers[0] == expert).sum()) for expert in range(KINDS[kind]["experts"]["count"])]
         assert list(curve.experts[step][1]) == counts

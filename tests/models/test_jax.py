@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, events, first_steps, job_of, script_of, train
+from layouts import MODELS, SINGLE, Curve, compare, events, first_steps, script_of, small_job, train
 from levelfield.run.launchers.launched_ranks import free_port
 from levelfield.specs.case import Precision
 from levelfield.specs.recorded_runs import Difference
@@ -42,7 +42,7 @@ FURTHER = (
 def test_same_curve_as_torch(
     family: str, name: str, precision: Precision, python: Path, reference: Callable[[str], Curve]
 ) -> None:
-    job = job_of(MODELS[family], VARIANTS[name], 10, precision=precision)
+    job = small_job(MODELS[family], VARIANTS[name], 10, precision=precision)
     found = compare(train(job, TRAIN, python), first_steps(reference(family), 10))
     assert found.within(precision), found
 
@@ -104,18 +104,18 @@ RANDOM = {**MODELS["gpt"], "layers": 2, "hidden_dropout": 0.2, "attention_dropou
 
 @pytest.mark.thorough
 def test_every_layout_drops_the_same(python: Path, reference: Callable[[str], Curve]) -> None:
-    alone = train(job_of(RANDOM, SINGLE, 3), TRAIN, python)
+    alone = train(small_job(RANDOM, SINGLE, 3), TRAIN, python)
     for name in ("DP2", "TP2 sequence parallel", "recompute full"):
-        found = compare(train(job_of(RANDOM, VARIANTS[name], 3), TRAIN, python), alone)
+        found = compare(train(small_job(RANDOM, VARIANTS[name], 3), TRAIN, python), alone)
         assert found.within(), (name, found)
-    again = train(job_of(RANDOM, SINGLE, 3, seed=8), TRAIN, python)
+    again = train(small_job(RANDOM, SINGLE, 3, seed=8), TRAIN, python)
     assert again.losses != alone.losses
 
 
 @pytest.mark.thorough
 def test_dropout_changes_the_curve(python: Path, reference: Callable[[str], Curve]) -> None:
     model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    found = compare(train(job_of(model, SINGLE, 3), TRAIN, python), first_steps(reference("gpt"), 3))
+    found = compare(train(small_job(model, SINGLE, 3), TRAIN, python), first_steps(reference("gpt"), 3))
     assert found.loss is not None
     assert found.loss > 1e-4
 
@@ -157,7 +157,7 @@ def trained_until(step: int, folder: Path, ranks: int = 2) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_ends_the_others(killed: int, tmp_path: Path, python: Path) -> None:
-    ranks = started(job_of(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
+    ranks = started(small_job(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
     try:
         trained_until(2, tmp_path)
         ranks[killed].kill()
@@ -172,7 +172,7 @@ def test_a_killed_rank_ends_the_others(killed: int, tmp_path: Path, python: Path
 @pytest.mark.thorough
 def test_sigterm_ends_a_rank(tmp_path: Path, python: Path) -> None:
     """JAX's own service would take it for a notice, and go on."""
-    ranks = started(job_of(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
+    ranks = started(small_job(MODELS["gpt"], VARIANTS["DP2"], 100_000), tmp_path, python)
     try:
         trained_until(2, tmp_path)
         for rank in ranks:

@@ -10,7 +10,19 @@ from typing import Any
 
 import layouts
 import pytest
-from layouts import LONG_STEPS, MODELS, SINGLE, Curve, compare, first_steps, job_of, planted, script_of, shallow, train
+from layouts import (
+    LONG_STEPS,
+    MODELS,
+    SINGLE,
+    Curve,
+    compare,
+    first_steps,
+    planted,
+    script_of,
+    shallow,
+    small_job,
+    train,
+)
 from levelfield.catalog.registry import Registry
 from levelfield.specs.base import load
 from levelfield.specs.recorded_runs import LayoutRuns
@@ -51,7 +63,7 @@ def test_same_curve_as_torch_in_one_process(
     whole, model = asked in LONG, MODELS[asked.family]
     if not whole and asked.variant.layout.get("pipeline", 1) == 1:
         model = shallow(model)
-    right = torch_of(job_of(model, SINGLE, LONG_STEPS if whole else STEPS))
+    right = torch_of(small_job(model, SINGLE, LONG_STEPS if whole else STEPS))
     found = difference(asked, interpreter_of(asked.framework), right, model)
     assert found.within(), found
 
@@ -77,8 +89,8 @@ def test_learned_positions_biases_and_a_tied_head_in_llama(
     """What FlagPerf's command trains."""
     changes = {"positions": "learned", "rope_base": None, "bias": True, "tied_embeddings": True}
     model = {**shallow(MODELS["llama"]), **changes}
-    curve = train(job_of(model, VARIANTS[name], STEPS), script_of(framework), interpreter_of(framework))
-    found = compare(curve, torch_of(job_of(model, SINGLE, STEPS)))
+    curve = train(small_job(model, VARIANTS[name], STEPS), script_of(framework), interpreter_of(framework))
+    found = compare(curve, torch_of(small_job(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
@@ -88,7 +100,7 @@ ENDS_HERE = {"paddle", "megatron"}  # the first one's own loss hides it
 @pytest.mark.parametrize("framework", [name if name in ENDS_HERE else thorough(name) for name in FRAMEWORKS])
 def test_weights_that_become_infinite_end_the_training(framework: str, interpreter_of: Callable[[str], Path]) -> None:
     """Paddle's loss alone does not show it: of logits that are not numbers it is ln(vocabulary size)."""
-    job = job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)
+    job = small_job(shallow(MODELS["gpt"]), SINGLE, STEPS)
     job["training"]["schedule"].update(peak_lr=1e30, min_lr=1e29, warmup_steps=1)
     with pytest.raises(RuntimeError, match="non-finite: step 2: the loss is nan"):
         train(job, script_of(framework), interpreter_of(framework))
@@ -103,7 +115,7 @@ def test_the_norm_of_a_million_elements_is_added_up_exactly(
     framework: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
     """torch's norm in float32 is wrong by 2e-5 here on a processor, and what clips by it."""
-    job = job_of(enlarge_vocabulary(MODELS["gpt"]), SINGLE, 2)
+    job = small_job(enlarge_vocabulary(MODELS["gpt"]), SINGLE, 2)
     found = compare(train(job, script_of(framework), interpreter_of(framework)), torch_of(job))
     assert found.grad_norm is not None
     assert found.parameter_norm is not None
@@ -121,9 +133,9 @@ torch.compile = functools.partial(torch.compile, backend={})
 
 def test_compiled_blocks_train_the_same_curve(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
-    job = job_of(model, VARIANTS["compile"], STEPS)
+    job = small_job(model, VARIANTS["compile"], STEPS)
     traced = planted(tmp_path, "torch", BACKEND.format("'aot_eager'"))
-    found = compare(train(job, traced), torch_of(job_of(model, SINGLE, STEPS)))
+    found = compare(train(job, traced), torch_of(small_job(model, SINGLE, STEPS)))
     assert found.within(), found
     with pytest.raises(RuntimeError, match="a block was traced"):
         train(job, planted(tmp_path, "torch", BACKEND.format("no_backend")))
@@ -135,8 +147,8 @@ def test_five_layers_over_two_stages(
 ) -> None:
     """A remainder: the first stage has three blocks, the last two."""
     model = {**MODELS["gpt"], "layers": 5}
-    curve = train(job_of(model, VARIANTS["PP2"], STEPS), script_of(framework), interpreter_of(framework))
-    found = compare(curve, torch_of(job_of(model, SINGLE, STEPS)))
+    curve = train(small_job(model, VARIANTS["PP2"], STEPS), script_of(framework), interpreter_of(framework))
+    found = compare(curve, torch_of(small_job(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
@@ -157,10 +169,10 @@ def test_dropout_changes_the_curve_and_repeats_itself(
     framework: str, name: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
     model = {**shallow(MODELS["gpt"]), "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    job, run = job_of(model, VARIANTS[name], STEPS), (script_of(framework), interpreter_of(framework))
+    job, run = small_job(model, VARIANTS[name], STEPS), (script_of(framework), interpreter_of(framework))
     curve = train(job, *run)
     assert train(job, *run) == curve
-    found = compare(curve, torch_of(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS)))
+    found = compare(curve, torch_of(small_job(shallow(MODELS["gpt"]), SINGLE, STEPS)))
     assert found.loss is not None
     assert not found.loss < 1e-5
 
@@ -179,13 +191,13 @@ def test_a_curve_is_computed_once_for_a_job(
         return right
 
     monkeypatch.setattr(layouts, "train", record_job)
-    job, other = job_of(MODELS["gpt"], SINGLE), job_of(MODELS["gpt"], SINGLE, seed=8)
+    job, other = small_job(MODELS["gpt"], SINGLE), small_job(MODELS["gpt"], SINGLE, seed=8)
     assert [layouts.torch_curve(each, tmp_path) for each in (job, job, other)] == [right] * 3
     assert trained == [job, other]
 
 
 def test_the_first_steps_of_a_curve_are_those_of_a_short_run(reference: Callable[[str], Curve]) -> None:
-    assert train(job_of(MODELS["gpt"], SINGLE, 3)) == first_steps(reference("gpt"), 3)
+    assert train(small_job(MODELS["gpt"], SINGLE, 3)) == first_steps(reference("gpt"), 3)
 
 
 # ---- what is written down
@@ -239,12 +251,12 @@ NOISY_STEPS = 20
 def test_an_honest_run_of_a_noisy_shape_passes_by_its_own_noise_and_a_fault_does_not(
     torch_of: Callable[[dict[str, Any]], Curve], tmp_path: Path
 ) -> None:
-    reference = torch_of(job_of(NOISY, SINGLE, NOISY_STEPS))
+    reference = torch_of(small_job(NOISY, SINGLE, NOISY_STEPS))
     noise = noise_of(NOISY, reference)
-    honest = compare(train(job_of(NOISY, VARIANTS["TP2"], NOISY_STEPS)), reference)
+    honest = compare(train(small_job(NOISY, VARIANTS["TP2"], NOISY_STEPS)), reference)
     assert not honest.within(), honest
     assert honest.within(noise=noise), (honest, noise)
     fault = "from step import optimizer\nright = optimizer.make_adamw\n"
     fault += "optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in parameters], training)"
-    wrong = compare(train(job_of(NOISY, SINGLE, NOISY_STEPS), planted(tmp_path, "torch", fault)), reference)
+    wrong = compare(train(small_job(NOISY, SINGLE, NOISY_STEPS), planted(tmp_path, "torch", fault)), reference)
     assert not wrong.within(noise=noise), wrong

@@ -17,10 +17,10 @@ from layouts import (
     compare,
     events,
     first_steps,
-    job_of,
     launch,
     planted,
     script_of,
+    small_job,
     train,
 )
 from levelfield.measure.flops import repeated_layers
@@ -43,7 +43,7 @@ def test_sixteen_bits_stay_near_fp32_and_start_from_the_same_weights(
 ) -> None:
     scale = {"loss_scale": {"initial": 256.0, "growth_interval": 1000}} if precision == "fp16" else {}
     steps = 5 if precision == "bf16" else 20
-    job = job_of(MODELS["gpt"], VARIANTS[layout], steps, precision=precision, **scale)
+    job = small_job(MODELS["gpt"], VARIANTS[layout], steps, precision=precision, **scale)
     found = compare(train(job, TRAIN, python), first_steps(reference("gpt"), steps))
     assert found.same_weights and found.same_tokens
     assert found.loss is not None
@@ -54,7 +54,7 @@ def test_sixteen_bits_stay_near_fp32_and_start_from_the_same_weights(
 
 def test_an_overflow_in_fp16_skips_the_step_and_training_goes_on(tmp_path: Path, python: Path) -> None:
     scale = {"loss_scale": {"initial": 2.0**26, "growth_interval": 4}}
-    job = job_of(MODELS["gpt"], VARIANTS["ZeRO 1, DP2"], 14, precision="fp16", **scale)
+    job = small_job(MODELS["gpt"], VARIANTS["ZeRO 1, DP2"], 14, precision="fp16", **scale)
     assert [end.returncode for end in launch(job, tmp_path, TRAIN, python)] == [0, 0]
     steps = [event for event in events(tmp_path, 0) if event["event"] == "step"]
     skipped = [event["skipped"] for event in steps]
@@ -162,7 +162,7 @@ def test_the_first_layers_of_each_chunk_are_computed_again_as_hfu_counts(
 ) -> None:
     """Once more than the others: a chunk has two layers of eight, or all."""
     variant = Variant("", {"pipeline": stages}, 2, "full", virtual_pipeline=chunks, recompute_layers=first)
-    job = job_of({**MODELS["gpt"], "layers": 8}, variant, 2)
+    job = small_job({**MODELS["gpt"], "layers": 8}, variant, 2)
     assert [end.returncode for end in launch(job, tmp_path, planted(tmp_path, "megatron", COUNTED), python)] == [
         0
     ] * stages

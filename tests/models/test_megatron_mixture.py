@@ -21,10 +21,10 @@ from layouts import (
     Variant,
     compare,
     compare_routing,
-    job_of,
     planted,
     script_of,
     shallow,
+    small_job,
     train,
 )
 from trainings.warm import run_ranks
@@ -55,7 +55,7 @@ def alone(python: Path) -> Callable[[dict[str, Any]], Curve]:
     def of(model: dict[str, Any]) -> Curve:
         key = json.dumps(model, sort_keys=True)
         if key not in curves:
-            curves[key] = train(job_of(model, SINGLE, STEPS), TRAIN, python)
+            curves[key] = train(small_job(model, SINGLE, STEPS), TRAIN, python)
         return curves[key]
 
     return of
@@ -80,7 +80,7 @@ def alone(python: Path) -> Callable[[dict[str, Any]], Curve]:
 def test_every_layout_routes_and_trains_as_one_process(
     variant: Variant, alone: Callable[[dict[str, Any]], Curve], python: Path
 ) -> None:
-    found = train(job_of(EVERY_PART, variant, STEPS), TRAIN, python)
+    found = train(small_job(EVERY_PART, variant, STEPS), TRAIN, python)
     difference = compare(found, alone(EVERY_PART))
     assert difference.within(), difference
     assert difference.parameter_norm is not None
@@ -93,7 +93,7 @@ def test_every_layout_routes_and_trains_as_one_process(
 def test_one_process_routes_and_trains_as_torch_does(
     model: dict[str, Any], alone: Callable[[dict[str, Any]], Curve], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
-    reference = torch_of(job_of(model, SINGLE, STEPS))
+    reference = torch_of(small_job(model, SINGLE, STEPS))
     difference = compare(alone(model), reference)
     assert difference.within(), difference
     assert difference.parameter_norm is not None
@@ -112,7 +112,7 @@ def test_parts_of_attention_are_those_of_torch(
     changes: dict[str, Any], torch_of: Callable[[dict[str, Any]], Curve], python: Path
 ) -> None:
     model = {**QWEN, "layers": 1, **changes}
-    found = compare(train(job_of(model, SINGLE, STEPS), TRAIN, python), torch_of(job_of(model, SINGLE, STEPS)))
+    found = compare(train(small_job(model, SINGLE, STEPS), TRAIN, python), torch_of(small_job(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
@@ -125,7 +125,7 @@ def test_a_window_that_is_one_token_longer_is_seen(
         right = model.architecture
         model.architecture = lambda case: {**right(case), "window_size": (case.sliding_window, 0)}
     """
-    found = compare(faulty(tmp_path, python, fault, model), torch_of(job_of(model, SINGLE, STEPS)))
+    found = compare(faulty(tmp_path, python, fault, model), torch_of(small_job(model, SINGLE, STEPS)))
     assert found.same_weights
     assert not found.within()
 
@@ -147,7 +147,7 @@ def test_in_16_bits_an_expert_layout_stays_near_and_starts_from_the_same_weights
     alone: Callable[[dict[str, Any]], Curve], python: Path
 ) -> None:
     variant = Variant("EP2", {**EXPERT, "sharding_stage": 1, "sharding_degree": 2})
-    found = compare(train(job_of(MIXTURE, variant, STEPS, precision="bf16"), TRAIN, python), alone(MIXTURE))
+    found = compare(train(small_job(MIXTURE, variant, STEPS, precision="bf16"), TRAIN, python), alone(MIXTURE))
     assert found.same_weights and found.same_tokens
     assert found.loss is not None
     assert 0 < found.loss < 5e-3
@@ -219,7 +219,7 @@ def test_a_fault_in_the_router_is_seen(name: str, differing: dict[str, list[str]
 def test_context_ranks_train_as_one_process(
     model: dict[str, Any], variant: Variant, alone: Callable[[dict[str, Any]], Curve], python: Path
 ) -> None:
-    curve = train(job_of(model, variant, STEPS), TRAIN, python)
+    curve = train(small_job(model, variant, STEPS), TRAIN, python)
     found = compare(curve, alone(model))
     assert found.within(), found
     if curve.experts:
@@ -240,7 +240,7 @@ def test_a_loss_that_is_not_divided_over_the_context_ranks_is_seen(
 
 
 def faulty(folder: Path, python: Path, fault: str, model: dict[str, Any], variant: Variant = SINGLE) -> Curve:
-    return train(job_of(model, variant, STEPS), planted(folder, "megatron", textwrap.dedent(fault)), python)
+    return train(small_job(model, variant, STEPS), planted(folder, "megatron", textwrap.dedent(fault)), python)
 
 
 def test_two_experts_that_are_exchanged_are_seen(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, events, first_steps, job_of, launch, planted, script_of, train
+from layouts import MODELS, SINGLE, Curve, compare, events, first_steps, launch, planted, script_of, small_job, train
 from levelfield.specs.recorded_runs import Difference
 from matrix import VARIANTS
 
@@ -68,7 +68,7 @@ def unchecked(folder: Path, fault: str) -> Path:
 
 def fp16_job(initial: float, steps: int = 5, growth_interval: int = 1000) -> dict[str, Any]:
     scale = {"initial": initial, "growth_interval": growth_interval}
-    return job_of(MODELS["gpt"], SINGLE, steps, precision="fp16", loss_scale=scale)
+    return small_job(MODELS["gpt"], SINGLE, steps, precision="fp16", loss_scale=scale)
 
 
 def test_a_step_in_fp16_is_scaled_and_unscaled(tmp_path: Path, python: Path, reference: Callable[[str], Curve]) -> None:
@@ -118,8 +118,15 @@ training.Trainer.update = scaled
 RANDOM = {**MODELS["gpt"], "hidden_dropout": 0.2, "attention_dropout": 0.1}
 
 
+def recomputed_jobs() -> list[dict[str, Any]]:
+    """The same job without and with recomputation."""
+    return [small_job(RANDOM, VARIANTS[name], 3) for name in (SINGLE.name, "recompute full")]
+
+
 def test_recomputation_draws_the_same_dropout(tmp_path: Path, python: Path) -> None:
-    kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), TRAIN, python) for name in (SINGLE.name, "recompute full"))
+    kept, again = (
+        train(small_job(RANDOM, VARIANTS[name], 3), TRAIN, python) for name in (SINGLE.name, "recompute full")
+    )
     assert compare(again, kept).within()
 
 
@@ -128,7 +135,9 @@ def test_dropout_that_is_drawn_anew_is_seen(tmp_path: Path, python: Path) -> Non
     """So there is dropout, too."""
     fault = "import decoder\ndecoder.seed_stage = lambda stage, seed: None"
     script = planted(tmp_path, "oneflow", fault)
-    kept, again = (train(job_of(RANDOM, VARIANTS[name], 3), script, python) for name in (SINGLE.name, "recompute full"))
+    kept, again = (
+        train(small_job(RANDOM, VARIANTS[name], 3), script, python) for name in (SINGLE.name, "recompute full")
+    )
     assert not compare(again, kept).within()
 
 
@@ -137,12 +146,12 @@ def test_ranks_find_each_other_where_a_proxy_is_set(
 ) -> None:
     for name in ("http_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    curve = train(job_of(MODELS["gpt"], VARIANTS["DP2"], 2), TRAIN, python)
+    curve = train(small_job(MODELS["gpt"], VARIANTS["DP2"], 2), TRAIN, python)
     assert compare(curve, first_steps(reference("gpt"), 2)).within()
 
 
 def test_a_planted_fault_that_does_nothing_leaves_the_curve(
     tmp_path: Path, reference: Callable[[str], Curve], python: Path
 ) -> None:
-    curve = train(job_of(MODELS["gpt"], SINGLE, 5), planted(tmp_path, "oneflow", "pass"), python)
+    curve = train(small_job(MODELS["gpt"], SINGLE, 5), planted(tmp_path, "oneflow", "pass"), python)
     assert compare(curve, first_steps(reference("gpt"), 5)).within()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from layouts import MODELS, Variant, events, job_of, launch, planted
+from layouts import MODELS, Variant, events, launch, planted, small_job
 from levelfield.measure.straggler import find_stragglers
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -44,7 +44,7 @@ SLOWER = (pytest.param(name, marks=pytest.mark.thorough) for name in ("deepspeed
 
 @pytest.mark.parametrize("framework", ["torch", "paddle", *SLOWER])
 def test_a_rank_that_is_late_is_named(framework: str, tmp_path: Path, interpreter_of: Callable[[str], Path]) -> None:
-    job = job_of({**MODELS["gpt"], "layers": 1}, REPLICAS, STEPS)
+    job = small_job({**MODELS["gpt"], "layers": 1}, REPLICAS, STEPS)
     ends = launch(job, tmp_path, planted(tmp_path, framework, SLOW), interpreter_of(framework))
     assert [end.returncode for end in ends] == [0, 0], ends[0].output[-2000:]
     found = times(tmp_path)
@@ -62,5 +62,5 @@ def test_a_rank_that_is_late_is_named(framework: str, tmp_path: Path, interprete
 def test_a_layout_that_exchanges_within_its_forward_pass_records_nothing(
     layout: dict[str, int], tmp_path: Path
 ) -> None:
-    launch(job_of({**MODELS["gpt"], "layers": 1}, Variant("", layout, micro_batch=1), 2), tmp_path)
+    launch(small_job({**MODELS["gpt"], "layers": 1}, Variant("", layout, micro_batch=1), 2), tmp_path)
     assert times(tmp_path) == {0: {}, 1: {}} and events(tmp_path, 1)[-1]["event"] == "end"

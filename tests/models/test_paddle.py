@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, job_of, planted, script_of, train
+from layouts import MODELS, SINGLE, Curve, compare, planted, script_of, small_job, train
 from levelfield.specs.recorded_runs import Difference
 from matrix import VARIANTS
 
@@ -27,8 +27,8 @@ FRAMEWORK = "paddle"
 )
 def test_full_recomputation_draws_the_same_dropout(layout: str, python: Path) -> None:
     model = {**MODELS["gpt"], "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    curve = train(job_of(model, VARIANTS[layout], 4), TRAIN, python)
-    recomputed = train(job_of(model, dataclasses.replace(VARIANTS[layout], recompute="full"), 4), TRAIN, python)
+    curve = train(small_job(model, VARIANTS[layout], 4), TRAIN, python)
+    recomputed = train(small_job(model, dataclasses.replace(VARIANTS[layout], recompute="full"), 4), TRAIN, python)
     np.testing.assert_allclose(recomputed.losses, curve.losses, rtol=1e-6)
 
 
@@ -47,7 +47,7 @@ import mlp
 right = mlp.functional.gelu
 mlp.functional.gelu = lambda x, approximate: right(x, approximate=not approximate)
 """
-    job = job_of({**MODELS["gpt"], "init_std": 0.2, "bias": False}, SINGLE, 5)
+    job = small_job({**MODELS["gpt"], "init_std": 0.2, "bias": False}, SINGLE, 5)
     right = torch_of(job)
     assert compare(train(job, TRAIN, python), right).within()
     assert not compare(train(job, planted(tmp_path, "paddle", fault), python), right).within()

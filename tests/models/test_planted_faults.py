@@ -16,7 +16,7 @@ from faults.elsewhere import ELSEWHERE
 from faults.fault import Fault
 from faults.in_torch import FAULTS
 from faults.judging import STEPS, Trainings, Yardstick, judge, training_of, yardstick
-from layouts import MODELS, ROOT, SINGLE, Curve, Variant, job_of, planted, script_of
+from layouts import MODELS, ROOT, SINGLE, Curve, Variant, planted, script_of, small_job
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
 from levelfield.measure import alignment as rules
@@ -43,7 +43,7 @@ NUMERICS = (
 def expected(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[[str], Yardstick]:
     """The right training of a family's small model, and the limits that its numerics-only variations give."""
     return functools.cache(
-        lambda family: yardstick(lambda variant: torch_of(job_of(MODELS[family], variant, STEPS)), "fp32", NUMERICS)
+        lambda family: yardstick(lambda variant: torch_of(small_job(MODELS[family], variant, STEPS)), "fp32", NUMERICS)
     )
 
 
@@ -66,9 +66,9 @@ def test_a_fault_is_caught_by_its_layer(
     fault: Fault, expected: Callable[[str], Yardstick], interpreter_of: Callable[[str], Path]
 ) -> None:
     training = functools.partial(Trainings(interpreter_of).curve, fault, fault.family, "fp32")
-    found = judge(fault, fault.family, training, expected(fault.family), "fp32")
-    assert fault.layer in found.failed, found
-    assert found.verdict in ("different", "diverged", "not comparable")
+    judged = judge(fault, fault.family, training, expected(fault.family), "fp32")
+    assert fault.layer in judged.failed, judged
+    assert judged.verdict in ("different", "diverged", "not comparable")
 
 
 @pytest.mark.layouts
@@ -150,9 +150,9 @@ def warm_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_found(fault: Fault, folder: Path) -> None:
     """`align diagnose` names the fault's step and tensor, by halves and not one step after another."""
     asked = question(folder, fault)
-    found = first_difference(asked, 10)
-    assert found is not None and found.step == fault.step
-    first = found.inputs[0] if found.inputs else next(t.name for t in found.tensors if t.differs)
+    difference = first_difference(asked, 10)
+    assert difference is not None and difference.step == fault.step
+    first = difference.inputs[0] if difference.inputs else next(t.name for t in difference.tensors if t.differs)
     assert first == fault.tensor
     assert len(asked.probes) <= 6  # the first step, the tenth, and halves of what lies between
 

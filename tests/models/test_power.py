@@ -23,7 +23,7 @@ from faults.judging import (
     missed,
     yardstick,
 )
-from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, job_of
+from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, small_job
 from power import BEGIN, DATA, END, PAGE, documented, measured, section, write_data
 
 FIRST = FAULTS[0]
@@ -141,7 +141,7 @@ def test_a_fault_that_bf16_hides_is_found_by_the_fp32_run(torch_of: Callable[[di
     for precision in PRECISIONS:
 
         def trained(variant: Variant, precision: str = precision) -> Curve:
-            return torch_of(job_of(MODELS["gpt"], variant, STEPS, precision=precision))
+            return torch_of(small_job(MODELS["gpt"], variant, STEPS, precision=precision))
 
         by = yardstick(trained, precision, learnt)
         trainings = Trainings(None)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, job_of
+from layouts import MODELS, SINGLE, Curve, compare, small_job
 from levelfield.testing.findings import Missing
 from levelfield.testing.framework_kit.framework_subject import recorded_curve
 from record_curves import jobs
@@ -28,4 +28,4 @@ def test_a_recorded_curve_is_what_torch_trains(name: str, torch_of: Callable[[di
 
 def test_a_curve_of_another_definition_is_not_found() -> None:
     with pytest.raises(Missing, match="found no recorded curve of definition"):
-        recorded_curve(job_of({**MODELS["gpt"], "norm_eps": 1e-6}, SINGLE))
+        recorded_curve(small_job({**MODELS["gpt"], "norm_eps": 1e-6}, SINGLE))

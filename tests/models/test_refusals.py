@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from layouts import MODELS, NOBODY_JOINS, ROOT, SINGLE, Variant, events, job_of, launch, parsed_job, planted
+from layouts import MODELS, NOBODY_JOINS, ROOT, SINGLE, Variant, events, launch, parsed_job, planted, small_job
 from levelfield.worker import Unsupported
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -103,7 +103,7 @@ CHECKED_ALONE = ("oneflow", "jax", "megatron")
 
 def refused_job(change: dict[str, Any]) -> dict[str, Any]:
     model = {**MODELS["gpt"], **change.get("model", {})}
-    job = job_of(model, Variant("refused", change.get("layout", {})), 2, precision=change.get("precision", "fp32"))
+    job = small_job(model, Variant("refused", change.get("layout", {})), 2, precision=change.get("precision", "fp32"))
     job["tuning"].update(change.get("tuning", {}))
     return {**job, "accumulation": change.get("accumulation", job["accumulation"])}
 
@@ -156,4 +156,4 @@ def test_what_cannot_be_done_is_unsupported(
 )
 def test_megatron_does_not_refuse_what_it_can_do(family: str, layout: dict[str, Any]) -> None:
     pipeline = {} if family == "mixture" else {"pipeline": 2}
-    offered("megatron").check(parsed_job(job_of(MODELS[family], Variant("all", {**layout, **pipeline}), 2)))
+    offered("megatron").check(parsed_job(small_job(MODELS[family], Variant("all", {**layout, **pipeline}), 2)))

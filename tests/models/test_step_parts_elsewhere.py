@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from faults.planted_steps import SMALL, at, explained, part_of, planted_ms
 from faults.step_plants import IN_PADDLE, PRODUCT, READER, plants_of
-from layouts import MODELS, ROOT, Variant, events, job_of, launch, launch_explained, script_of, shallow
+from layouts import MODELS, ROOT, Variant, events, launch, launch_explained, script_of, shallow, small_job
 from levelfield.explain.step_difference import step_difference
 from levelfield.specs.step_parts import WAITING
 from test_step_parts import assert_told
@@ -209,7 +209,7 @@ def test_a_reader_and_products_of_jax_are_told(precision: str, tmp_path: Path, p
 def test_the_further_steps_change_nothing_that_was_recorded(
     framework: str, variant: Variant, tmp_path: Path, interpreter_of: Callable[[str], Path]
 ) -> None:
-    job, script = job_of(SMALL, variant, 3), script_of(framework)
+    job, script = small_job(SMALL, variant, 3), script_of(framework)
     found: list[list[list[dict[str, Any]]]] = []
     for train in (launch, functools.partial(launch_explained, steps=1)):
         folder = tmp_path / str(len(found))

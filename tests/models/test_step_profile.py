@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Variant, events, job_of, launch, launch_explained, shallow
+from layouts import MODELS, SINGLE, Variant, events, launch, launch_explained, shallow, small_job
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
 STEPS = 3
@@ -18,7 +18,7 @@ STEPS = 3
 def run(folder: Path, model: dict[str, Any], variant: Variant, explained: int, **more: Any) -> list[dict[str, Any]]:
     """Train in a folder of its own; rank 0's events. explained: the recorded steps; 0: an ordinary training."""
     folder.mkdir()
-    job = {**job_of(model, variant, STEPS), **more}
+    job = {**small_job(model, variant, STEPS), **more}
     ends = launch_explained(job, folder, explained) if explained else launch(job, folder)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]
     return events(folder, 0)
@@ -70,7 +70,7 @@ def test_an_error_of_the_further_steps_is_said_and_the_training_counts(tmp_path:
     blocked = tmp_path / "explained"
     blocked.mkdir()
     (blocked / "profile").write_text("a file where the folder should be")
-    ends = launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), blocked, 1)
+    ends = launch_explained(small_job(shallow(MODELS["gpt"]), SINGLE, STEPS), blocked, 1)
     found = events(blocked, 0)
     assert ends[0].returncode == 0 and found[-1]["event"] == "end"
     assert found[-2]["values"]["failed"].startswith("FileExistsError")
@@ -79,7 +79,7 @@ def test_an_error_of_the_further_steps_is_said_and_the_training_counts(tmp_path:
 def test_a_record_that_is_too_large_is_left_out_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    launch_explained(job_of(shallow(MODELS["gpt"]), SINGLE, STEPS), folder, 1, most_bytes=1000)
+    launch_explained(small_job(shallow(MODELS["gpt"]), SINGLE, STEPS), folder, 1, most_bytes=1000)
     values = events(folder, 0)[-3]["values"]
     assert values["files"] == {} and values["left_out"] == ["rank0.step0.json.gz", "rank0.step1.json.gz"]
     assert not list((folder / "profile").iterdir())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, Variant, events, job_of, launch, read_curve, script_of, shallow
+from layouts import MODELS, SINGLE, Variant, events, launch, read_curve, script_of, shallow, small_job
 from levelfield.catalog.registry import Registry
 from levelfield.worker.sketch import sketch_slice
 from matrix import VARIANTS
@@ -66,7 +66,7 @@ def torchs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str]
 
     @functools.cache
     def of(family: str, layers: int, key: str) -> dict[str, np.ndarray]:
-        job = job_of({**MODELS[family], "layers": layers}, SINGLE, 3)
+        job = small_job({**MODELS[family], "layers": layers}, SINGLE, 3)
         return written(tmp_path_factory.mktemp("torch"), "torch", job, key, None)
 
     return of
@@ -101,7 +101,7 @@ def test_saved_weights_are_torchs(
 ) -> None:
     variant = VARIANTS[layout]
     model = MODELS[family] if variant.virtual_pipeline > 1 else shallow(MODELS[family])
-    right, job = torchs(family, model["layers"], "save_weights_dir"), job_of(model, variant, 3)
+    right, job = torchs(family, model["layers"], "save_weights_dir"), small_job(model, variant, 3)
     assert_same(written(tmp_path, framework, job, "save_weights_dir", interpreter_of(framework)), right, 2e-5)
 
 
@@ -118,13 +118,13 @@ def test_captured_tensors_are_torchs(
     right = torchs(family, model["layers"], "capture")
     assert {"embedding", "layers.1", "final_norm", "logits", "updated/embedding.weight"} < set(right)
     variant: Variant = dataclasses.replace(SINGLE, recompute=recompute)
-    found = written(tmp_path, framework, job_of(model, variant, 3), "capture", interpreter_of(framework))
+    found = written(tmp_path, framework, small_job(model, variant, 3), "capture", interpreter_of(framework))
     assert_same(found, right, 1e-4)
 
 
 @pytest.mark.parametrize("framework", ["paddle", "oneflow", "megatron"])
 def test_each_framework_says_what_it_is(framework: str, tmp_path: Path, interpreter_of: Callable[[str], Path]) -> None:
-    launch(job_of(MODELS["gpt"], SINGLE, 2), tmp_path, script_of(framework), interpreter_of(framework))
+    launch(small_job(MODELS["gpt"], SINGLE, 2), tmp_path, script_of(framework), interpreter_of(framework))
     said = next(event for event in events(tmp_path, 0) if event["event"] == "framework")
     assert (said["name"], said["version"]) == (framework, Registry().implementation(framework)[0].version)
     assert said["device"].startswith("cpu") and said["details"].get("layers") in (None, "local")

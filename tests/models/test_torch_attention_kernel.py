@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 LENGTH = 32
 
 
-def job_of(family: str = "llama", context: int = 1, tensor: int = 1, kernel: str = "sdpa", **model: Any) -> Any:
+def small_job(family: str = "llama", context: int = 1, tensor: int = 1, kernel: str = "sdpa", **model: Any) -> Any:
     return SimpleNamespace(
         model=parsed_model({**MODELS[family], **model}),
         training=SimpleNamespace(sequence_length=LENGTH, precision="fp32"),
@@ -50,7 +50,7 @@ def operators(job: Any) -> str:
 def test_the_named_kernel_is_what_the_training_runs(changes: dict[str, Any], kernel: str) -> None:
     from model.attention_kernel import attention_kernel
 
-    job = job_of(**changes)
+    job = small_job(**changes)
     assert attention_kernel(job, CPU) == kernel
     assert kernel in operators(job)
 
@@ -60,14 +60,14 @@ def test_dropout_window_and_groups_reach_torch(monkeypatch: pytest.MonkeyPatch) 
 
     asked = {}
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **options: asked.update(options) or 3)
-    assert attention_kernel(job_of(attention_dropout=0.125), CPU) == "cudnn"
+    assert attention_kernel(small_job(attention_dropout=0.125), CPU) == "cudnn"
     assert (asked["dropout_p"], asked["is_causal"], asked["attn_mask"], asked["enable_gqa"]) == (
         0.125,
         True,
         None,
         True,
     )
-    attention_kernel(job_of("gpt", context=2), CPU)
+    attention_kernel(small_job("gpt", context=2), CPU)
     assert (asked["is_causal"], asked["enable_gqa"]) == (False, False)
     assert asked["attn_mask"].shape == (LENGTH // 4, LENGTH)
 
@@ -88,22 +88,22 @@ def test_context_ranks_of_cuda_need_no_mask_where_the_kernel_returns_its_log_sum
         monkeypatch.setattr(torch, "_fused_sdp_choice", fused_choice)
         return attention_kernel.joined_kernel(job, torch.device(device))
 
-    assert choice(job_of(context=2)) == "cudnn" and choice(job_of(context=2), 1) == "flash"
+    assert choice(small_job(context=2)) == "cudnn" and choice(small_job(context=2), 1) == "flash"
     (query, key, value), more = calls[0]
     assert query.shape[2] == key.shape[2] == value.shape[2] == LENGTH // 4
     assert more["is_causal"] and more["attn_mask"] is None
-    assert attention_kernel.attention_kernel(job_of(context=2), torch.device("cuda")) == "flash"
-    assert [choice(job_of(context=2), backend) for backend in (-1, 0, 2)] == [None] * 3
+    assert attention_kernel.attention_kernel(small_job(context=2), torch.device("cuda")) == "flash"
+    assert [choice(small_job(context=2), backend) for backend in (-1, 0, 2)] == [None] * 3
     changes: tuple[dict[str, Any], ...] = (
         {"attention_dropout": 0.1},
         {"sliding_window": 8},
         {"kernel": "flash_attn"},
         {"head_dim": 12},
     )
-    assert [choice(job_of(context=2, **each)) for each in changes] == [None] * 4
-    assert choice(job_of(context=1)) is None and choice(job_of(context=2), device="cpu") is None
+    assert [choice(small_job(context=2, **each)) for each in changes] == [None] * 4
+    assert choice(small_job(context=1)) is None and choice(small_job(context=2), device="cpu") is None
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert choice(job_of(context=2)) is None
+    assert choice(small_job(context=2)) is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not here"), NotImplementedError("not on this device")], ids=repr)
@@ -114,11 +114,11 @@ def test_a_device_whose_choice_is_unknown_has_no_name(monkeypatch: pytest.Monkey
         raise error
 
     monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
-    assert attention_kernel(job_of(), CPU) is None
+    assert attention_kernel(small_job(), CPU) is None
 
 
 def test_the_package_is_named_without_asking_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     from model.attention_kernel import attention_kernel
 
     monkeypatch.delattr(torch, "_fused_sdp_choice")
-    assert attention_kernel(job_of(kernel="flash_attn"), CPU) == "flash_attn"
+    assert attention_kernel(small_job(kernel="flash_attn"), CPU) == "flash_attn"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, Variant, job_of, planted, train
+from layouts import MODELS, SINGLE, Variant, planted, small_job, train
 from matrix import VARIANTS
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -228,5 +228,5 @@ def test_ddps_first_buckets_are_let_go_once_where_a_group_keeps_them(
 @pytest.mark.layouts
 @pytest.mark.parametrize(("family", "variant"), CROSSES + SHARDED_EXPERTS, ids=lambda each: getattr(each, "name", each))
 def test_a_curve_is_that_of_a_cast_in_each_micro_batch(family: str, variant: Variant, tmp_path: Path) -> None:
-    job = job_of(MODELS[family], variant, steps=4, precision="bf16")
+    job = small_job(MODELS[family], variant, steps=4, precision="bf16")
     assert train(job) == train(job, planted(tmp_path, "torch", NEVER))

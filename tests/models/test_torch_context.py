@@ -20,11 +20,11 @@ from layouts import (
     Variant,
     compare,
     events,
-    job_of,
     launch,
     parsed_job,
     planted,
     shallow,
+    small_job,
     train,
 )
 from levelfield.worker import Unsupported, check_context_parallel
@@ -145,7 +145,8 @@ def test_attention_in_two_calls_trains_the_same(
 ) -> None:
     model = shallow(MODELS["llama"])
     found = compare(
-        train(job_of(model, variant, STEPS), planted(tmp_path, "torch", JOINED)), torch_of(job_of(model, SINGLE, STEPS))
+        train(small_job(model, variant, STEPS), planted(tmp_path, "torch", JOINED)),
+        torch_of(small_job(model, SINGLE, STEPS)),
     )
     assert found.within(), found
 
@@ -161,8 +162,8 @@ def test_selective_recomputation_keeps_attention_in_two_calls() -> None:
 
 def test_a_sliding_window_reaches_over_the_pieces_of_other_ranks(torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = {**shallow(MODELS["llama"]), "sliding_window": 11}
-    right = torch_of(job_of(model, SINGLE, STEPS))
-    found = compare(train(job_of(model, VARIANTS["CP2"], STEPS)), right)
+    right = torch_of(small_job(model, SINGLE, STEPS))
+    found = compare(train(small_job(model, VARIANTS["CP2"], STEPS)), right)
     assert found.within(), found
 
 
@@ -273,8 +274,8 @@ FAULTS |= {f"joined: {name}": JOINED + fault for name, fault in JOINED_FAULTS.it
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
-    right = torch_of(job_of(model, SINGLE, STEPS))
-    found = compare(train(job_of(model, VARIANTS["CP2"], STEPS), planted(tmp_path, "torch", FAULTS[fault])), right)
+    right = torch_of(small_job(model, SINGLE, STEPS))
+    found = compare(train(small_job(model, VARIANTS["CP2"], STEPS), planted(tmp_path, "torch", FAULTS[fault])), right)
     assert not found.within()
     assert found.same_tokens and found.same_weights
     assert found.parameter_norm is not None
@@ -282,7 +283,7 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, torch_of: Callable[
 
 
 def test_a_sequence_that_cannot_be_shared_is_refused_before_ranks_join(tmp_path: Path) -> None:
-    job = job_of(MODELS["llama"], VARIANTS["CP2"], 2, sequence_length=30)
+    job = small_job(MODELS["llama"], VARIANTS["CP2"], 2, sequence_length=30)
     assert {end.returncode for end in launch(job, tmp_path, planted(tmp_path, "torch", NOBODY_JOINS))} == {1}
     error = events(tmp_path, 1)[-1]
     assert error["class"] == "unsupported"
@@ -292,7 +293,7 @@ def test_a_sequence_that_cannot_be_shared_is_refused_before_ranks_join(tmp_path:
 @pytest.mark.parametrize(("tensor", "length", "fits"), [(1, 24, True), (1, 26, False), (4, 20, False), (4, 32, True)])
 def test_tensor_parallel_ranks_divide_a_share_again(tensor: int, length: int, fits: bool) -> None:
     shared = Variant("shared", {"context": 2, "tensor": tensor, "sequence_parallel": tensor > 1})
-    job = parsed_job(job_of(MODELS["llama"], shared, sequence_length=length))
+    job = parsed_job(small_job(MODELS["llama"], shared, sequence_length=length))
     if fits:
         check_context_parallel(job)
         return
@@ -304,7 +305,7 @@ def test_context_ranks_draw_dropout_of_their_own() -> None:
     from training import step_seed
 
     def seed(context_ranks: int, context: int) -> int:
-        job = parsed_job(job_of(MODELS["llama"], Variant("shared", {"context": context_ranks})))
+        job = parsed_job(small_job(MODELS["llama"], Variant("shared", {"context": context_ranks})))
         return step_seed(job, Coordinates(pipeline=0, data=0, context=context, tensor=0), 1)
 
     assert len({seed(1, 0), seed(2, 0), seed(2, 1)}) == 3
@@ -313,5 +314,5 @@ def test_context_ranks_draw_dropout_of_their_own() -> None:
 def test_dropout_trains_with_shared_sequences() -> None:
     variant = Variant("", {"context": 2}, recompute="selective")
     model = {**shallow(MODELS["gpt"]), "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    curve = train(job_of(model, variant, STEPS))
-    assert train(job_of(model, variant, STEPS)) == curve
+    curve = train(small_job(model, variant, STEPS))
+    assert train(small_job(model, variant, STEPS)) == curve

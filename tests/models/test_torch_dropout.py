@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, Curve, compare, job_of, train
+from layouts import MODELS, SINGLE, Curve, compare, small_job, train
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
@@ -17,5 +17,5 @@ def test_hidden_dropout_is_the_same_on_tensor_ranks_and_in_recomputation(
     layout: str, torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
     model = {**MODELS["gpt"], "hidden_dropout": 0.2}
-    found = compare(train(job_of(model, VARIANTS[layout], steps=5)), torch_of(job_of(model, SINGLE, steps=5)))
+    found = compare(train(small_job(model, VARIANTS[layout], steps=5)), torch_of(small_job(model, SINGLE, steps=5)))
     assert found.within(), found

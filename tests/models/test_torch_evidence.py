@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import MODELS, SINGLE, Variant, compare, events, job_of, launch, planted, read_curve, train
+from layouts import MODELS, SINGLE, Variant, compare, events, launch, planted, read_curve, small_job, train
 from matrix import VARIANTS
 from test_torch_training import DATA_2, gpt
 
@@ -19,7 +19,7 @@ def captured(
     folder: Path, model: dict[str, Any], variant: Variant = SINGLE, **training: Any
 ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
     """The tensors of step 2, and the events, of a run of three steps."""
-    job = {**job_of(model, variant, 3, **training), "capture": {"step": 2, "folder": str(folder / "capture")}}
+    job = {**small_job(model, variant, 3, **training), "capture": {"step": 2, "folder": str(folder / "capture")}}
     (end,) = launch(job, folder)
     assert end.returncode == 0, end.output[-3000:]
     tensors = {path.name.removesuffix(".npy"): np.load(path) for path in (folder / "capture").glob("*.npy")}
@@ -47,14 +47,14 @@ def test_capturing_does_not_change_the_run_and_recomputation_not_what_is_capture
         (tmp_path / name).mkdir()
         runs[name], said = captured(tmp_path / name, gpt(), variant)
     steps = [event["loss"] for event in said if event["event"] == "step"]
-    assert tuple(steps) == train(job_of(gpt(), SINGLE, 3)).losses
+    assert tuple(steps) == train(small_job(gpt(), SINGLE, 3)).losses
     for name, tensor in runs["plain"].items():
         np.testing.assert_array_equal(tensor, runs["recomputed"][name], err_msg=name)
 
 
 def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path: Path) -> None:
     tensors, said = captured(tmp_path, gpt(), precision="fp16", loss_scale={"initial": 1024.0, "growth_interval": 100})
-    reference = train(job_of(gpt(), SINGLE, 3))
+    reference = train(small_job(gpt(), SINGLE, 3))
     found = compare(read_curve([said]), reference)
     assert found.parameter_norm is not None
     assert found.parameter_norm < 0.05
@@ -63,7 +63,7 @@ def test_the_loss_scale_is_not_in_what_is_recorded(tmp_path: Path) -> None:
 
 
 def test_two_processes_cannot_capture(tmp_path: Path) -> None:
-    job = {**job_of(gpt(), DATA_2, 3), "capture": {"step": 2, "folder": str(tmp_path / "capture")}}
+    job = {**small_job(gpt(), DATA_2, 3), "capture": {"step": 2, "folder": str(tmp_path / "capture")}}
     assert [end.returncode for end in launch(job, tmp_path)] == [1, 1]
     # One that ends first may leave the other with a broken connection.
     assert "unsupported" in {events(tmp_path, rank)[-1]["class"] for rank in (0, 1)}
@@ -91,10 +91,10 @@ optimizer.LocalAdamW.__init__ = init
 @pytest.mark.layouts
 @pytest.mark.parametrize(("layout", "fault"), [("DP2", WRONG_LAYER), ("PP2", ONE_END_ONLY)])
 def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout: str, fault: str, tmp_path: Path) -> None:
-    job = job_of(gpt(), VARIANTS[layout], steps=2)
+    job = small_job(gpt(), VARIANTS[layout], steps=2)
     assert not any(end.returncode for end in launch(job, tmp_path, planted(tmp_path, "torch", fault)))
     curve = read_curve([events(tmp_path, rank) for rank in range(2)])
-    found = compare(curve, train(job_of(gpt(), SINGLE, steps=2)))
+    found = compare(curve, train(small_job(gpt(), SINGLE, steps=2)))
     assert found.parameter_norm is not None
     assert found.parameter_norm > 5e-4
     assert found.first_loss is not None

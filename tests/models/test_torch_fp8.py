@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, Variant, compare, job_of, parsed_job, planted, train
+from layouts import MODELS, SINGLE, Variant, compare, parsed_job, planted, small_job, train
 from leaf_gradient import gradient_of
 from levelfield.worker import Unsupported
 
@@ -92,8 +92,8 @@ fp8_rounded.rounded = rounded
 
 def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees_it(tmp_path: Path) -> None:
     """As transformer-engine's default did on an H200: the factor of the first step is 1."""
-    job = job_of(MODELS["llama"], SINGLE, steps=3, precision="fp8")
-    right, half = train(job), train(job_of(MODELS["llama"], SINGLE, steps=3, precision="bf16"))
+    job = small_job(MODELS["llama"], SINGLE, steps=3, precision="fp8")
+    right, half = train(job), train(small_job(MODELS["llama"], SINGLE, steps=3, precision="bf16"))
     lost = train(job, planted(tmp_path, "torch", FIRST_SCALE_OF_1))
     found = compare(right, half)
     assert found.loss is not None and found.parameter_norm is not None
@@ -111,7 +111,7 @@ def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees
 def test_fp8_elsewhere_is_refused(changed: dict[str, Any], words: str) -> None:
     from step.fp8 import check_fp8
 
-    job = job_of(MODELS["llama"], Variant("elsewhere", changed.get("layout", {})), precision="fp8")
+    job = small_job(MODELS["llama"], Variant("elsewhere", changed.get("layout", {})), precision="fp8")
     with pytest.raises(Unsupported, match=words):
         check_fp8(parsed_job({**job, "device": changed.get("device", "cpu")}))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from layouts import MODELS, SINGLE, job_of, parsed_job
+from layouts import MODELS, SINGLE, parsed_job, small_job
 from levelfield.catalog.registry import Registry
 from levelfield.worker import Unsupported
 from levelfield.worker.job import Job
@@ -36,7 +36,7 @@ IN_PLANS = {
 
 
 def job_for_a_graph(changes: dict[str, Any]) -> Job:
-    job = parsed_job({**job_of(MODELS["gpt"], SINGLE, 4, precision="bf16"), "device": "cuda"})
+    job = parsed_job({**small_job(MODELS["gpt"], SINGLE, 4, precision="bf16"), "device": "cuda"})
     job = replace(job, tuning=replace(job.tuning, graph=True))
     for path, value in changes.items():
         parent, _, name = path.rpartition(".")

@@ -229,9 +229,9 @@ def test_an_architecture_without_an_equivalent_is_refused(family: str, changes: 
 
 def work_of(family: str) -> Work:
     """A whole work around the small model; only its model, length and seed matter here."""
-    from layouts import SINGLE, job_of
+    from layouts import SINGLE, small_job
 
-    job = job_of(MODELS[family], SINGLE, sequence_length=LENGTH)
+    job = small_job(MODELS[family], SINGLE, sequence_length=LENGTH)
     return Work.model_validate(
         {
             "model": job["model"],

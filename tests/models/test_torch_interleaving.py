@@ -18,10 +18,10 @@ from layouts import (
     Variant,
     compare,
     events,
-    job_of,
     launch,
     launch_explained,
     planted,
+    small_job,
     train,
 )
 from levelfield.catalog.registry import Registry
@@ -45,14 +45,14 @@ def test_seven_layers_in_four_chunks_with_one_of_each_computed_again(
     """The first three parts of the model have two layers, the last one has one."""
     model = {**MODELS["gpt"], "layers": 7}
     variant = Variant("uneven", {"pipeline": 2}, 2, "full", virtual_pipeline=2, recompute_layers=1)
-    found = compare(train(job_of(model, variant, STEPS)), torch_of(job_of(model, SINGLE, STEPS)))
+    found = compare(train(small_job(model, variant, STEPS)), torch_of(small_job(model, SINGLE, STEPS)))
     assert found.within(), found
 
 
 @pytest.mark.parametrize("name", ["PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved"])
 def test_sixteen_bits_are_those_of_one_process(name: str, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """Each chunk casts its parameters once a step, or FSDP2 does."""
-    jobs = [job_of(MODELS["gpt"], each, STEPS, precision="bf16") for each in (VARIANTS[name], SINGLE)]
+    jobs = [small_job(MODELS["gpt"], each, STEPS, precision="bf16") for each in (VARIANTS[name], SINGLE)]
     found = compare(train(jobs[0]), torch_of(jobs[1]))
     assert found.loss is not None
     assert found.same_weights and found.loss < 1e-4, found
@@ -170,7 +170,7 @@ interleaving.ChunkStage.get_bwd_send_ops = kept
 def test_a_rank_holds_the_messages_in_flight_alone(fault: str, tmp_path: Path) -> None:
     """And none beyond the step: a profiler that ends between them has torch write to memory that is freed."""
     variant = Variant("many micro-batches", {"pipeline": 2}, micro_batch=1, virtual_pipeline=2)
-    job = job_of(MODELS["gpt"], variant, 2)
+    job = small_job(MODELS["gpt"], variant, 2)
     assert job["accumulation"] == MICRO_BATCHES
     script = planted(tmp_path, "torch", fault + HELD.replace("MOST", str(MOST)))
     if fault:
@@ -237,7 +237,7 @@ def test_each_chunk_is_gathered_once_a_step() -> None:
 def test_what_cannot_be_interleaved_is_refused(
     family: str, layout: dict[str, Any], batch: int, chunks: int, says: str, tmp_path: Path
 ) -> None:
-    job = job_of(MODELS[family], Variant("", layout, virtual_pipeline=chunks), 2, global_batch=batch)
+    job = small_job(MODELS[family], Variant("", layout, virtual_pipeline=chunks), 2, global_batch=batch)
     script = planted(tmp_path, "torch", NOBODY_JOINS)
     assert all(end.returncode for end in launch(job, tmp_path, script))
     assert says in next(event for event in events(tmp_path, 0) if event["event"] == "error")["message"]
@@ -245,7 +245,7 @@ def test_what_cannot_be_interleaved_is_refused(
 
 @pytest.mark.thorough
 def test_the_first_chunk_has_the_embedding_and_the_last_one_the_head_in_an_explained_step(tmp_path: Path) -> None:
-    assert [end.returncode for end in launch_explained(job_of(MODELS["gpt"], INTERLEAVED, STEPS), tmp_path, 1)] == [
+    assert [end.returncode for end in launch_explained(small_job(MODELS["gpt"], INTERLEAVED, STEPS), tmp_path, 1)] == [
         0,
         0,
     ]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, events, job_of, launch, parsed_job, planted
+from layouts import MODELS, SINGLE, events, launch, parsed_job, planted, small_job
 from levelfield.checkout import checkout
 from triton_beside import NoTriton, triton_folder
 
@@ -64,7 +64,7 @@ def chosen_for(device: torch.device, family: str = "llama", compiled: bool = Fal
     from model import kernels
 
     variant = replace(SINGLE, compile=compiled)
-    return kernels.choose(parsed_job(job_of({**MODELS[family], **changes}, variant, 2)), device)
+    return kernels.choose(parsed_job(small_job({**MODELS[family], **changes}, variant, 2)), device)
 
 
 def test_a_training_takes_the_kernels_that_fit_its_model(cuda: torch.device) -> None:
@@ -100,7 +100,7 @@ def test_only_a_device_that_triton_compiles_for_has_kernels(
 def test_a_training_on_a_processor_imports_no_kernel(tmp_path: Path) -> None:
     """No environment for processors has Triton."""
     listing = LIST_MODULES.format(path=str(tmp_path / "modules"))
-    (end,) = launch(job_of(MODELS["llama"], SINGLE, 2), tmp_path, planted(tmp_path, "torch", listing))
+    (end,) = launch(small_job(MODELS["llama"], SINGLE, 2), tmp_path, planted(tmp_path, "torch", listing))
     assert end.returncode == 0, end.output[-2000:]
     modules = (tmp_path / "modules").read_text().split()
     assert "model.kernels" in modules

@@ -17,9 +17,9 @@ from layouts import (
     Variant,
     compare,
     compare_routing,
-    job_of,
     launch,
     planted,
+    small_job,
     train,
 )
 from levelfield.testing.framework_kit.small_jobs import zero_layout
@@ -44,7 +44,7 @@ LAYOUTS = (
 @pytest.fixture(scope="module")
 def right(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[..., Curve]:
     """The curve of one process."""
-    return functools.cache(lambda kind, steps=STEPS: torch_of(job_of(KINDS[kind], SINGLE, steps)))
+    return functools.cache(lambda kind, steps=STEPS: torch_of(small_job(KINDS[kind], SINGLE, steps)))
 
 
 def assert_same(curve: Curve, reference: Curve) -> None:
@@ -57,19 +57,19 @@ def assert_same(curve: Curve, reference: Curve) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), LAYOUTS)
 def test_a_layout_trains_as_one_process(kind: str, name: str, right: Callable[..., Curve]) -> None:
-    assert_same(train(job_of(KINDS[kind], VARIANTS[name], STEPS)), right(kind))
+    assert_same(train(small_job(KINDS[kind], VARIANTS[name], STEPS)), right(kind))
 
 
 def test_selective_recomputation_in_a_pipeline_trains_as_one_process(right: Callable[..., Curve]) -> None:
     variant = Variant("", zero_layout(3, pipeline=2), recompute="selective")
-    assert_same(train(job_of(KINDS["mixture"], variant, STEPS)), right("mixture"))
+    assert_same(train(small_job(KINDS["mixture"], variant, STEPS)), right("mixture"))
 
 
 @pytest.mark.thorough
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["EP2", "EP2 of DP4", "TP2", "PP2", "CP2", "accumulation 1"])
 def test_no_token_changes_its_expert_in_forty_steps(name: str, reference: Callable[[str], Curve]) -> None:
-    assert_same(train(job_of(MODELS["mixture"], VARIANTS[name])), reference("mixture"))
+    assert_same(train(small_job(MODELS["mixture"], VARIANTS[name])), reference("mixture"))
 
 
 def test_every_step_counts_every_choice_of_a_token(right: Callable[..., Curve]) -> None:
@@ -82,7 +82,7 @@ def test_every_step_counts_every_choice_of_a_token(right: Callable[..., Curve]) 
 def test_the_selection_bias_moves_the_load(right: Callable[..., Curve]) -> None:
     """With a bias, the experts with most tokens get fewer; the same work without it goes on as it was."""
     without = train(
-        job_of(mixture({**KINDS["deepseek"]["experts"]["router"], "bias_rate": 0.0}, count=8), SINGLE, STEPS)
+        small_job(mixture({**KINDS["deepseek"]["experts"]["router"], "bias_rate": 0.0}, count=8), SINGLE, STEPS)
     )
     curve = right("deepseek")
     assert curve.experts[1] == without.experts[1] and curve.losses[0] == without.losses[0]
@@ -98,7 +98,7 @@ def test_the_selection_bias_moves_the_load(right: Callable[..., Curve]) -> None:
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_planted_fault_shows_in_two_steps(name: str, tmp_path: Path, right: Callable[..., Curve]) -> None:
     kind, variant, code = SHOWN[name]
-    wrong, expected = train(job_of(KINDS[kind], variant, STEPS), planted(tmp_path, "torch", code)), right(kind)
+    wrong, expected = train(small_job(KINDS[kind], variant, STEPS), planted(tmp_path, "torch", code)), right(kind)
     with pytest.raises(AssertionError):
         assert_same(wrong, expected)
 
@@ -116,7 +116,7 @@ routing.best = highest
 
 
 def test_of_equal_scores_the_lower_expert_is_taken(tmp_path: Path) -> None:
-    job = job_of(KINDS["mixture"], SINGLE, 1)
+    job = small_job(KINDS["mixture"], SINGLE, 1)
     lower = train(job, planted(tmp_path, "torch", TIED))
     assert lower.experts[1][1] == (256, 256, 0, 0)
     higher = train(job, planted(tmp_path, "torch", TIED + HIGHEST))
@@ -140,7 +140,7 @@ def test_zero_divides_the_states_of_experts_over_the_ranks_with_the_same_ones(
 ) -> None:
     experts, hidden = KINDS["mixture"]["experts"], KINDS["mixture"]["hidden_size"]
     whole = 3 * experts["count"] * experts["ffn_hidden_size"] * hidden
-    ends = launch(job_of(KINDS["mixture"], VARIANTS[name], 1), tmp_path, planted(tmp_path, "torch", HELD))
+    ends = launch(small_job(KINDS["mixture"], VARIANTS[name], 1), tmp_path, planted(tmp_path, "torch", HELD))
     assert [f"held {whole // parts}" in end.output for end in ends] == [True] * 4, ends[0].output
 
 
@@ -170,6 +170,6 @@ def test_zero_divides_the_states_of_experts_over_the_ranks_with_the_same_ones(
 def test_what_is_not_written_is_refused_by_name(
     changes: dict[str, Any], variant: Variant, named: str, tmp_path: Path
 ) -> None:
-    job = job_of({**mixture(), **changes}, variant, 2, global_batch=12)
+    job = small_job({**mixture(), **changes}, variant, 2, global_batch=12)
     ends = launch(job, tmp_path, planted(tmp_path, "torch", NOBODY_JOINS))
     assert all(end.returncode and named in end.output for end in ends), ends[0].output

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, Curve, compare, job_of, parsed_job, parsed_model, planted, shallow, train
+from layouts import MODELS, SINGLE, Curve, compare, parsed_job, parsed_model, planted, shallow, small_job, train
 from levelfield.worker import Initializer, part
 from matrix import VARIANTS
 
@@ -57,8 +57,8 @@ def test_other_parts_train_alike_in_layouts_that_divide_them(
     composed: str, name: str, torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
     model = {**shallow(MODELS["llama"]), **COMPOSED[composed]}
-    right = torch_of(job_of(model, SINGLE, STEPS))
-    found = compare(train(job_of(model, VARIANTS[name], STEPS)), right)
+    right = torch_of(small_job(model, SINGLE, STEPS))
+    found = compare(train(small_job(model, VARIANTS[name], STEPS)), right)
     assert found.within(), found
 
 
@@ -70,8 +70,8 @@ def test_a_norm_of_queries_that_is_not_summed_over_the_heads_of_all_ranks_is_see
 ) -> None:
     """The gradient's whole norm moves little; that of the parameter does not."""
     model = shallow(MODELS["qwen"])
-    right = torch_of(job_of(model, SINGLE, STEPS))
-    found = compare(train(job_of(model, VARIANTS["TP2"], STEPS), planted(tmp_path, "torch", UNSUMMED)), right)
+    right = torch_of(small_job(model, SINGLE, STEPS))
+    found = compare(train(small_job(model, VARIANTS["TP2"], STEPS), planted(tmp_path, "torch", UNSUMMED)), right)
     assert not found.within()
     assert found.grad_norm is not None and found.parameter_norm is not None
     assert found.grad_norm < 0.05 < 0.2 < found.parameter_norm
@@ -83,7 +83,7 @@ def loss_of(model: dict[str, Any]) -> float:
     from model.decoder import Decoder, stage_of
 
     fields = parsed_model(model)
-    initializer = Initializer(parsed_job(job_of(model, SINGLE, seed=1)))
+    initializer = Initializer(parsed_job(small_job(model, SINGLE, seed=1)))
     attend = choose_attention("sdpa", 0.0, None, part(fields, "sliding_window"))
     ours = Decoder(fields, 32, torch.float32, stage_of(fields.layers, 1, 0), attend)
     specs = initializer.parameters(fields)

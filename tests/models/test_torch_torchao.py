@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, Curve, compare, job_of, planted, train
+from layouts import MODELS, SINGLE, Curve, compare, planted, small_job, train
 from leaf_gradient import gradient_of
 from matrix import VARIANTS
 from torch import nn
@@ -45,7 +45,7 @@ def renew_once(model):
     calls.append(1)
 fp8_torchao.renew_scales = renew_once
 """
-ONE, ZERO = (job_of(MODELS["llama"], each, steps=4, precision="fp8") for each in (SINGLE, VARIANTS["ZeRO 2, DP2"]))
+ONE, ZERO = (small_job(MODELS["llama"], each, steps=4, precision="fp8") for each in (SINGLE, VARIANTS["ZeRO 2, DP2"]))
 
 Scale = Callable[..., torch.Tensor]  # takes a tensor and a type of 8 bits
 

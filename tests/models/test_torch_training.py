@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import MODELS, SINGLE, compare, events, job_of, launch, parsed_job, planted, read_curve, train
+from layouts import MODELS, SINGLE, compare, events, launch, parsed_job, planted, read_curve, small_job, train
 from matrix import VARIANTS
 
 pytestmark = pytest.mark.torch
@@ -29,27 +29,27 @@ def gpt(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_loss_falls_and_a_repeat_is_bit_identical() -> None:
-    curve = train(job_of(gpt(), SINGLE))
+    curve = train(small_job(gpt(), SINGLE))
     assert np.mean(curve.losses[-5:]) < 0.75 * curve.losses[0]
-    assert train(job_of(gpt(), SINGLE)) == curve
+    assert train(small_job(gpt(), SINGLE)) == curve
 
 
 def test_dropout_repeats_itself_and_differs_from_none() -> None:
     model = gpt(hidden_dropout=0.2, attention_dropout=0.2)
-    curve = train(job_of(model, SINGLE, steps=4))
-    assert train(job_of(model, SINGLE, steps=4)) == curve
-    assert curve.losses != train(job_of(gpt(), SINGLE, steps=4)).losses
+    curve = train(small_job(model, SINGLE, steps=4))
+    assert train(small_job(model, SINGLE, steps=4)) == curve
+    assert curve.losses != train(small_job(gpt(), SINGLE, steps=4)).losses
 
 
 def test_full_recomputation_draws_the_same_dropout() -> None:
     model = gpt(hidden_dropout=0.2, attention_dropout=0.2)
     full = dataclasses.replace(SINGLE, recompute="full")
-    assert train(job_of(model, full, steps=4)) == train(job_of(model, SINGLE, steps=4))
+    assert train(small_job(model, full, steps=4)) == train(small_job(model, SINGLE, steps=4))
 
 
 def test_attention_dropout_trains_under_tensor_parallel_and_selective_recomputation() -> None:
     variant = dataclasses.replace(TENSOR_2, recompute="selective")
-    curve = train(job_of(gpt(hidden_dropout=0.1, attention_dropout=0.1), variant, steps=4))
+    curve = train(small_job(gpt(hidden_dropout=0.1, attention_dropout=0.1), variant, steps=4))
     assert all(map(math.isfinite, curve.losses + curve.grad_norms))
 
 
@@ -70,7 +70,7 @@ def test_private_random_numbers_differ_by_stream_and_leave_the_common_ones_alone
 
 @pytest.mark.parametrize("family", ["gpt", "mixture"])
 def test_bf16_stays_near_fp32(family: str) -> None:
-    single, half = (train(job_of(MODELS[family], SINGLE, steps=10, precision=name)) for name in ("fp32", "bf16"))
+    single, half = (train(small_job(MODELS[family], SINGLE, steps=10, precision=name)) for name in ("fp32", "bf16"))
     found = compare(half, single)
     assert found.loss is not None
     assert 0 < found.loss < 2e-2
@@ -100,7 +100,7 @@ def test_without_fp16_the_scale_stays_one() -> None:
 
 
 def test_an_overflow_skips_the_step_and_training_goes_on(tmp_path: Path) -> None:
-    job = job_of(gpt(), DATA_2, steps=14, precision="fp16", loss_scale={"initial": 2.0**26, "growth_interval": 4})
+    job = small_job(gpt(), DATA_2, steps=14, precision="fp16", loss_scale={"initial": 2.0**26, "growth_interval": 4})
     assert [end.returncode for end in launch(job, tmp_path)] == [0, 0]
     ranks = [[event for event in events(tmp_path, rank) if event["event"] == "step"] for rank in range(2)]
     scales = [[event["loss_scale"] for event in rank] for rank in ranks]
@@ -127,7 +127,7 @@ torch.autograd.backward = backward
 @pytest.mark.layouts
 @pytest.mark.parametrize("layout", ["single", "PP2"])
 def test_a_backward_pass_has_no_thread_of_its_own(layout: str, tmp_path: Path) -> None:
-    job = job_of(MODELS["gpt"], {"single": SINGLE, **VARIANTS}[layout], steps=1)
+    job = small_job(MODELS["gpt"], {"single": SINGLE, **VARIANTS}[layout], steps=1)
     ends = launch(job, tmp_path, planted(tmp_path, "torch", CALLING_THREAD_ONLY))
     assert not any(end.returncode for end in ends), ends
 
@@ -224,8 +224,8 @@ def take(self):
         local.grad.mul_(2)  # in place: DDP's buckets are the gradients
 optimizer.LocalAdamW.take_gradients = take
 """
-    reference = train(job_of(gpt(), SINGLE, steps=5, gradient_clip=1e6))
-    job = job_of(gpt(), DATA_2, steps=5, gradient_clip=1e6)
+    reference = train(small_job(gpt(), SINGLE, steps=5, gradient_clip=1e6))
+    job = small_job(gpt(), DATA_2, steps=5, gradient_clip=1e6)
     ends = launch(job, tmp_path, planted(tmp_path, "torch", fault))
     assert [end.returncode for end in ends] == [0, 0]
     found = compare(read_curve([events(tmp_path, rank) for rank in range(2)]), reference)
@@ -245,7 +245,7 @@ if job.rank == 1:
         model.final_norm.weight.data[0] = float("nan")
     parallelize.fill = fill
 """
-    ends = launch(job_of(gpt(), DATA_2, steps=5), tmp_path, planted(tmp_path, "torch", fault))
+    ends = launch(small_job(gpt(), DATA_2, steps=5), tmp_path, planted(tmp_path, "torch", fault))
     assert [end.returncode for end in ends] == [1, 1]
     for rank in range(2):
         *_, step, error = events(tmp_path, rank)
@@ -255,7 +255,7 @@ if job.rank == 1:
 
 def test_a_missing_framework_is_an_environment_error(tmp_path: Path) -> None:
     fault = 'sys.modules["torch"] = None'
-    (end,) = launch(job_of(gpt(), SINGLE, steps=2), tmp_path, planted(tmp_path, "torch", fault))
+    (end,) = launch(small_job(gpt(), SINGLE, steps=2), tmp_path, planted(tmp_path, "torch", fault))
     assert end.returncode == 1
     assert events(tmp_path, 0)[-1]["class"] == "environment"
 
@@ -265,9 +265,9 @@ def test_saved_weights_are_whole_and_canonical(tmp_path: Path) -> None:
 
     for name, variant in (("one", SINGLE), ("tensor", TENSOR_2)):
         (tmp_path / name).mkdir()
-        job = {**job_of(gpt(), variant, steps=3), "save_weights_dir": str(tmp_path / name)}
+        job = {**small_job(gpt(), variant, steps=3), "save_weights_dir": str(tmp_path / name)}
         assert not any(end.returncode for end in launch(job, tmp_path))
-    first = parsed_job(job_of(gpt(), SINGLE, steps=3))
+    first = parsed_job(small_job(gpt(), SINGLE, steps=3))
     for name, spec in Initializer(first).parameters(first.model).items():
         one, other = (np.load(tmp_path / run / f"{name}.npy") for run in ("one", "tensor"))
         assert one.shape == spec.shape

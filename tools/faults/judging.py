@@ -14,7 +14,7 @@ from unittest import mock
 from faults.elsewhere import ELSEWHERE
 from faults.fault import Fault
 from faults.in_torch import FAULTS
-from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, job_of, planted, script_of, train
+from layouts import COMMON_MODELS, MODELS, SINGLE, Curve, Variant, planted, script_of, small_job, train
 from levelfield.catalog.registry import Registry
 from levelfield.measure import alignment as rules
 from levelfield.measure.calibration import noise_between, tolerance_limits
@@ -132,7 +132,7 @@ def curve_of(run: Fault | HonestRun, family: str, precision: str, python: Path |
     environment = getattr(run, "environment", {})
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, environment):
         script = planted(Path(folder), run.framework, run.code) if run.code else script_of(run.framework)
-        return train(job_of(MODELS[family], run.variant, STEPS, precision=precision), script, python)
+        return train(small_job(MODELS[family], run.variant, STEPS, precision=precision), script, python)
 
 
 class Trainings:

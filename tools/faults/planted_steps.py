@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from faults.step_plants import help_of
-from layouts import MODELS, SINGLE, Variant, events, job_of, launch_explained, planted, shallow
+from layouts import MODELS, SINGLE, Variant, events, launch_explained, planted, shallow, small_job
 from levelfield.explain.explanation import RecordedRun, parts_from_records, rank_layout
 from levelfield.specs.layout import Layout
 from levelfield.specs.step_parts import StepParts
@@ -41,7 +41,7 @@ def recorded(
 ) -> RecordedRun:
     """Train, with `code` run before, and record steps. changes: of the job's training."""
     folder.mkdir()
-    job = job_of(model, variant, 1, **changes)
+    job = small_job(model, variant, 1, **changes)
     script = planted(folder, framework, help_of(framework) + code)
     ends = launch_explained(job, folder, steps, script=script, python=python)
     assert [end.returncode for end in ends] == [0] * variant.ranks, ends[0].output[-2000:]

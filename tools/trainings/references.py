@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from layouts import MODELS, SINGLE, Curve, Variant, compare, job_of, train
+from layouts import MODELS, SINGLE, Curve, Variant, compare, small_job, train
 from levelfield.catalog.code_basis import training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import REFERENCE_FRAMEWORK, REFERENCES_FILE, ReferenceState
@@ -50,7 +50,7 @@ def _train_references(registry: Registry, families: Iterable[str]) -> dict[str, 
         if recorded is not None and recorded.machine == machine() and state.fault(family, recorded.figures.key) is None:
             continue
         code = training_code_digest(implementation, folder, HOST_KIND)
-        curve = train(job_of(MODELS[family], SINGLE, STEPS))
+        curve = train(small_job(MODELS[family], SINGLE, STEPS))
         if fault := changed_code_fault(code, training_code_digest(implementation, folder, HOST_KIND)):
             raise SystemExit(f"reference {family}: {fault}")
         curves[family] = _confirmed(recorded, curve, code) or _new(family, curve, code)
@@ -102,7 +102,7 @@ def _outcome(recorded: ReferenceCurve | None, now: ReferenceCurve) -> str:
 def honest_noise(model: dict[str, Any], reference: Curve, variants: Iterable[Variant]) -> OwnNoise:
     """The largest differences of torch's runs of `model` in these layouts from its one process."""
     steps = len(reference.losses)
-    differences = [compare(train(job_of(model, variant, steps)), reference) for variant in variants]
+    differences = [compare(train(small_job(model, variant, steps)), reference) for variant in variants]
     return OwnNoise(
         **{name: max(getattr(difference, name) for difference in differences) for name in OwnNoise.model_fields}
     )

@@ -28,9 +28,9 @@ from levelfield.testing.framework_kit.small_jobs import (
     MODELS,
     SINGLE,
     Variant,
-    job_of,
     offered_variants,
     refusal_reason,
+    small_job,
 )
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
 from levelfield.testing.scaffold import create_plugin_folder
@@ -137,7 +137,7 @@ WRONG_TRAININGS = {
     "the epsilon inside the root": ("optimizer.py",
         "root = np.sqrt(second) / np.float32(np.sqrt(1 - settings.beta2**self.count))",
         "root = np.sqrt(second / np.float32(1 - settings.beta2**self.count) + np.float32(settings.eps))"),
-    "gradients doubled": ("training.py", "1 / count, totals)", "2 / count, totals) / 2"),
+    "gradients doubled": ("training.py", "1 / count, keep_micro)", "2 / count, keep_micro) / 2"),
     "a scale of attention left out": ("attention.py", "np.float32(self.size**-0.5)", "np.float32(1)"),
     "a mask that shows the next token": ("attention.py", "scores.shape[-1], dtype", "scores.shape[-1], 1, dtype"),
 }  # fmt: skip
@@ -165,7 +165,7 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
      ("bf16", 1 + 5e-3, None), ("bf16", 1.02, "2.0e-02, expected 0.01"), ("fp16", 0.0, "1.0e+00")],
 )  # fmt: skip
 def test_the_routers_losses_of_a_mixture_are_compared(precision: Precision, factor: float, fault: str | None) -> None:
-    right = recorded_curve(job_of(MODELS["mixture"], SINGLE)).curve
+    right = recorded_curve(small_job(MODELS["mixture"], SINGLE)).curve
     other = dataclasses.replace(right, auxiliary=tuple(factor * value for value in right.auxiliary))
     message = layout_checks.routing_fault(MODELS["mixture"], precision, other, right)
     assert message is None if fault is None else fault in str(message), message
@@ -235,7 +235,7 @@ def test_a_declared_part_that_is_not_computed_fails(acme: Path) -> None:
 def test_a_curve_is_recorded_of_each_part_that_the_check_trains() -> None:
     for part, model in small_jobs.PART_MODELS.items():
         assert part in Model.model_validate(model).parts
-        job = job_of(small_jobs.enlarge_weights(model), SINGLE, layout_checks.FEW_STEPS)
+        job = small_job(small_jobs.enlarge_weights(model), SINGLE, layout_checks.FEW_STEPS)
         assert len(recorded_curve(job).curve.losses) == layout_checks.FEW_STEPS
 
 
@@ -249,8 +249,8 @@ def test_a_file_that_shadows_a_package_fails(name: str, acme: Path) -> None:
 def test_a_training_that_does_not_read_its_job_fails(acme: Path) -> None:
     subject = plant(acme, "optimizer.py", "np.float32(settings.eps)", "np.float32(1e-8)")
     planted = next(item for item in fault_checks.PLANTED_FAULTS if "epsilon 1e-5" in item.name)
-    right = first_steps(recorded_curve(job_of(MODELS["gpt"], SINGLE)).curve, fault_checks.STEPS)
-    job = planted.applied(job_of(MODELS["gpt"], SINGLE, fault_checks.STEPS))
+    right = first_steps(recorded_curve(small_job(MODELS["gpt"], SINGLE)).curve, fault_checks.STEPS)
+    job = planted.applied(small_job(MODELS["gpt"], SINGLE, fault_checks.STEPS))
     assert job is not None
     with pytest.raises(Fails) as failure:
         fault_checks._check_detected(subject, f"gpt: {planted.name}", right, job)
@@ -293,8 +293,8 @@ def test_layouts_follow_from_the_manifest() -> None:
 
 def test_a_layout_that_the_sizes_exclude_is_not_tried() -> None:
     torch = Registry().implementation("torch")[0]
-    assert refusal_reason(torch, "cpu", job_of(MODELS["gpt"], SINGLE)) is None
-    three = job_of(MODELS["gpt"], Variant("TP3", {"tensor": 3}))
+    assert refusal_reason(torch, "cpu", small_job(MODELS["gpt"], SINGLE)) is None
+    three = small_job(MODELS["gpt"], Variant("TP3", {"tensor": 3}))
     assert "heads" in (refusal_reason(torch, "cpu", three) or "")
 
 

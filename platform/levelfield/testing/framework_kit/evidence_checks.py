@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from levelfield.testing.findings import Fails
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject
 from levelfield.testing.framework_kit.layout_checks import offered_runs
-from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, job_of
+from levelfield.testing.framework_kit.small_jobs import SINGLE, Variant, small_job
 from levelfield.testing.framework_kit.small_runs import SmallRank
 from levelfield.worker.architecture import Model
 from levelfield.worker.job import Schedule, parse
@@ -42,7 +42,7 @@ def check_events(subject: FrameworkSubject) -> str:
 
 
 def _evidence_job(subject: FrameworkSubject, variant: Variant) -> dict[str, Any]:
-    job = job_of(next(iter(subject.models.values())), variant, STEPS)
+    job = small_job(next(iter(subject.models.values())), variant, STEPS)
     return {**job, "gradient_steps": [CAPTURED_STEP]}
 
 

@@ -26,8 +26,8 @@ from levelfield.testing.framework_kit.small_jobs import (
     STANDARD_VARIANTS,
     enlarge_weights,
     has_parts,
-    job_of,
     refusal_reason,
+    small_job,
 )
 from levelfield.testing.framework_kit.small_runs import read_events, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, compare, first_steps
@@ -70,23 +70,23 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
     model = next(iter(subject.models.values()))
     for precision in ("fp32", "bf16", "fp16"):
         if precision not in manifest.offered_precisions(kind):
-            yield precision, job_of(model, SINGLE, precision=precision)
+            yield precision, small_job(model, SINGLE, precision=precision)
     for recompute in ("none", "selective", "full"):
         if recompute in manifest.recompute:
             continue
         variant = replace(SINGLE, name=f"recompute {recompute}", recompute=recompute)
-        yield variant.name, job_of(model, variant)
+        yield variant.name, small_job(model, variant)
     if "full" in manifest.recompute and FIRST_LAYERS in manifest.refusals(kind):
         variant = replace(SINGLE, name="recompute full of 1 layer", recompute="full", recompute_layers=1)
-        yield variant.name, job_of(model, variant)
+        yield variant.name, small_job(model, variant)
     missing_model = next((name for name, candidate in MODELS.items() if not has_parts(manifest, candidate)), None)
     if missing_model:
-        yield f"the model {missing_model}", job_of(MODELS[missing_model], SINGLE)
+        yield f"the model {missing_model}", small_job(MODELS[missing_model], SINGLE)
     offered = set(manifest.offered_parallelism(kind))
     variants = {variant.name: variant for variant in STANDARD_VARIANTS}
     for parallelism, name in SIMPLEST_VARIANTS.items():
         variant = variants[name]
-        job = job_of(model, variant)
+        job = small_job(model, variant)
         if parallelism not in offered and refusal_reason(manifest, kind, job):
             yield variant.name, job
 
@@ -94,7 +94,7 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
 def check_killed_rank(subject: FrameworkSubject) -> str:
     """Kill the last rank in a step of a training. Check the events and processes that all ranks leave."""
     variant = next((offer.variant for offer in offered_runs(subject) if offer.variant.ranks > 1), SINGLE)
-    job = job_of(next(iter(subject.models.values())), variant, 100 * LONG_STEPS)
+    job = small_job(next(iter(subject.models.values())), variant, 100 * LONG_STEPS)
     with subject.scratch_folder() as folder:
         victim, start = variant.ranks - 1, time.monotonic()
 
@@ -121,7 +121,7 @@ def check_killed_rank(subject: FrameworkSubject) -> str:
 
 def check_nan_loss(subject: FrameworkSubject) -> str:
     """Check that a loss which is not finite ends the training with its own class of error."""
-    job = job_of(next(iter(subject.models.values())), SINGLE, 5)
+    job = small_job(next(iter(subject.models.values())), SINGLE, 5)
     schedule = {**job["training"]["schedule"], "peak_lr": 1e30, "min_lr": 1e29, "warmup_steps": 1}
     job["training"]["schedule"] = schedule
     with subject.scratch_folder() as folder:
@@ -174,7 +174,7 @@ def check_planted_faults(subject: FrameworkSubject) -> str:
     """Check that the comparison sees every planted fault that applies, in each small model."""
     seen_count = 0
     for family, model in subject.models.items():
-        correct_job = job_of(model, SINGLE, STEPS)
+        correct_job = small_job(model, SINGLE, STEPS)
         reference = first_steps(torch_curve(subject, family).curve, STEPS)
         for planted in PLANTED_FAULTS:
             if job := planted.applied(correct_job):
@@ -184,20 +184,20 @@ def check_planted_faults(subject: FrameworkSubject) -> str:
     # the other form of GELU, with large weights
     if {"gelu", "gelu_tanh"} <= set(subject.manifest.architecture) and "gpt" in subject.models:
         model = enlarge_weights(subject.models["gpt"])
-        reference = torch_curve_of_job(subject, job_of(model, SINGLE, STEPS)).curve
-        curve = subject.train(job_of({**model, "activation": "gelu"}, SINGLE, STEPS))
+        reference = torch_curve_of_job(subject, small_job(model, SINGLE, STEPS)).curve
+        curve = subject.train(small_job({**model, "activation": "gelu"}, SINGLE, STEPS))
         if is_within_sharp_limits(compare(curve, reference)):
             raise Fails("gpt: the other form of GELU: the training does not change", "`gelu` is the erf form")
         seen_count += 1
     # another order of data on the last of two data ranks: the sum of the tokens' checksums must show it
     if run := next((run for run in offered_runs(subject) if run.variant.layout.get("data", 1) == 2), None):
-        job = job_of(subject.models[run.family], run.variant, STEPS)
+        job = small_job(subject.models[run.family], run.variant, STEPS)
         other = copy.deepcopy(job)
         other["data"]["seed"] += 1
         reference = first_steps(torch_curve(subject, run.family).curve, STEPS)
         is_missed = False
         with suppress(Fails):  # a training that does not end is seen as well
-            is_missed = compare(subject.train(job, others={run.variant.ranks - 1: other}), reference).within()
+            is_missed = compare(subject.train(job, rank_jobs={run.variant.ranks - 1: other}), reference).within()
         if is_missed:
             what = f"{run}: the last rank trains other data, and nothing shows it"
             raise Fails(what, "count tokens on each data rank")

@@ -23,7 +23,7 @@ from levelfield.specs.requirements import EnvironmentPackages
 from levelfield.specs.selector import split_label
 from levelfield.specs.vendor import HOST_KIND, FrameworkAccess, VendorFile
 from levelfield.testing.findings import Fails, Missing, NotApplicable
-from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, has_parts, job_of
+from levelfield.testing.framework_kit.small_jobs import MODELS, SINGLE, has_parts, small_job
 from levelfield.testing.framework_kit.small_runs import RankProgram, SmallRun, run_small
 from levelfield.testing.framework_kit.training_curves import Curve, read_curve
 
@@ -97,8 +97,8 @@ class FrameworkSubject:
                 manifest,
                 self.kind,
                 requirements.environment_packages() if requirements else EnvironmentPackages(),
-                self._python,
-                "process",
+                python=self._python,
+                runtime="process",
             )
             self.exit_stack.enter_context(environment_in_use(plan, self._report_environment))
         except LevelfieldError as error:
@@ -126,10 +126,13 @@ class FrameworkSubject:
             yield Path(name)
 
     def run_job(
-        self, job: Mapping[str, Any], folder: Path, others: Mapping[int, Mapping[str, Any]] | None = None
+        self, job: Mapping[str, Any], folder: Path, rank_jobs: Mapping[int, Mapping[str, Any]] | None = None
     ) -> SmallRun:
-        """Return a job's run in which every rank has finished. Raises Fails for another one."""
-        run = run_small(self.program, self.job_on_device(job), folder, rank_jobs=others)
+        """Return a job's run in which every rank has finished. Raises Fails for another one.
+
+        rank_jobs: of ranks that have another job.
+        """
+        run = run_small(self.program, self.job_on_device(job), folder, rank_jobs=rank_jobs)
         for number, rank in enumerate(run.ranks):
             if rank.exit_code:
                 last_line = (rank.output.strip().splitlines() or ["no output"])[-1]
@@ -138,9 +141,12 @@ class FrameworkSubject:
                 raise Fails(fault, "run the job alone: its rank's log says more")
         return run
 
-    def train(self, job: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
-        """Return the curve of a job. Raises Fails when a rank fails or leaves a process behind."""
-        ranks = {rank: self.job_on_device(content) for rank, content in (others or {}).items()}
+    def train(self, job: Mapping[str, Any], rank_jobs: Mapping[int, Mapping[str, Any]] | None = None) -> Curve:
+        """Return the curve of a job. Raises Fails when a rank fails or leaves a process behind.
+
+        rank_jobs: of ranks that have another job.
+        """
+        ranks = {rank: self.job_on_device(content) for rank, content in (rank_jobs or {}).items()}
         with self.scratch_folder() as folder:
             run = self.run_job(job, folder, ranks)
         try:
@@ -160,7 +166,7 @@ class TorchCurve:
 
 def torch_curve(subject: FrameworkSubject, family: str) -> TorchCurve:
     """Return torch's curve of a small model in float32. Raises Missing where it is neither trained nor recorded."""
-    return torch_curve_of_job(subject, job_of(subject.models[family], SINGLE))
+    return torch_curve_of_job(subject, small_job(subject.models[family], SINGLE))
 
 
 def torch_curve_of_job(subject: FrameworkSubject, job: Mapping[str, Any]) -> TorchCurve:
@@ -174,7 +180,7 @@ def torch_curve_of_job(subject: FrameworkSubject, job: Mapping[str, Any]) -> Tor
         with suppress(LevelfieldError):
             torch_subject = FrameworkSubject(TORCH, report_progress=subject.report_progress)
             packages = torch_subject.manifest.requirements[HOST_KIND].environment_packages()
-            if is_ready(plan_environment(torch_subject.manifest, HOST_KIND, packages, None, "process")):
+            if is_ready(plan_environment(torch_subject.manifest, HOST_KIND, packages, python=None, runtime="process")):
                 subject.shared[TORCH] = torch_subject
     torch: FrameworkSubject | None = subject.shared[TORCH]
     try:
@@ -202,7 +208,10 @@ def recorded_curve(job: Mapping[str, Any]) -> TorchCurve:
 
 @cache
 def _recorded_curves() -> dict[str, TorchCurve]:
-    """Return the curves of `recorded`, whose keys and lists JSON has changed, by the digest of what they trained."""
+    """Return the curves of `recorded`, whose keys and lists JSON has changed, by the digest of what they trained.
+
+    auxiliary: the routers' losses. final: the norm and the projections of each parameter after the last step.
+    """
     curves = {}
     for content in (json.loads(path.read_text()) for path in sorted(RECORDED_FOLDER.glob("*.json"))):
         series = ("losses", "grad_norms", "tokens", "token_checksums", "auxiliary")

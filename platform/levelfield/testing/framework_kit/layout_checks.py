@@ -28,8 +28,8 @@ from levelfield.testing.framework_kit.small_jobs import (
     enlarge_vocabulary,
     enlarge_weights,
     has_parts,
-    job_of,
     offered_variants,
+    small_job,
 )
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
 from levelfield.worker.architecture import Model as WorkerModel
@@ -102,7 +102,7 @@ def train_offered_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun
     basis = (subject.manifest, subject.folder, subject.kind)
     row = row_provenance(training_code_digest(*basis))
     try:
-        curve = subject.train(job_of(model, offer.variant, precision=offer.precision))
+        curve = subject.train(small_job(model, offer.variant, precision=offer.precision))
         reference = torch_curve(subject, offer.family)
         if len(curve.losses) != len(reference.curve.losses):
             raise Fails(f"it recorded {len(curve.losses)} steps, expected {len(reference.curve.losses)}")
@@ -186,7 +186,7 @@ def check_large_weights(subject: FrameworkSubject) -> str:
     """Check each small model with larger weights, in few steps: a wrong constant of a function shows only there."""
     differences = {}
     for family, model in subject.models.items():
-        job = job_of(enlarge_weights(model), SINGLE, FEW_STEPS)
+        job = small_job(enlarge_weights(model), SINGLE, FEW_STEPS)
         reference = torch_curve_of_job(subject, job)
         differences[family] = difference = compare(subject.train(job), reference.curve)
         if not is_within_sharp_limits(difference):
@@ -207,7 +207,7 @@ def check_parts(subject: FrameworkSubject) -> str:
         model = PART_MODELS.get(part)
         if model is None or not has_parts(subject.manifest, model):
             continue
-        job = job_of(enlarge_weights(model), SINGLE, FEW_STEPS)
+        job = small_job(enlarge_weights(model), SINGLE, FEW_STEPS)
         try:
             difference = compare(subject.train(job), torch_curve_of_job(subject, job).curve)
         except Missing:
@@ -235,7 +235,7 @@ def check_parts(subject: FrameworkSubject) -> str:
 def check_large_tensors(subject: FrameworkSubject) -> str:
     """Check gradient norms with an embedding of a million elements, in few steps. Clipping divides by the norm."""
     family, model = next(iter(subject.models.items()))
-    job = job_of(enlarge_vocabulary(model), SINGLE, LARGE_STEPS)
+    job = small_job(enlarge_vocabulary(model), SINGLE, LARGE_STEPS)
     difference = compare(subject.train(job), torch_curve_of_job(subject, job).curve)
     what = f"{family} with {job['model']['vocab_size']:,} words"
     norms = {"the gradient norm": difference.grad_norm, "a parameter's gradient norm": difference.parameter_norm}
@@ -257,7 +257,7 @@ def is_within_sharp_limits(difference: Difference) -> bool:
 def check_repeats(subject: FrameworkSubject) -> str:
     """Check that the same job gives the same curve again: bit for bit on a processor."""
     family, model = next(iter(subject.models.items()))
-    job = job_of(model, SINGLE, 5)
+    job = small_job(model, SINGLE, 5)
     first, second = subject.train(job), subject.train(job)
     if subject.vendor.is_host and first != second:
         raise Fails(f"{family} in one process gives another curve the second time", "seed and order what is random")
@@ -271,7 +271,7 @@ def check_expert_choices(subject: FrameworkSubject) -> str:
     family, model = next((pair for pair in subject.models.items() if pair[1].get("experts")), (None, None))
     if model is None:
         raise NotApplicable("the manifest has no experts")
-    job = job_of(model, SINGLE, LARGE_STEPS)
+    job = small_job(model, SINGLE, LARGE_STEPS)
     experts = random_expert_choices(job)
     curve = subject.train({**job, "choices": {"known": packed(experts, model["experts"]["count"])}})
     layers = [layer for layer in range(model["layers"]) if is_mixture(parse(WorkerModel, model, "model"), layer)]
@@ -301,12 +301,12 @@ def check_dropout(subject: FrameworkSubject) -> str:
     if "dropout" not in subject.manifest.architecture:
         raise NotApplicable("the manifest has no dropout")
     model: dict[str, Any] = {**next(iter(subject.models.values())), "hidden_dropout": 0.1, "attention_dropout": 0.1}
-    job = job_of(model, SINGLE, 5)
+    job = small_job(model, SINGLE, 5)
     first, second = subject.train(job), subject.train(job)
     if not compare(second, first).within():
         hint = "seed each step by dropout_seed(job, coordinates(job), step)"
         raise Fails("dropout differs when the same job runs again", hint)
-    plain = subject.train(job_of({**model, "hidden_dropout": 0.0, "attention_dropout": 0.0}, SINGLE, 5))
+    plain = subject.train(small_job({**model, "hidden_dropout": 0.0, "attention_dropout": 0.0}, SINGLE, 5))
     if compare(first, plain).within():
         raise Fails("a model with dropout trains as one without", "apply it, or remove `dropout` from architecture")
     return "it changes the curve, and the same job repeats it"

@@ -97,7 +97,7 @@ LOSS_SCALE = {"initial": 256.0, "growth_interval": 1000}
 SINGLE = Variant("1 process, accumulation 4")
 
 
-def job_of(
+def small_job(
     model: dict[str, Any], variant: Variant, steps: int = LONG_STEPS, precision: str = "fp32", **changes: Any
 ) -> dict[str, Any]:
     """Return the job of `variant` on `model`; fp16 has a loss scale. `changes` replace fields of training."""
@@ -202,7 +202,7 @@ def offered_variants(
             continue
         if variant.layout.get("expert", 1) > 1 and not model.get("experts"):
             continue
-        job = job_of(model, variant, precision=precision)
+        job = small_job(model, variant, precision=precision)
         if not refusal_reason(implementation, kind, job):
             yield variant
 

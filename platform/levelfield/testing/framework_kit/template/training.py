@@ -60,8 +60,8 @@ class Trainer:
             gradient.fill(0)
         count, self.loss = self.job.accumulation, 0.0  # the loss is the mean over the whole global batch
         for micro in range(count):
-            totals = keep if micro == 0 else ignore
-            self.loss += self.model.loss_and_gradients(batch.inputs[micro], batch.targets[micro], 1 / count, totals)
+            keep_micro = keep if micro == 0 else ignore
+            self.loss += self.model.loss_and_gradients(batch.inputs[micro], batch.targets[micro], 1 / count, keep_micro)
         # REPLACE: with data parallelism, average the loss and all gradients over the data ranks here
         for name, gradient in self.model.gradients.items():
             keep(f"gradient.{name}", gradient)  # before clipping, without a loss scale
