@@ -71,7 +71,7 @@ def row_of(registry: Registry, text: str) -> dict[str, str]:
 
 
 def planned(registry: Registry, text: str) -> tuple[Plan, Decision]:
-    decision = place(registry, Entry(text, UserRequest(assume=True)))
+    decision = place(registry, Entry(text, UserRequest(may_lack_hardware=True)))
     return resolve(decision, "default"), decision
 
 

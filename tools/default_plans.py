@@ -44,7 +44,7 @@ def combinations(registry: Registry) -> Iterator[str]:
 def outcome(registry: Registry, text: str) -> str:
     """Return `full`, `smoke` or `refused`, or `error: ...` for what the defaults must not cause."""
     try:
-        plan = resolve(place(registry, Entry(text, UserRequest(assume=True))), "default")
+        plan = resolve(place(registry, Entry(text, UserRequest(may_lack_hardware=True))), "default")
     except NotHere as error:
         return f"error: {error}" if re.search(PARALLELISM, str(error)) else "refused: the framework does not offer it"
     except LayoutError as error:

@@ -2,8 +2,9 @@
 
 A plugin is imported or parsed at its first use. One name in two folders is an error that names both.
 A folder of plugins has the structure of the checkout: vendors/<name>/, models/<name>/, configs/cases/<name>.yaml,
-configs/suites/<name>.yaml, configs/published/<name>.yaml, configs/reported/<name>.json. An installed package names such
-a folder by an entry point of group `levelfield.plugins`. The entry point is a module; the folder is that of the module.
+configs/suites/<name>.yaml, configs/published/<name>.yaml (figures that papers state), configs/reported/<name>.json
+(figures read from others' logs). An installed package names such a folder by an entry point of group
+`levelfield.plugins`. The entry point is a module; the folder is that of the module.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _file_index(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
 
 
 class Registry:
-    """All plugins by kind and name. extra: folders of plugins. chips: a private file that adds and corrects chips of
+    """All plugins by kind and name. chips: a private file that adds and corrects chips of
     vendors. case_files: cases outside of any folder of plugins.
 
     A command makes one registry. It reads each document and loads each adapter once. Raises UsageError for a folder
@@ -162,8 +163,8 @@ class Registry:
     def case(self, name: str) -> Case:
         """Return the whole case, with the values of the case that it extends or is derived from.
 
-        name: also in another spelling (`spelled`). Raises UnknownName, DocumentError, or UsageError for an unknown
-        change of a derived case or a spelling of two cases.
+        name: also in another spelling, as canonical_case takes it. Raises UnknownName, DocumentError, or UsageError for
+        an unknown change of a derived case or a spelling of two cases.
         """
         base, changes = split_name(name)
         base = self.canonical_case(base)

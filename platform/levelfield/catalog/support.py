@@ -109,7 +109,7 @@ def _state(
     if passed:
         return "tested" if all(passed) else "fails"
     is_mixture, is_tensor = "experts" in FAMILIES[family], "tensor" in LAYOUTS[column]
-    choices: dict[Refusable, bool] = {
+    refusable: dict[Refusable, bool] = {
         "experts with tensor but not sequence parallel": is_mixture and is_tensor and "sequence" not in LAYOUTS[column],
         "experts with fp8": is_mixture and precision == "fp8",
         "fp8 with tensor parallel": is_tensor and precision == "fp8",
@@ -119,7 +119,7 @@ def _state(
         for device, offered in implementation.parallelism.items()
         if set(LAYOUTS[column]) <= set(offered) and precision in implementation.offered_precisions(device)
         if is_mixture or "expert" not in LAYOUTS[column]
-        if not any(choices.get(refusal) for refusal in implementation.refusals(device))
+        if not any(refusable.get(refusal) for refusal in implementation.refusals(device))
         if not implementation.is_further or device in implementation.requirements
     ]
     if not devices:
@@ -162,7 +162,10 @@ class ReferenceState:
         self._code = training_code_digest(implementation, folder, HOST_KIND)
 
     def fault(self, family: str, key: str) -> str | None:
-        """Return why a run that was compared with the curve `key` does not count; None where it does."""
+        """Return why a run that was compared with a curve does not count; None where it does.
+
+        key: the digest of the curve's figures.
+        """
         curve = None if self.recorded is None else self.recorded.of(family)
         if curve is None:
             return f"torch's reference of {family} is not recorded"

@@ -129,8 +129,8 @@ def _framework_environment(
         manifest,
         device_kind,
         manifest.requirements[device_kind].environment_packages(uses),
-        None,
-        "process",
+        python=None,
+        runtime="process",
         driver=driver,
     )
 
@@ -167,7 +167,7 @@ def _fetch(options: argparse.Namespace) -> int:
     for name, python, arguments, packages in groups:
         terminal.say(f"fetching the wheels of {name} with {python}")
         index = packages.index.setting if packages.index else None
-        fetch_wheels(folder, python, arguments, terminal.say, packages.steps, index)
+        fetch_wheels(folder, python, arguments, terminal.say, packages.build_steps, index)
     sizes = [path.stat().st_size for path in folder.glob("*.whl")]
     print(f"{folder}: {len(sizes)} wheels, {gib(sum(sizes))}")
     print(f"To use them: {WHEELS}={folder}, on a machine with the same system and Python.")
@@ -189,7 +189,7 @@ def _interpreter_and_packages(
         interpreter_for(manifest, device_kind).python,
         manifest.requirements[device_kind].environment_packages(uses),
     )
-    if lacking := list(missing_need_sentences(packages, None, is_already_made=False)):
+    if lacking := list(missing_need_sentences(packages, driver=None, is_already_made=False)):
         raise NotHere(f"{framework} on {device_kind}: " + "\n  ".join(lacking))
     return python, packages
 
@@ -214,7 +214,7 @@ def _ready_image(image: ImagePlan, offline: bool) -> BuiltImage:
     from levelfield.specs.plan import ContainerPlan
     from levelfield.specs.vendor import ContainerOptions
 
-    plan = ContainerPlan(image=image, options=ContainerOptions(), visible={}, offline=offline)
+    plan = ContainerPlan(image=image, options=ContainerOptions(), visible={}, offline=offline)  # no devices
     with engine_ready() as client:
         return images.ready_image(client, plan, Terminal().say)
 

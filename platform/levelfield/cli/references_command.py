@@ -182,7 +182,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     registry, runs = registry_of(options), runs_folder(options)
     find_stored_reference = partial(find_reference, registry)
     (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
-    plan = scheduler.plan_with_known_peak(job)
+    plan = scheduler.plan_with_stored_peak(job)
     reference = find_stored_reference(plan)
     if reference is None:
         raise UsageError(

@@ -36,7 +36,7 @@ from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.node_series import node_counts, series_entries, series_scaling
 
 _MISALIGNED_VERDICTS = ("diverged", "different")
-Certify = Callable[[Job], CertificateAttempt]
+Certify = Callable[[Job], CertificateAttempt]  # proves first that the case trains aligned in fp32, where it has to
 
 
 def run_or_show(options: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def run_or_show(options: argparse.Namespace) -> int:
     if options.dry_run:
         certified = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
         previewed = [certificate_maker.preview_certificate(registry, job, options.no_certificate) for job in certified]
-        return dry_run.show(list(map(scheduler.plan_with_known_peak, previewed)), runs, as_json=options.json)
+        return dry_run.show(list(map(scheduler.plan_with_stored_peak, previewed)), runs, as_json=options.json)
     certify = certificate_maker.skip_certification
     if not options.no_certificate:
         certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify
@@ -118,7 +118,7 @@ def _user_request(options: argparse.Namespace) -> UserRequest:
         base=options.base,
         repeat=options.repeat,
         python=options.python,
-        assume=options.dry_run,
+        may_lack_hardware=options.dry_run,
         save_weights=options.save_weights,
         explain_steps=options.explain_step,
         probe=options.probe,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from levelfield.checkout import checkout
 from levelfield.cli.options import ParserOrGroup
 from levelfield.errors import UnknownName, UsageError
-from levelfield.run.launchers import LAUNCHERS, LOCAL, launcher_code, launcher_names
+from levelfield.run.launchers import LAUNCHERS, LOCAL, launcher_file, launcher_names
 from levelfield.user_folders import config_folder
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def launch_plan(
     if takes_hosts and not hosts:
         raise UsageError(f"--launcher {name}: found no hosts; give --hosts hosts.yaml, or `hosts` in the site's file")
     site_without_power = site.model_copy(update={"node_power": None})  # no record of a run may hold its command
-    return LaunchPlan(launcher=name, code=launcher_code(name, plugins), site=site_without_power, hosts=hosts)
+    return LaunchPlan(launcher=name, code=launcher_file(name, plugins), site=site_without_power, hosts=hosts)
 
 
 def node_power_site(site_name: str | None) -> NodePowerSite | None:

@@ -91,7 +91,7 @@ def print_checks(findings: Iterable[CheckFinding], width: int, quiet: bool) -> l
 
 
 def checks_as_json(findings: Sequence[CheckFinding]) -> dict[str, object]:
-    """Return whether all checks passed, and every finding without its rows."""
+    """Return whether all checks passed, and every finding without the values of single devices."""
     checks = [{key: value for key, value in asdict(finding).items() if key != "rows"} for finding in findings]
     return {"passes": all(finding.is_good for finding in findings), "checks": checks}
 

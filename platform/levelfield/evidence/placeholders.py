@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from levelfield.rundir.event_lines import mapping, sequence
-from levelfield.rundir.seal import DEVICE_IDENTITY, VARIABLE_KEYS
+from levelfield.rundir.seal import UUID_PATTERN, VARIABLE_KEYS
 from levelfield.specs.variables import MASK, SECRET_VALUE, is_known_or_maker, is_secret, masked
 
 LEFT_OUT_VALUE = "(left out)"
@@ -72,7 +72,7 @@ class Placeholders:
             (SECRET_VALUE, lambda match: self._count("secret", MASK)),
             (self._root_pattern, lambda match: self._count("folder", self._roots[match[0]])),
             (_PATH, lambda match: self._numbered_placeholder("path", match[0])),
-            (DEVICE_IDENTITY, lambda match: self._numbered_placeholder("device", match[0])),
+            (UUID_PATTERN, lambda match: self._numbered_placeholder("device", match[0])),
             (self._name_pattern, lambda match: self._numbered_placeholder(self._kind(match[0]), match[0])),
         )
         for pattern, replacement in steps:

@@ -66,7 +66,7 @@ def choose_scale(decision: Decision) -> tuple[Arrangement, str]:
     full = arrange(decision, "full")
     memory_problem = _memory_problem(decision, full)
     if decision.scale == "full":
-        if memory_problem and not decision.request.assume:
+        if memory_problem and not decision.request.may_lack_hardware:
             raise DoesNotFit(f"--scale full: {memory_problem}. Use --scale smoke, another --layout, or more devices")
         return full, decision.scale_reason or "asked for with --scale full"
     accelerator = not decision.selection.vendor.is_host

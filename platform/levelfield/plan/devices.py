@@ -30,7 +30,7 @@ def plan_hardware(decision: Decision, arrangement: Arrangement) -> Hardware:
     is_launched = decision.request.launch is not None
     divides_host = selection.vendor.is_divided and decision.request.runtime == "docker"  # they divide a host into nodes
     is_assumed = not is_launched and ((nodes > 1 and not divides_host) or not selection.has_devices(devices))
-    if is_assumed and not decision.request.assume:
+    if is_assumed and not decision.request.may_lack_hardware:
         # where the vendor alone is named, its first chip stands for all of its chips
         names_chip = decision.selector.target not in (None, selection.vendor.name)
         raise UsageError(_absent_devices_message(selection, nodes, devices, names_chip))

@@ -67,7 +67,7 @@ def plan_environment(
     folder = checkout() / ".venvs" / f"{file.stem}-{kind}"
     interpreter, interpreter_problem = _interpreter_or_reason(file, kind, devices_may_be_absent)
     version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
-    digest = _digest((version, *packages.pip_packages, *_step_fingerprints(packages.steps)))
+    digest = _digest((version, *packages.pip_packages, *_step_fingerprints(packages.build_steps)))
     need_problem = missing_needs(
         file, kind, packages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip
     )
@@ -80,7 +80,7 @@ def plan_environment(
         digest=digest,
         lacking=interpreter_problem or need_problem,
         offline=offline,
-        builds=packages.steps,
+        builds=packages.build_steps,
         index=packages.index.setting if packages.index else None,
         left_out=left_out_sentences(packages),
     )

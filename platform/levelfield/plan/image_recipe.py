@@ -70,7 +70,7 @@ def image_plan(
         python=f"{VENV_PATH}/bin/python" if installed.pip_packages else base.python,
         requirements=installed.pip_packages,
         dockerfile=_dockerfile(implementation.framework, folder, vendor, base, bool(installed.pip_packages)),
-        builds=installed.steps,
+        builds=installed.build_steps,
         index=installed.index.setting if installed.index else None,
     )
 

@@ -60,7 +60,7 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
         return _at_full_scale(decision, f"on the hardware that the suite names, {hardware}")
     if hardware.nodes == 1 and decision.selection.has_devices(hardware.devices):
         return decision
-    if request.assume and decision.scale != "smoke":
+    if request.may_lack_hardware and decision.scale != "smoke":
         return _at_full_scale(decision, f"on the hardware that the suite names, {hardware}")
     return _decide_smoke_here(registry, entry, selector, refusal, hardware)
 

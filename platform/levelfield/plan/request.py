@@ -24,7 +24,7 @@ class UserRequest:
     choice: TuningChoice = field(default_factory=TuningChoice)  # free fields that the user sets
     repeat: int | None = None  # the number of runs; None takes it from the case string
     python: str | None = None  # an interpreter to use as it is
-    assume: bool = False  # plan for hardware that may be absent
+    may_lack_hardware: bool = False  # plan for hardware that may be absent
     save_weights: bool = False
     capture_step: int | None = None  # the step whose tensors are written
     probe: bool = False  # measure the devices' peak again

@@ -210,7 +210,7 @@ def _environment(
     file, kind, devices_may_be_absent = (
         selection.implementation,
         selection.vendor.device_kind,
-        request.assume or decision.refusal is not None,
+        request.may_lack_hardware or decision.refusal is not None,
     )
     if container and not container.image.requirements:
         return image_environment(container.image)
@@ -239,7 +239,7 @@ def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]
     if arrangement.layout_is_default and not decision.selector.devices and arrangement.devices_per_node < present:
         used = f"{arrangement.devices_per_node} of the {present} devices here are used"
         unused_devices = (f"{used}: no layout of {present} devices divides the case",)
-    shared = nodes > 1 and request.runtime == "docker" and not request.assume and request.launch is None
+    shared = nodes > 1 and request.runtime == "docker" and not request.may_lack_hardware and request.launch is None
     one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
     base, changes = split_name(decision.selection.case.name)
     derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()

@@ -84,7 +84,7 @@ def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) 
     yield from planned
 
 
-def plan_with_known_peak(job: Job) -> Plan:
+def plan_with_stored_peak(job: Job) -> Plan:
     """Return the job's plan with the peak that an earlier probe measured on this machine, if there is one."""
     return with_peak(job.plan, measurement.stored_peaks(job.plan, platform.node()))
 

@@ -27,7 +27,7 @@ from levelfield.specs.paths import RunPaths
 SEAL_KEY = "seal"  # of outcome.json
 FACTS_SUFFIX = " without names"  # behind the name of a file: its second digest
 VARIABLE_KEYS = ("environment", "variables", "inherited")  # keys of mappings of environment variables
-DEVICE_IDENTITY = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+UUID_PATTERN = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 SEAL_VERSION = 2  # of the seals that are made
 EXTRA_KEY = "extra"  # of outcome.json: sentences of the launcher
 _NAMING_KEYS = (SEAL_KEY, "by", "evidence", EXTRA_KEY, "submissions")  # keys with sentences, or with the name of a user
@@ -176,7 +176,7 @@ def _without_names(value: Any, key: str = "") -> Any:
 
 def names_something(text: str) -> bool:
     """Return whether a text may name a place or a device. A bundle has such a text in another form than the run."""
-    return "/" in text or DEVICE_IDENTITY.search(text) is not None
+    return "/" in text or UUID_PATTERN.search(text) is not None
 
 
 def stored_seal(outcome: JsonObject) -> Seal | None:

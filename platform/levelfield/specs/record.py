@@ -154,13 +154,13 @@ class Series(FreeFields):
     framework: str
     vendor: str
     chip: str
-    device_is: str
+    device_is: str  # `card`, `die` or `host share`
     nodes: int
     devices: int  # of all nodes together
     precision: Precision
     accumulation: int
     runtime: str  # what the ranks ran in
-    # Of the framework's manifest; None: its default, which may be another one tomorrow.
+    # A pinned version of the framework beside the default; None: the default, which may be another one tomorrow.
     further_version: str | None = Field(default=None, json_schema_extra=LATER)
 
     @property

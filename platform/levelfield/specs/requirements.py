@@ -104,7 +104,7 @@ class EnvironmentPackages:
     index: NamedIndex | None = None
 
     @property
-    def steps(self) -> tuple[BuildStep, ...]:
+    def build_steps(self) -> tuple[BuildStep, ...]:
         return tuple(build.step for build in self.builds)
 
 

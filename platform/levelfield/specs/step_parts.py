@@ -19,6 +19,7 @@ Part = Literal[
 ]  # fmt: skip
 PARTS: tuple[Part, ...] = get_args(Part)
 Phase = Literal["forward", "backward", "recompute"]
+# Of attention: flash, cudnn, efficient, and `math`, which has no fused kernel. product: of two matrices.
 KernelKind = Literal["flash", "cudnn", "efficient", "math", "product", "other"]
 
 MAX_LINES, MAX_CELLS = 16, 480  # of a timeline
@@ -103,7 +104,10 @@ class Overhead(Value):
 
 
 class LateRank(Value):
-    """A rank that others waited for, and the place where it took longer than the median of its peers."""
+    """A rank that others waited for, and the place where it took longer than the median of its peers.
+
+    waited_ms: how long each of the others waited for it in one step, less what it waited itself.
+    """
 
     rank: int = Field(ge=0, lt=MAX_RANKS)
     waited_ms: float = Field(ge=0)

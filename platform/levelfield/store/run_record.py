@@ -34,7 +34,7 @@ from levelfield.specs.step_parts import StepParts
 from levelfield.specs.variables import known_to_matter, masked
 from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
-UNKNOWN = "unknown"  # the node of a run that recorded none
+UNKNOWN = "unknown"  # the node or the content of a run that recorded none
 MACHINE_ID = "machine-id"  # what an identity rests on, where the system has an identifier
 _RUN_ID_TIME = re.compile(r"(\d{8}T\d{6})Z")
 
@@ -154,6 +154,7 @@ def _subject(plan: Plan, result: Result, provenance: dict[str, Any]) -> Subject:
         environment=plan.environment.digest or None,
         packages=json_digest(packages) if isinstance(packages, dict) else None,
         image=str(image["id"]) if image.get("id") else None,
+        # of all code that a result rests on; a plan of an earlier version has that of the framework's folder alone
         implementation=plan.implementation.rests_on or plan.implementation.digest,
         commit=commit if isinstance(commit, str) else None,
         is_dirty=bool(changed) if isinstance(changed, list) else None,

@@ -20,7 +20,7 @@ from levelfield.contracts.execution import FIRST_NODE, Request
 from levelfield.errors import LevelfieldError
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import runner, scheduler
-from levelfield.run.launchers import launcher_code, runtime_and_launcher
+from levelfield.run.launchers import launcher_file, runtime_and_launcher
 from levelfield.run.launchers.node_content import SCHEMA
 from levelfield.run.runner import Listener
 from levelfield.rundir.directory import new_run_id
@@ -159,7 +159,7 @@ class LauncherConformance:
             runs = cls.runs or Path(str(temporary and temporary.name))
             site = load(Site, cls.site) if cls.site else Site()
             hosts = load(HostsFile, cls.hosts).hosts[: cls.nodes] if cls.hosts else ()
-            code = launcher_code(cls.launcher, cls.plugins)
+            code = launcher_file(cls.launcher, cls.plugins)
             launch = LaunchPlan(launcher=cls.launcher, code=code, site=site, hosts=hosts)
             plugins = tuple(path.absolute() for path in cls.plugins)
             _SUBJECTS[cls] = LauncherSubject(launch, runs, plugins, cls.nodes, cls.left, temporary)

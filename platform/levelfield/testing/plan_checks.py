@@ -37,7 +37,7 @@ MAX_REASON_LENGTH = 160  # characters of why a case has no plan, in whole words
 
 def make_plan(selection: Selection, selector: Selector, scale: Scale, **changes: object) -> Plan:
     """Return the plan of a selection, for assumed devices. changes: of the request. Raises UsageError."""
-    request = replace(UserRequest(scale, assume=True, python=sys.executable), **changes)  # type: ignore[arg-type]
+    request = replace(UserRequest(scale, may_lack_hardware=True, python=sys.executable), **changes)  # type: ignore[arg-type]
     return resolve(Decision(str(selector.case), selector, selection, request, scale=scale), "check")
 
 

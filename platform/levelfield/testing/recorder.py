@@ -19,7 +19,7 @@ from levelfield.contracts.vendor import Device, Vendor, replayable_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.node.regular_files import MAX_DOCUMENT_BYTES
 from levelfield.rundir.folder_descriptor import FolderDescriptor
-from levelfield.rundir.seal import DEVICE_IDENTITY
+from levelfield.rundir.seal import UUID_PATTERN
 from levelfield.specs.tool import NodeCommand, Tool
 from levelfield.testing.file_checks import PLACEHOLDER
 from levelfield.testing.recordings import ORIGINS_FILE, declared_commands, recording_file_name, unread_reason
@@ -103,7 +103,7 @@ def record_tools(vendor: Vendor, folder: Path, redact: bool, force: bool) -> lis
 
 
 def _capture_outputs(vendor: Vendor, folder: Path, force: bool) -> list[CapturedOutput]:
-    """Return what the tools of vendor.yaml print, or of adapter.py, where vendor.yaml has none. Raises as `record`."""
+    """Return what the tools of vendor.yaml print, or those of adapter.py without any. Raises as record_tools."""
     recorded, declared = folder / "recorded", declared_commands(vendor.spec)
     has_tool = any(tool for _, tool in declared.values())
     adapter_commands: dict[str, NodeCommand] = {}
@@ -254,17 +254,19 @@ def find_identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -
     words: list[str] = []
     for name, text in texts.items():
         rule = rules.get(name)
-        words += [match.group() for pattern in (DEVICE_IDENTITY, _MAC_ADDRESS) for match in pattern.finditer(text)]
+        words += [match.group() for pattern in (UUID_PATTERN, _MAC_ADDRESS) for match in pattern.finditer(text)]
         labelled = [*(match[1] for match in _LABELLED.finditer(text)), *_column_cells(_LABEL_HEADING, _IDENTITY, text)]
-        words += [word for word in labelled if not DEVICE_IDENTITY.search(word)]
+        words += [word for word in labelled if not UUID_PATTERN.search(word)]
         by_rule = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
         words += [
-            word for word in by_rule if word and not _BUS_ADDRESS.fullmatch(word) and not DEVICE_IDENTITY.search(word)
+            word for word in by_rule if word and not _BUS_ADDRESS.fullmatch(word) and not UUID_PATTERN.search(word)
         ]
         # a value that the rules read is none by its form or by a label with a blank alone
-        beside = [match[1] for match in _LABELLED_BY_BLANK.finditer(text) if not DEVICE_IDENTITY.search(match[1])]
+        blank_labelled = [match[1] for match in _LABELLED_BY_BLANK.finditer(text) if not UUID_PATTERN.search(match[1])]
         words += [
-            word for word in (*beside, *_ip_addresses(text), *_host_names(text)) if not _stands_alone(word, rule_values)
+            word
+            for word in (*blank_labelled, *_ip_addresses(text), *_host_names(text))
+            if not _stands_alone(word, rule_values)
         ]
         words += [platform.node()] if len(platform.node()) > 3 and platform.node() in text else []
     return tuple(dict.fromkeys(words))

@@ -41,7 +41,7 @@ def test_arms_without_containers_name_none() -> None:
 
 def test_arms_name_a_graph_only_where_there_is_one() -> None:
     """The accepted build may be older than the option."""
-    plan = make_plan(Registry(), "gpt2_small:torch:H100:1:1", scale="smoke", assume=True, graph=True)
+    plan = make_plan(Registry(), "gpt2_small:torch:H100:1:1", scale="smoke", may_lack_hardware=True, graph=True)
     assert "--graph" in case_arguments(plan)
     plain = plan.model_copy(update={"tuning": plan.tuning.model_copy(update={"graph": False})})
     assert not any("graph" in word for word in case_arguments(plain))

@@ -215,7 +215,7 @@ def test_an_older_chip_has_the_build_that_has_code_for_it(
     [reason] = plan.deviations
     for part in ("torch_2.10.0", "torch 2.13.0", "V100-SXM2-16GB", "capability 7.0"):
         assert part in reason
-    assumed = planned("gpt3_6.7B:torch", assume=True, hardware=read_hardware("4x8 V100"))
+    assumed = planned("gpt3_6.7B:torch", may_lack_hardware=True, hardware=read_hardware("4x8 V100"))
     assert "torch==2.10.0" in assumed.environment.requirements and assumed.environment.lacking is None
     with pytest.raises(NotHere, match=r"found V100-SXM2-16GB.*7\.0,.expected.7\.5.*CUDA"):
         planned("gpt3_6.7B:torch_2.13.0:V100:1:1")
@@ -235,7 +235,7 @@ def test_a_driver_that_is_too_old_for_all_ends_before_anything(machine: FakeMach
     for part in ("torch on nvidia", "driver 470.82.01", "expected 580.65.06"):
         assert part in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    assumed = planned("gpt3_6.7B:torch:nvidia:1:2", assume=True)
+    assumed = planned("gpt3_6.7B:torch:nvidia:1:2", may_lack_hardware=True)
     assert assumed.environment.lacking == str(caught.value)
 
 
@@ -283,7 +283,7 @@ def test_a_given_python_without_what_every_run_uses_is_refused(
             planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, **fields)
         for part in (*parts, remedy):
             assert part in str(caught.value)
-    lacking = planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, assume=True).environment.lacking
+    lacking = planned("gpt3_6.7B:megatron:nvidia:1:2", python=python, may_lack_hardware=True).environment.lacking
     assert parts[1] in str(lacking)
     build_checks._import_faults.cache_clear()
     (packages / "transformer_engine.py").write_text("print('a greeting', end='')")

@@ -17,11 +17,11 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice
 from plans import PLUGINS, make_plan
 
-ASSUMED = UserRequest(assume=True)
+ASSUMED = UserRequest(may_lack_hardware=True)
 
 
 def plan_of(text: str, **choice: object) -> Plan:
-    request = UserRequest(assume=True, choice=TuningChoice.model_validate(choice))
+    request = UserRequest(may_lack_hardware=True, choice=TuningChoice.model_validate(choice))
     return resolve(place(Registry(), Entry(text, request)), "default")
 
 
@@ -146,10 +146,11 @@ def test_smoke_scale_says_what_is_lacking_and_from_where_on_the_case_fits() -> N
 
 
 def test_a_default_micro_batch_gives_way_to_the_layout() -> None:
-    plan = resolve(place(Registry(), Entry("gpt3_6.7B:torch:H100:8:8", UserRequest("smoke", assume=True))), "x")
+    request = UserRequest("smoke", may_lack_hardware=True)
+    plan = resolve(place(Registry(), Entry("gpt3_6.7B:torch:H100:8:8", request)), "x")
     assert plan.tuning.micro_batch * plan.tuning.layout.data * plan.accumulation == plan.work.training.global_batch
     assert plan.tuning.layout.world_size == 64
-    here = resolve(place(Registry(), Entry("gpt3_6.7B:torch:cpu:1:8", UserRequest("smoke", assume=True))), "x")
+    here = resolve(place(Registry(), Entry("gpt3_6.7B:torch:cpu:1:8", request)), "x")
     assert (str(here.tuning.layout), here.tuning.micro_batch) == ("DP8TP1PP1", 4)
     for part in ("default: ", "nearest to 8", "batch 32"):
         assert part in here.origins["micro_batch"]

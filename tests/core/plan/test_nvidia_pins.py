@@ -96,7 +96,7 @@ def batches() -> Iterator[tuple[str, list[str]]]:
     for _label, packages, python in environments():
         elsewhere = packages.index.packages if packages.index else ()
         fitting_packages = fitting(
-            (*packages.pip_packages, *(p for step in packages.steps for p in step.packages)), python
+            (*packages.pip_packages, *(p for step in packages.build_steps for p in step.packages)), python
         )
         left |= dict.fromkeys(
             (python, p.partition(";")[0]) for p in fitting_packages if name_of(p) not in (*SOURCES_ONLY, *elsewhere)
@@ -129,7 +129,7 @@ def test_every_other_pin_is_listed_or_has_a_named_index() -> None:
     for label, packages, python in environments():
         elsewhere = packages.index.packages if packages.index else ()
         for package in fitting(
-            (*packages.pip_packages, *(p for step in packages.steps for p in step.packages)), python
+            (*packages.pip_packages, *(p for step in packages.build_steps for p in step.packages)), python
         ):
             name, _, version = package.partition(";")[0].strip().partition("==")
             if name_of(name) in SOURCES_ONLY:
@@ -168,7 +168,7 @@ def test_a_driver_is_asked_for_by_the_cuda_of_the_build(
                 builds[package] = cuda_of(metadata)
                 assert packages.driver is not None and packages.driver.least == least[builds[package]], label
                 assert f"CUDA {builds[package]}" in packages.driver.reason
-                engines = [p for step in packages.steps for p in step.packages if "transformer" in p]
+                engines = [p for step in packages.build_steps for p in step.packages if "transformer" in p]
                 assert all(f"core-cu{builds[package]}," in p for p in engines), label
     assert sorted(set(builds.values())) == [12, 13]
 

@@ -91,7 +91,7 @@ def test_a_base_run_refuses_a_layout_in_its_case_string(planned: Planned) -> Non
 @pytest.mark.parametrize("hardware", ["1x4 F1", "2x2 F1", "1x2 F2"])
 def test_hardware_that_is_not_here_is_assumed_for_a_plan(planned: Planned, hardware: str) -> None:
     place = read_hardware(hardware)
-    plan = planned("tiny:fake", hardware, f"TP{place.nodes * place.devices}", assume=True)
+    plan = planned("tiny:fake", hardware, f"TP{place.nodes * place.devices}", may_lack_hardware=True)
     assert plan.hardware.assumed and plan.hardware.chip.name == place.chip
     assert (plan.hardware.nodes, plan.hardware.devices_per_node) == (place.nodes, place.devices)
     assert (plan.scale, plan.tuning.micro_batch) == ("full", 1)
@@ -101,9 +101,10 @@ def test_hardware_that_is_not_here_is_assumed_for_a_plan(planned: Planned, hardw
     assert "suite" in plan.scale_reason and plan.scale_reason.endswith(hardware)
 
 
-@pytest.mark.parametrize("assume", [False, True])
-def test_a_run_without_the_hardware_is_scaled_and_says_so(planned: Planned, assume: bool) -> None:
-    plan = planned("tiny:fake", "1x8 F2", "DP2TP2PP2", assume=assume, scale="smoke" if assume else "auto")
+@pytest.mark.parametrize("may_lack_hardware", [False, True])
+def test_a_run_without_the_hardware_is_scaled_and_says_so(planned: Planned, may_lack_hardware: bool) -> None:
+    scale = "smoke" if may_lack_hardware else "auto"
+    plan = planned("tiny:fake", "1x8 F2", "DP2TP2PP2", may_lack_hardware=may_lack_hardware, scale=scale)
     assert (str(plan.tuning.layout), plan.scale, plan.hardware.assumed) == ("DP1TP1PP2", "smoke", False)
     assert plan.deviations == ("1x8 F2 is not here: layout DP2TP2PP2 of 8 devices scaled to DP1TP1PP2 for 2",)
     assert plan.origins["micro_batch"].startswith("vendor fake")
@@ -140,15 +141,15 @@ def test_full_scale_without_the_hardware_is_refused(planned: Planned) -> None:
 
 
 def test_a_withheld_chip_has_no_plan_of_its_own(planned: Planned) -> None:
-    plan = planned("tiny:fake", "1x8 withheld", "DP8", assume=True)
+    plan = planned("tiny:fake", "1x8 withheld", "DP8", may_lack_hardware=True)
     assert plan.hardware.chip.name == "F1" and plan.scale == "smoke" and not plan.hardware.assumed
     assert "1x8 is withheld" in plan.deviations[0] and "DP8TP1PP1" in plan.deviations[0]
 
 
 def test_assumed_hardware_is_marked_even_where_it_is_here(planned: Planned) -> None:
-    plan = planned("tiny:fake", None, "TP2", assume=True, hardware=read_hardware("1x2 F1"))
+    plan = planned("tiny:fake", None, "TP2", may_lack_hardware=True, hardware=read_hardware("1x2 F1"))
     assert plan.hardware.assumed and "--assume-hardware" in plan.scale_reason
-    over = planned("tiny:fake", "1x8 F1", "TP2", assume=True, hardware=read_hardware("1x2 F2"))
+    over = planned("tiny:fake", "1x8 F1", "TP2", may_lack_hardware=True, hardware=read_hardware("1x2 F2"))
     assert over.hardware.chip.name == "F2"
 
 
@@ -174,7 +175,7 @@ def test_a_layout_as_flagperf_prints_it_is_planned_as_its_row_ran(
 ) -> None:
     devices = 4 if ran == "DP1TP1PP4" else 8
     hardware = NamedHardware(nodes=1, devices=devices, chip=chip)
-    request = UserRequest(choice=TuningChoice(layout=layout), hardware=hardware, assume=True)
+    request = UserRequest(choice=TuningChoice(layout=layout), hardware=hardware, may_lack_hardware=True)
     decision = placement.place(registry, Entry("llama3_8b:megatron", request))
     plan = resolve(decision, "run-id")
     assert str(plan.tuning.layout) == ran
@@ -189,7 +190,7 @@ ROWS = ("H100 1x8 bf16 PP1DP4TP2", "A100 1x8 bf16 PP2DP4TP1")
 
 def test_another_framework_and_a_host_take_the_printed_layout_as_it_stands(registry: Registry) -> None:
     hardware = read_hardware("1x8 H100-SXM5-80GB")
-    request = UserRequest(choice=TuningChoice(layout="PP1DP4TP2"), hardware=hardware, assume=True)
+    request = UserRequest(choice=TuningChoice(layout="PP1DP4TP2"), hardware=hardware, may_lack_hardware=True)
     assert placement.place(registry, Entry("llama3_8b:torch", request)).request.choice.layout == "PP1DP4TP2"
     request = replace(request, hardware=None)
     assert placement.place(registry, Entry("llama3_8b:megatron:cpu:1:8", request)).request.choice.layout == "PP1DP4TP2"

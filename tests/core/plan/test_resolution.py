@@ -57,7 +57,7 @@ def test_a_framework_without_its_program_is_told_by_the_plan(tmp_path: Path) -> 
     folder = Path(shutil.copytree(PLUGINS, tmp_path / "plugins")) / "models/fake"
     (folder / "train.py").unlink()
     with pytest.raises(DocumentError) as caught:
-        make_plan(Registry([tmp_path / "plugins"]), "tiny:fake:F1:1:1", scale="smoke", assume=True)
+        make_plan(Registry([tmp_path / "plugins"]), "tiny:fake:F1:1:1", scale="smoke", may_lack_hardware=True)
     for part in (f"{folder}/implementation.yaml", "'launch.argv'", "'{folder}/train.py'", f"file {folder}/train.py"):
         assert part in str(caught.value)
 
@@ -100,7 +100,7 @@ def test_full_that_does_not_fit_is_refused_with_the_numbers(plan_for: Make) -> N
         plan_for("gpt3_6.7B:fake:F1:1:2", scale="full")
     assert caught.value.exit_code == 2
     assert "6,658,596,864 parameters" in str(caught.value) and "8.0 GiB" in str(caught.value)
-    assert plan_for("gpt3_6.7B:fake:F1:1:2", scale="full", assume=True).scale == "full"
+    assert plan_for("gpt3_6.7B:fake:F1:1:2", scale="full", may_lack_hardware=True).scale == "full"
 
 
 def test_full_that_fits_on_the_cpu_may_be_asked_for(plan_for: Make) -> None:
@@ -126,7 +126,7 @@ def test_scales_are_different_work(plan_for: Make) -> None:
         ("tiny:fake:F1:1:1", {}, 1, "vendor fake: any number of devices"),
         ("tiny:fake:F1:1:2", {}, 2, "vendor fake: two dies"),
         ("tiny:fake:F1", {}, 2, "vendor fake: two dies"),
-        ("tiny:fake:F2", {"assume": True}, 8, "vendor fake: another chip"),
+        ("tiny:fake:F2", {"may_lack_hardware": True}, 8, "vendor fake: another chip"),
         ("tiny:fake:F1:1:2", {"micro_batch": 1}, 1, "command line"),
     ],
 )
@@ -223,16 +223,16 @@ def test_recomputation_of_some_layers_is_given_to_the_training(plan_for: Make, t
 
 def test_a_graph_is_told_to_the_training_only_where_it_is_chosen(plan_for: Make, tmp_path: Path) -> None:
     """Without it the job is that of earlier versions, which bundles have."""
-    plan = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True)
+    plan = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", may_lack_hardware=True, graph=True)
     assert plan.origins["graph"] == "command line"
     assert job_content(plan, RunPaths(tmp_path))["tuning"]["graph"] is True
-    plain = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True)
+    plain = plan_for("gpt3_6.7B:torch:H100:1:1", scale="smoke", may_lack_hardware=True)
     assert "graph" not in plain.origins and plain.tuning.graph is False
     assert "graph" not in job_content(plain, RunPaths(tmp_path))["tuning"]
 
 
 def test_more_layers_than_a_chunk_has_are_refused_at_full_scale_only(plan_for: Make) -> None:
-    fields = {"recompute": "full", "layout": "DP4PP2", "micro_batch": 1, "assume": True}
+    fields = {"recompute": "full", "layout": "DP4PP2", "micro_batch": 1, "may_lack_hardware": True}
     text = "gpt3_6.7B:torch:H100:1:8"
     with pytest.raises(LayoutError, match=r"17:.*DP4TP1PP2.*16.*32.layers"):
         plan_for(text, scale="full", recompute_layers=17, **fields)
@@ -317,9 +317,9 @@ def test_a_precision_that_the_framework_lacks_is_refused(plan_for: Make, registr
 
 
 def test_hardware_that_is_not_here_may_be_looked_at(plan_for: Make) -> None:
-    plan = plan_for("tiny:fake:F1:2:4", scale="smoke", assume=True)
+    plan = plan_for("tiny:fake:F1:2:4", scale="smoke", may_lack_hardware=True)
     assert plan.hardware.assumed and plan.world_size == 8 and plan.tuning.layout == Layout(data=8)
-    assert not plan_for("tiny:fake:F1:1:2", scale="smoke", assume=True).hardware.assumed
+    assert not plan_for("tiny:fake:F1:1:2", scale="smoke", may_lack_hardware=True).hardware.assumed
 
 
 # -- peaks

@@ -38,7 +38,7 @@ UNEVEN = [name for name in REGISTRY.frameworks if "uneven" in file(name).offered
 
 
 def plan_of(text: str, **fields: Any) -> Plan:
-    return make_plan(REGISTRY, text, scale="smoke", assume=True, **fields)
+    return make_plan(REGISTRY, text, scale="smoke", may_lack_hardware=True, **fields)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def every_choice() -> Iterator[tuple[Layout, Tuning]]:
 def test_a_training_refuses_nothing_that_the_platform_plans(framework: str) -> None:
     check, wrong, both = own_check(framework), [], 0
     for layout, tuning in every_choice():
-        job = job_of(SMOKE, tuning)
+        job = small_job(SMOKE, tuning)
         try:
             check(job)
         except Unsupported as error:
@@ -196,7 +196,7 @@ def changed(work: Work, **parts: dict[str, Any]) -> Work:
     return Work.model_validate({**content, **{name: {**content[name], **part} for name, part in parts.items()}})
 
 
-def job_of(work: Work, tuning: Tuning) -> SimpleNamespace:
+def small_job(work: Work, tuning: Tuning) -> SimpleNamespace:
     return SimpleNamespace(
         model=SimpleNamespace(**{**UNUSED, **work.model.model_dump()}),
         training=SimpleNamespace(**work.training.model_dump()),
@@ -235,18 +235,18 @@ def own_check(framework: str) -> Callable[[SimpleNamespace], None]:
 def test_a_batch_that_440_devices_do_not_divide_is_the_full_case_s(layout: str | None, words: str, batch: int) -> None:
     """FlagPerf's row of 55 x 8 has a global batch of 1760, which is another case."""
     with pytest.raises(LayoutError) as caught:
-        make_plan(REGISTRY, "flagperf_llama3_8b:megatron:H100:55:8", assume=True, layout=layout)
+        make_plan(REGISTRY, "flagperf_llama3_8b:megatron:H100:55:8", may_lack_hardware=True, layout=layout)
     message = " ".join(str(caught.value).split())
     assert words in message and f"--global-batch {batch}," in message
     for part in ("scale full", "smoke scale", "batch 512"):
         assert part in message
-    plan = make_plan(REGISTRY, "flagperf_llama3_8b_b1760:megatron:H100:55:8", assume=True, scale="full")
+    plan = make_plan(REGISTRY, "flagperf_llama3_8b_b1760:megatron:H100:55:8", may_lack_hardware=True, scale="full")
     assert plan.work.training.global_batch == 1760
 
 
 def test_a_layout_that_only_the_smoke_scale_forbids_names_its_sizes_alone() -> None:
     with pytest.raises(LayoutError) as caught:
-        make_plan(REGISTRY, "gpt2_small:megatron:cpu", assume=True, layout="PP12")
+        make_plan(REGISTRY, "gpt2_small:megatron:cpu", may_lack_hardware=True, layout="PP12")
     assert str(caught.value).startswith("layout DP1TP1PP12")
 
 

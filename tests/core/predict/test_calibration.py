@@ -95,7 +95,7 @@ def test_a_speed_that_no_rate_explains_is_refused(question: LayoutQuestion, fact
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A finished run of ENTRY. speed: what it had; None: it is not valid."""
-    plan = resolve(place(Registry(), Entry(ENTRY, UserRequest(assume=True))), "default")
+    plan = resolve(place(Registry(), Entry(ENTRY, UserRequest(may_lack_hardware=True))), "default")
     run = SimpleNamespace(plan=plan, speed=(plan.predicted[0].tokens_per_second or 0) * 0.8)
 
     def figures(_paths: object) -> SimpleNamespace:

@@ -19,7 +19,7 @@ PlanFor = Callable[..., Plan]
 
 @pytest.fixture
 def plan(plan_for: PlanFor) -> Plan:
-    return plan_for("tiny:fake:F1:1:2", assume=True)
+    return plan_for("tiny:fake:F1:1:2", may_lack_hardware=True)
 
 
 @pytest.fixture

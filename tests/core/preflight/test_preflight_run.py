@@ -69,7 +69,7 @@ def of(plan_for: PlanFor, tmp_path: Path) -> Callable[..., PreflightReport]:
 
     def run(nodes: Sequence[Values], **planted: Any) -> PreflightReport:
         devices, samples = planted.pop("devices", 1), planted.pop("samples", ())
-        plan = plan_for(f"tiny:fake:F1:{planted.pop('planned', len(nodes))}:{devices}", assume=True)
+        plan = plan_for(f"tiny:fake:F1:{planted.pop('planned', len(nodes))}:{devices}", may_lack_hardware=True)
         hardware = {"device_indices": tuple(sample.index for sample in samples), "memory_bytes_per_device": 2**34}
         plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update=hardware if samples else {})})
         launcher, vendor = PlantedLauncher(nodes, **planted), PlantedVendor(samples)
@@ -302,7 +302,7 @@ def test_a_preflight_that_ended_leaves_no_folder(of: Of, tmp_path: Path) -> None
 
 
 def test_the_launch_is_that_of_the_run_with_another_program(plan_for: PlanFor, tmp_path: Path) -> None:
-    plan = plan_for("tiny:fake:F1:1:2", assume=True, environment={"A": "1"})
+    plan = plan_for("tiny:fake:F1:1:2", may_lack_hardware=True, environment={"A": "1"})
     launcher = PlantedLauncher(nodes(1))
     run_preflight(plan, PlantedVendor(), tmp_path, ProcessRuntime(), launcher, lambda text: None)  # type: ignore[arg-type]
     measured = launcher.requests[0].nodes[0].processes
@@ -315,7 +315,7 @@ def test_the_launch_is_that_of_the_run_with_another_program(plan_for: PlanFor, t
 
 
 def test_options_reach_the_program(plan_for: PlanFor) -> None:
-    plan = plan_for("tiny:fake:F1:1:2", assume=True)
+    plan = plan_for("tiny:fake:F1:1:2", may_lack_hardware=True)
     plan = plan.model_copy(update={"preflight": PreflightPlan(short=False, pairs=True)})
     argv = preflight_plan(plan).implementation.argv
     assert argv[-1] == "--pairs" and "--short" not in argv
@@ -325,7 +325,7 @@ def test_nodes_run_their_checks_by_the_local_launcher(plan_for: PlanFor, tmp_pat
     """Without a program for collectives the ranks still check their node, once, by real processes."""
     import sys
 
-    plan = plan_for("tiny:fake:F1:1:2", assume=True, python=sys.executable)
+    plan = plan_for("tiny:fake:F1:1:2", may_lack_hardware=True, python=sys.executable)
     progress: list[str] = []
     report = run_preflight(plan, PlantedVendor(), tmp_path, ProcessRuntime(), LocalLauncher(), progress.append)  # type: ignore[arg-type]
     assert (report.evidence, report.word) == (None, "not compared")
@@ -344,7 +344,8 @@ def test_an_environment_that_cannot_be_made_is_a_report(
             raise RunFailed("no index")
 
     monkeypatch.setattr(runner, "runtime_and_launcher", lambda plan: (Broken(), LocalLauncher()))
-    report = runner.preflight(plan_for("tiny:fake:F1:1:2", assume=True), PlantedVendor(), tmp_path, lambda text: None)  # type: ignore[arg-type]
+    plan = plan_for("tiny:fake:F1:1:2", may_lack_hardware=True)
+    report = runner.preflight(plan, PlantedVendor(), tmp_path, lambda text: None)  # type: ignore[arg-type]
     assert (report.word, report.evidence) == ("failed", "no index")
 
 

@@ -58,7 +58,7 @@ def request_for(nodes: int = 2, root: str = "/shared/runs/a-run", **site: Any) -
     launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite.model_validate(fields)))
     registry = Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts"])
     text, environment = f"drill:drill:drill:{nodes}:{4 // nodes}", {"A_TOKEN": "s3cret"}
-    plan = make_plan(registry, text, scale="smoke", environment=environment, assume=True)
+    plan = make_plan(registry, text, scale="smoke", environment=environment, may_lack_hardware=True)
     plan = plan.model_copy(update={"launch": launch})
     launcher = KubernetesLauncher()
     return launcher.request(plan, RunPaths(Path(root)), launcher.runtime(plan))
@@ -240,7 +240,7 @@ def test_a_site_file_that_no_cluster_could_run_is_refused(site: Fields, words: s
 def test_an_accelerator_without_its_resource_is_refused() -> None:
     """The pods would be placed on any machine, and none would have a device."""
     registry = Registry()
-    plan = make_plan(registry, "llama3_8b:torch:H100:4:8", scale="full", assume=True)
+    plan = make_plan(registry, "llama3_8b:torch:H100:4:8", scale="full", may_lack_hardware=True)
     for devices, refused in ((None, True), ("none", False), ("nvidia.com/gpu", False)):
         site = Site(kubernetes=KubernetesSite(image="example.org/image:1", devices=devices))
         launched = plan.model_copy(update={"launch": LaunchPlan(launcher="kubernetes", site=site)})

@@ -51,7 +51,9 @@ class Cluster:
         settings = {"namespace": "benchmarks", "image": "example.org/image:1", **site}
         launch = LaunchPlan(launcher="kubernetes", site=Site(kubernetes=KubernetesSite(**settings)))
         environment = {"DRILL_FAULT": fault, "DRILL_TOKEN": SECRET}
-        plan = make_plan(registry, f"drill:drill:drill:{nodes}:1", scale="smoke", environment=environment, assume=True)
+        plan = make_plan(
+            registry, f"drill:drill:drill:{nodes}:1", scale="smoke", environment=environment, may_lack_hardware=True
+        )
         run_id = f"run-{self.mark[:8]}"  # the port follows from it, and tests at the same time are on one machine
         return plan.model_copy(update={"launch": launch, "run_id": run_id})
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 from levelfield.errors import UsageError
-from levelfield.run.launchers import launcher_code
+from levelfield.run.launchers import launcher_file
 from levelfield.run.launchers.kubernetes import cluster_run
 from levelfield.specs.site import LaunchPlan, Site
 from levelfield.testing import LauncherConformance, launcher_conformance
@@ -88,7 +88,7 @@ def test_the_suite_finds_planted_faults(fault: str, tmp_path: Path, monkeypatch:
     text = example()
     assert text.count(before) == 1, before
     plugins = planted(tmp_path / "plugins", text.replace(before, after))
-    launch = LaunchPlan(launcher="pbs", code=launcher_code("pbs", [plugins]), site=Site())
+    launch = LaunchPlan(launcher="pbs", code=launcher_file("pbs", [plugins]), site=Site())
     (tmp_path / "runs").mkdir()
     subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
     try:
@@ -101,7 +101,7 @@ def test_the_suite_finds_planted_faults(fault: str, tmp_path: Path, monkeypatch:
 def test_the_settings_of_a_site_reach_its_own_launcher(tmp_path: Path) -> None:
     plugins = planted(tmp_path / "plugins", example())
     site = Site(own={"queue": "gpu"})
-    launch = LaunchPlan(launcher="pbs", code=launcher_code("pbs", [plugins]), site=site)
+    launch = LaunchPlan(launcher="pbs", code=launcher_file("pbs", [plugins]), site=site)
     subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
     lines = subject.request().submissions[0].files["job.pbs"].splitlines()
     assert ["#PBS", "-q", "gpu"] in [line.split() for line in lines]
@@ -119,7 +119,7 @@ def test_a_setting_that_the_launcher_does_not_read_is_refused(
 ) -> None:
     plugins = planted(tmp_path / "plugins", example())
     site = Site(own=dict(own))
-    launch = LaunchPlan(launcher=launcher, code=launcher_code(launcher, [plugins]), site=site)
+    launch = LaunchPlan(launcher=launcher, code=launcher_file(launcher, [plugins]), site=site)
     subject = LauncherSubject(launch, tmp_path / "runs", (plugins,))
     with pytest.raises(UsageError, match=words):
         subject.request()

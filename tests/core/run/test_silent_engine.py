@@ -101,7 +101,7 @@ def request_of_one(tmp_path: Path) -> Request:
 
 def test_an_engine_that_fails_before_the_training_gives_a_result(engine: Engine, plan_for: Callable[..., Plan]) -> None:
     engine.complaint = "write /var/lib: no space left on device"
-    plan = plan_for("tiny:fake:F1:1:1", assume=True)
+    plan = plan_for("tiny:fake:F1:1:1", may_lack_hardware=True)
     runtime, failed = DockerRuntime(), pytest.raises(RunFailed, match=engine.complaint)
     with failed, runtime.in_use(plan, print):
         pytest.fail("it is in use")

@@ -137,7 +137,7 @@ def plan_by(ssh: str, folder: Path) -> Plan:
     """Return the plan of a run on h1, where this script is in place of ssh."""
     site = Site.model_validate({"ssh": {"command": [str(stand_in(folder / "ssh", ssh))], "container": "docker"}})
     plan = make_plan(
-        Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts"]), "drill:drill:drill:1:4", scale="smoke", assume=True
+        Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts"]), "drill:drill:drill:1:4", scale="smoke", may_lack_hardware=True
     )
     return plan.model_copy(update={"launch": LaunchPlan(launcher="ssh", site=site, hosts=(Host(name="h1"),))})
 

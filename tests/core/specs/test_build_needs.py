@@ -35,7 +35,7 @@ def test_a_run_has_the_builds_that_it_needs_and_what_they_need_beside() -> None:
     assert plain.pip_packages == ("torch==2.13.0",) and [build.name for build in plain.builds] == ["kernels"]
     assert [build.name for build in plain.left_out] == ["engine"] and fp8.left_out == ()
     assert fp8.pip_packages == ("torch==2.13.0", "ninja==1.13.0")
-    assert [step.packages for step in fp8.steps] == [("engine==1.0",), ("kernels==2",)]
+    assert [step.packages for step in fp8.build_steps] == [("engine==1.0",), ("kernels==2",)]
     assert fp8.driver == needs.driver and fp8.index == needs.index
 
 

@@ -101,7 +101,9 @@ def test_the_variable_of_the_vendor_is_refused_whatever_its_name(registry: Regis
         text = text.replace(old, new)
     (folder / "vendor.yaml").write_text(text + "discovery: {device_nodes: '/dev/odd[0-9]*'}\n")
     with pytest.raises(UsageError, match=r"\bODD_MASK\b.*\bvendor odd\b"):
-        make_plan(Registry([PLUGINS, tmp_path]), "tiny:fake:O1:1:1", assume=True, environment={"ODD_MASK": "1"})
+        make_plan(
+            Registry([PLUGINS, tmp_path]), "tiny:fake:O1:1:1", may_lack_hardware=True, environment={"ODD_MASK": "1"}
+        )
 
 
 # -- secrets
@@ -148,7 +150,7 @@ def test_a_dry_run_shows_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_training_gets_the_secret_that_no_dump_has(registry: Registry) -> None:
-    plan = make_plan(registry, "tiny:fake:F1:1:1", assume=True, environment={"FAKE_TOKEN": "given-secret"})
+    plan = make_plan(registry, "tiny:fake:F1:1:1", may_lack_hardware=True, environment={"FAKE_TOKEN": "given-secret"})
     request = LocalLauncher().request(plan, RunPaths(Path("/run")), ProcessRuntime())
     assert request.nodes[0].processes[0].environment["FAKE_TOKEN"] == "given-secret"
     assert "given-secret" not in dump(plan) + json.dumps(request.to_dict())

@@ -130,7 +130,9 @@ def test_wrong_usage_is_said_before_anything_is_trained(
 def test_the_diagnosed_side_is_trained_with_the_run_s_own_choices(tmp_path: Path) -> None:
     """A graph is one of them: torch refuses it beside captured tensors, and nothing else is diagnosed in its place."""
     registry = Registry()
-    plan = make_plan(registry, "gpt3_6.7B:torch:H100:1:1", scale="smoke", assume=True, graph=True, compile=True)
+    plan = make_plan(
+        registry, "gpt3_6.7B:torch:H100:1:1", scale="smoke", may_lack_hardware=True, graph=True, compile=True
+    )
     diagnosis = _create_diagnosis(registry, RunPaths(tmp_path), plan, "jax", None, Terminal(quiet=True))
     assert (diagnosis.diagnosed.choice.graph, diagnosis.diagnosed.choice.compile) == (True, True)
     assert (diagnosis.expected.choice.graph, diagnosis.expected.choice.compile) == (None, None)

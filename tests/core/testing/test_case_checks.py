@@ -59,7 +59,7 @@ def test_an_unreadable_layout_is_reported_once(tmp_path: Path) -> None:
 
 def test_a_run_takes_the_nearest_micro_batch_in_place_of_one_that_does_not_divide(tmp_path: Path) -> None:
     path = written(tmp_path, {"name": "case", "tuning.smoke.micro_batch": 5})
-    plan = make_plan(Registry([PLUGINS], case_files=[path]), "case:fake:F1:1:1", scale="smoke", assume=True)
+    plan = make_plan(Registry([PLUGINS], case_files=[path]), "case:fake:F1:1:1", scale="smoke", may_lack_hardware=True)
     assert plan.tuning.micro_batch == 4
     assert re.search(r"\b5\b", plan.origins["micro_batch"])  # the value that was replaced
 

@@ -99,7 +99,7 @@ def probed_nodes(plan: Plan, launch: LaunchPlan) -> str | None:
     return launch.hosts[0].name if launch.hosts else None
 
 
-def launcher_code(name: str, plugins: Sequence[Path]) -> str | None:
+def launcher_file(name: str, plugins: Sequence[Path]) -> str | None:
     """Return the file of a site's own launcher in a folder of plugins; None for the other launchers."""
     files = (folder / "launchers" / name / "launcher.py" for folder in plugins)
     return next((str(file.absolute()) for file in files if file.is_file()), None)
