@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from adapters import load_spec
-from levelfield.contracts.readings import LEAST_WATTS, memory_fault, plausible_sample, whole_devices
+from levelfield.contracts.readings import (
+    LEAST_WATTS,
+    memory_fault,
+    plausible_sample,
+    plausible_samples,
+    whole_devices,
+)
 from levelfield.contracts.vendor import Device, DeviceList, Sample
 
 SPEC, HOST = load_spec("nvidia"), load_spec("cpu")
@@ -79,3 +86,17 @@ def test_reasons_of_the_tool_stay() -> None:
     reasons = dict(plausible_sample(SPEC, DEVICE, sample).reasons)
     assert re.search(rf"\b0 W,.*\b{LEAST_WATTS:g} W", reasons.pop("power_watts"))
     assert reasons == sample.reasons
+
+
+class Repeating:
+    """An adapter that gives a second sample of a device."""
+
+    spec = SPEC
+
+    def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
+        return [Sample(d.index, power_watts=watts) for d in devices for watts in (300.0, 60.0)]
+
+
+def test_several_samples_of_one_device_are_none() -> None:
+    reading = plausible_samples(Repeating(), [DEVICE])  # type: ignore[arg-type]
+    assert reading == {"samples": [], "error": "found several samples of device 0, expected one"}

@@ -7,6 +7,7 @@ another order. What is then unknown is unknown: a device is never taken by anoth
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
@@ -213,6 +214,9 @@ def plausible_samples(vendor: Vendor, devices: Sequence[Device]) -> dict[str, ob
     """Return what a line of telemetry holds: the samples of now, or the error of an adapter, which may be any."""
     try:
         samples = vendor.sample(devices)
+        repeated = [index for index, count in Counter(sample.index for sample in samples).items() if count > 1]
+        if repeated:  # which of them is right is unknown
+            return {"samples": [], "error": f"found several samples of device {repeated[0]}, expected one"}
         by_index = {device.index: device for device in devices}
         samples = [plausible_sample(vendor.spec, by_index[s.index], s) if s.index in by_index else s for s in samples]
         return {"samples": [asdict(sample) for sample in samples]}

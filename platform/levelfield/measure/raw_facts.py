@@ -148,6 +148,7 @@ class HostReading:
     own_seconds: float | None  # of the platform's processes; None: they cannot be told apart
     cores: int
     before: bool = False  # it was taken before the training started
+    rank_bytes: int | None = None  # resident memory of the largest rank; None: unknown, as in earlier runs
 
 
 class Coordinates(NamedTuple):

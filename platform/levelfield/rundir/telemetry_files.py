@@ -103,6 +103,9 @@ def _read_node_telemetry(node: int | None, path: Path, damage_sentences: list[st
     readings: list[Reading] = []
     for line in lines:
         with _report_damage(f"{name}: a reading", damage_sentences):
+            devices = [str(sample["index"]) for sample in line["samples"]]
+            if len({*devices}) < len(devices):
+                raise ValueError("found several samples of one device, expected one")
             readings += [
                 Reading(
                     time_ns=whole_number(line["time_ns"]),
@@ -123,7 +126,8 @@ def _read_node_telemetry(node: int | None, path: Path, damage_sentences: list[st
             if (host := line.get("host")) is not None:
                 own_seconds, is_before = optional(number, host["own_seconds"]), bool(line.get("before"))
                 times = whole_number(host["time_ns"]), number(host["busy_seconds"]), own_seconds
-                host_readings.append(HostReading(*times, whole_number(host["cores"]), is_before))
+                rank_bytes = optional(whole_number, host.get("rank_bytes"))
+                host_readings.append(HostReading(*times, whole_number(host["cores"]), is_before, rank_bytes))
     wall_clock: list[tuple[int, int]] = []
     for line in lines:
         with _report_damage(f"{name}: a time of day", damage_sentences):

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from levelfield.judge.collector import collect
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.telemetry_files import read_lines
 from levelfield.specs.paths import RunPaths
-from recorded_runs import Event, change_steps, edit
+from recorded_runs import Event, change_lines, change_steps, edit
 
 
 def append(path: Path, text: bytes) -> None:
@@ -137,3 +138,13 @@ def test_a_stranger_among_the_events_is_named(run: RunPaths) -> None:
 def test_lines_of_a_missing_file_are_none(tmp_path: Path) -> None:
     broken: list[str] = []
     assert list(read_lines(tmp_path / "absent", broken)) == [] and broken == []
+
+
+def test_two_samples_of_one_device_in_a_reading_are_damage(run: RunPaths) -> None:
+    """Which of them is right is unknown: a second one of half the power would halve the energy."""
+    change_lines(run.telemetry, lambda line: line["samples"].append({**line["samples"][1], "power_watts": 1.0}))
+    raw = read_raw(run)
+    assert {"telemetry.jsonl: a reading is damaged: ValueError found several samples of one device, expected one"} == {
+        *raw.damage_sentences
+    }
+    assert collect(run).status.word == "invalid"
