@@ -22,6 +22,9 @@ BOUNDARY = "chip"
 IMPLAUSIBLE_WATTS = 10_000.0
 # A source has an interval of its own, a second to a minute long, and the window's ends are known no better than that.
 LEAST_READINGS = 10
+# A counter may be so far from the power beside it, which tools sample or average: one in another unit is further.
+COUNTER_FACTOR = 1.5
+LEAST_POWER_READINGS = 5  # in the window: of fewer, those at its ends, while the load changes, are too large a part
 IMPLAUSIBLE_NODE_WATTS = 50_000.0  # three times the largest node; milliwatts exceed it
 Column = NDArray[np.float64]
 
@@ -144,7 +147,20 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
         return "the energy counter went backward"
     if not least_watts < watts <= IMPLAUSIBLE_WATTS:
         return f"{watts:.6g} W on average is no chip's power: units differ"
-    return joules
+    return (_counter_fault(joules, readings, begin_ns, end_ns) if is_counted else None) or joules
+
+
+def _counter_fault(joules: float, readings: Sequence[Reading], begin_ns: int, end_ns: int) -> str | None:
+    """Return why a counter's energy is not that of the power beside it; None where too little power was read."""
+    points = [(r.time_ns, r.power_watts) for r in readings if r.power_watts is not None]
+    if sum(begin_ns <= time <= end_ns for time, _ in points) < LEAST_POWER_READINGS:
+        return None
+    if coverage_shortfall([time for time, _ in points], begin_ns, end_ns):
+        return None
+    by_power = integrate_power(points, begin_ns, end_ns)
+    if by_power / COUNTER_FACTOR <= joules <= by_power * COUNTER_FACTOR:
+        return None
+    return f"the energy counter gives {joules:.4g} J, and the power beside it {by_power:.4g} J: one of them is wrong"
 
 
 def counter_joules(points: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:

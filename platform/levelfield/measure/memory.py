@@ -17,7 +17,8 @@ from levelfield.specs.result import Figure, MemoryExpectation
 
 ALLOCATED, RESERVED, PROCESS = "allocated_peak_bytes", "reserved_peak_bytes", "process_peak_bytes"
 _KINDS = (ALLOCATED, RESERVED, PROCESS)
-# A sampler may miss a peak. But a figure below half of what one rank allocated has another unit or another device.
+# A sampler may miss a peak. But a figure below half of what one rank allocated or reserved has another unit or another
+# device.
 _PLAUSIBLE_SHARE = 0.5
 TOLERANCE = 0.2  # of the estimate
 # A figure in a wrong unit differs by one of these factors. Within the tolerance, the remark names that unit.
@@ -62,7 +63,8 @@ def memory_peaks(
     )
     peaks = dict(zip(capacity_bytes, used_peaks(ordered, capacity_bytes), strict=True))
     largest_used = _largest_peak(peaks, "device", "the vendor's tool")
-    used = _plausible_peak(largest_used, ordered, capacity_bytes, window_ns, allocated)
+    held = max(allocated, reserved, key=lambda peak: peak.peak_bytes or 0)
+    used = _plausible_peak(largest_used, ordered, capacity_bytes, window_ns, held)
     return MemoryPeaks(used, allocated, reserved, process)
 
 
@@ -131,10 +133,10 @@ def _plausible_peak(
     readings: Sequence[Reading],
     capacity_bytes: Mapping[str, int | None],
     window_ns: tuple[int, int] | None,
-    allocated: MemoryPeak,
+    held: MemoryPeak,
 ) -> MemoryPeak:
     """Return the peak; or None when the readings of a device miss a part of the window, in which the peak may be, and
-    when no device of this capacity, and of what a rank allocated, can have it."""
+    when no device of this capacity, and of what a rank held by its framework, can have it."""
     if used.peak_bytes is None or used.where is None:
         return used
     for device in capacity_bytes if window_ns else ():
@@ -144,8 +146,8 @@ def _plausible_peak(
     capacity, device = capacity_bytes[used.where], f"device {used.where}: {used.peak_bytes} bytes"
     if capacity is not None and not used.peak_bytes <= capacity:
         return MemoryPeak(reason=f"{device} used of {capacity}: units or device differ")
-    if allocated.peak_bytes is not None and not used.peak_bytes >= _PLAUSIBLE_SHARE * allocated.peak_bytes:
-        rank = f"rank {allocated.where} held {allocated.peak_bytes}"
+    if held.peak_bytes is not None and not used.peak_bytes >= _PLAUSIBLE_SHARE * held.peak_bytes:
+        rank = f"rank {held.where} held {held.peak_bytes}"
         return MemoryPeak(reason=f"{device} seen, but {rank}: units or device differ")
     return used
 

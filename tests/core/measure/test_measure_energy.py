@@ -104,7 +104,7 @@ def test_half_a_watt_of_an_accelerator_is_refused(watts: float, is_known: bool) 
     """Kilowatts read as watts, or a counter in kilojoules."""
     begin, end = START + SECOND, START + 9 * SECOND
     counters = [watts * k for k in range(11)]
-    for readings in (sampled([watts] * 11), sampled([300.0] * 11, joules=[*counters])):
+    for readings in (sampled([watts] * 11), sampled([None] * 11, joules=[*counters])):
         use = device_energy(readings, ["0/0"], begin, end, 1000, least_watts=5.0)
         assert (use.joules is not None) is is_known
         assert is_known or "units differ" in str(use.reason) or "not finite" in str(use.reason)
@@ -135,3 +135,15 @@ def test_parts_of_a_window_add_up_to_it(watts: list[float], cut: float) -> None:
     )
     counters = [(t, sum(watts[: k + 1])) for k, (t, _) in enumerate(points)]
     assert counter_joules(counters, START, end) == pytest.approx(sum(watts[1:]))
+
+
+@pytest.mark.parametrize(("share", "is_figure"), [(1.0, True), (0.7, True), (1.4, True), (0.6, False), (1.6, False)])
+def test_a_counter_far_from_the_power_beside_it_is_refused_with_both(share: float, is_figure: bool) -> None:
+    use = over(sampled([300.0] * 11, joules=[300.0 * share * k for k in range(11)]))
+    assert (use.joules is not None) is is_figure
+    assert is_figure or f"gives {2400 * share:.4g} J, and the power beside it 2400 J" in str(use.reason)
+
+
+def test_a_counter_without_enough_power_beside_it_stands_alone() -> None:
+    few = [300.0 if k in (1, 2, 8, 9) else None for k in range(11)]
+    assert over(sampled(few, joules=[100.0 * k for k in range(11)])).joules == 800

@@ -140,3 +140,11 @@ def test_each_stage_has_the_peak_of_its_fullest_rank(
     peaks: tuple[int | None, ...], stages: int, expected: tuple[int, ...] | None
 ) -> None:
     assert stage_peaks(peaks, stages, 8 if stages == 4 else 4) == expected
+
+
+def test_less_than_half_of_what_a_framework_reserved_is_another_device() -> None:
+    """A framework that keeps freed memory may reserve far more than it allocated, and the tool sees all of it."""
+    records = [StepRecord(0, 1, 1, memory={ALLOCATED: 10 * GIB, RESERVED: 60 * GIB, PROCESS: None})]
+    used = peaks(readings({"0/0": [29 * GIB], "0/1": [9 * GIB]}), records).used
+    assert used.peak_bytes is None and f"rank 0 held {60 * GIB}" in str(used.reason)
+    assert peaks(readings({"0/0": [31 * GIB], "0/1": [9 * GIB]}), records).used.peak_bytes == 31 * GIB
