@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.tuning_changes import tuning_rows
-from levelfield.contracts.readings import memory_fault
+from levelfield.contracts.readings import chip_named, memory_fault
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import NotHere, UsageError
 from levelfield.specs.case import Case
@@ -165,7 +165,36 @@ def find_hardware(registry: Registry, target: str | None) -> LocalHardware:
     ]
     notices = [f"vendor {name}: {listing.problem}"] if listing.problem else []
     notices += [f"vendor {other} is not used: {problem}" for other, problem in silent_vendors]
+    notices += [*_foreign_names(registry, spec, devices), *_shared_identities(name, devices)]
     return LocalHardware(registry.vendor(name), chip, devices, listing.problem, tuple(notices))
+
+
+def _foreign_names(registry: Registry, spec: VendorFile, devices: Sequence[Device]) -> Iterator[str]:
+    """Yield a sentence for the devices that the tool names as a chip of another vendor."""
+    others = [registry.vendor_file(other) for other in registry.vendors if other != spec.name]
+    names: dict[str, list[int]] = {}
+    for device in devices:
+        names.setdefault(device.description, []).append(device.index)
+    for text, indices in names.items():
+        for other in others:
+            if chip := chip_named(other, text):
+                yield (
+                    f"vendor {spec.name}: its tool names device {indices[0]} '{text}', which is {chip} of vendor "
+                    f"{other.name}; memory and peaks of this run are those that {spec.name} gives for "
+                    f"{devices[0].chip or 'an unknown chip'}"
+                )
+
+
+def _shared_identities(vendor: str, devices: Sequence[Device]) -> Iterator[str]:
+    """Yield a sentence for each identity that several devices have. Dies of a card may have the card's."""
+    indices: dict[str, list[int]] = {}
+    for device in devices:
+        if device.identity:
+            indices.setdefault(device.identity, []).append(device.index)
+    for sharing in indices.values():
+        if len(sharing) > 1:
+            numbers = ", ".join(map(str, sharing))
+            yield f"vendor {vendor}: devices {numbers} have one identity, so one device may be counted several times"
 
 
 def detect_vendor(registry: Registry) -> Vendor:

@@ -64,6 +64,24 @@ def test_a_device_of_an_unknown_kind_has_no_peaks(hardware: Registry, monkeypatc
     assert len(here.devices) == 1
 
 
+@pytest.mark.parametrize("chip", ["F1", None])
+def test_a_device_that_its_tool_names_as_another_makers_chip_is_told(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, chip: str | None
+) -> None:
+    device = Device(3, chip, "NVIDIA H100 80GB HBM3", None)
+    monkeypatch.setattr(registry.vendor("fake"), "devices", lambda: [device])
+    (notice,) = lookup.find_hardware(registry, "fake").notices
+    assert "device 3 'NVIDIA H100 80GB HBM3', which is H100-SXM5-80GB of vendor nvidia" in notice
+    assert notice.endswith(f"that fake gives for {chip or 'an unknown chip'}")
+
+
+def test_devices_of_one_identity_are_told(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [Device(index, "F1", "Fake F1 8GB", None, identity) for index, identity in enumerate("abba")]
+    monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: devices)
+    notices = lookup.find_hardware(hardware, "fake").notices
+    assert [re.findall("devices (.*) have one identity", notice) for notice in notices] == [["0, 3"], ["1, 2"]]
+
+
 def test_an_unknown_target_lists_the_nearest_chips_and_vendors(hardware: Registry) -> None:
     with pytest.raises(UnknownName, match=r"'F1-80GB';.*\bF1-8GB\b"):
         lookup.find_hardware(hardware, "F1-80GB")
