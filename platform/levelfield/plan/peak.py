@@ -14,6 +14,8 @@ from levelfield.specs.vendor import Chip
 MAX_AGE = timedelta(days=30)
 SPREAD_LIMIT = 0.25
 LEAST_REPEATS = 3  # of the best shape: the median of fewer shows no spread
+# Of numpy's float32 product on the same cores. On two busy cores torch's probe gave 2 to 9 times that rate.
+LEAST_NUMPY_RATIO = 0.5
 LEAST_PEAK_SHARE = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
 BUSY_TIME = timedelta(minutes=10)  # a machine that was busy so shortly before is taken to be busy still
 
@@ -98,7 +100,15 @@ def doubt_reason(measurement: PeakMeasurement) -> str | None:
         return f"other programs used {measurement.other_cores:.2f} of {measurement.cores} cores beside the probe"
     if measurement.spread is not None and not measurement.spread <= SPREAD_LIMIT:
         return f"the probe's median was {measurement.spread:.0%} below its best"
-    return None
+    return _numpy_problem(measurement)
+
+
+def _numpy_problem(measurement: PeakMeasurement) -> str | None:
+    """Return that numpy multiplied far faster than the probe, or None."""
+    ratio = measurement.numpy_ratio
+    if ratio is None or ratio >= LEAST_NUMPY_RATIO:
+        return None
+    return f"the probe gave {ratio:.0%} of numpy's product, expected at least {LEAST_NUMPY_RATIO:.0%}"
 
 
 def _repeats_problem(measurement: PeakMeasurement) -> str | None:
@@ -127,6 +137,7 @@ def measurement_conditions(measurement: PeakMeasurement) -> str:
         use,
         None if spread is None else f"the median was {spread:.0%} below the best",
         _repeats_problem(measurement),
+        _numpy_problem(measurement),
     ]
     text = ", ".join(part for part in parts if part)
     if measurement.onednn_over_mkl is None:

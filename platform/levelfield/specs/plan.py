@@ -79,6 +79,8 @@ class PeakMeasurement(Value):
     cores: int | None = None
     # On a processor, the rate of a layer's float32 products by oneDNN, over that by MKL.
     onednn_over_mkl: float | None = Field(default=None, gt=0)
+    # On a processor, the float32 rate over that of numpy's product, shortly after.
+    numpy_ratio: float | None = Field(default=None, gt=0)
 
     @property
     def products(self) -> Literal["onednn", "mkl"] | None:

@@ -158,6 +158,19 @@ def test_a_rate_near_numpys_is_a_peak_and_a_refused_one_leaves_a_kept_one(
     assert again.tflops == {"fp32": 0.015} and "is refused" in again.refused[0]
 
 
+@pytest.mark.parametrize(("rate", "is_doubtful"), [(0.049, True), (0.051, False), (0.4, False)])
+def test_a_rate_below_half_of_numpys_says_that_it_may_be_too_low(
+    on_host: Plan, monkeypatch: pytest.MonkeyPatch, rate: float, is_doubtful: bool
+) -> None:
+    monkeypatch.setattr(measurement, "numpy_rate", lambda: 0.1)
+    monkeypatch.setattr(measurement, "_load_counters", lambda plan: None)
+    monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}, "repeats": 9}}}}')
+    measure(on_host)
+    source = with_peak(on_host, measurement.stored_peaks(on_host, "here")).peak.source  # of the next run
+    assert ("the probe gave 49% of numpy's product, expected at least 50%; it may be too low" in source) is is_doubtful
+    assert ("too low" in source) is is_doubtful
+
+
 def test_numpys_rate_is_that_of_a_processor() -> None:
     assert 1e-4 < measurement.numpy_rate() < 1e3  # in another unit it would not be
 
