@@ -25,6 +25,8 @@ _REPORTED = {"allocated peak": ALLOCATED, "reserved peak": RESERVED, "process pe
 # Least share of weights, gradients and optimizer states: all exist at once at the update. The least of 30
 # rehearsals is 1.07.
 STATES_SHARE = 0.5
+# Of the memory that the operating system shows of a rank, whose peak is no less; it counts some pages late.
+RESIDENT_SHARE = 0.9
 # Least share of the processor time that the products take at the peak: a probe may have been disturbed, and two threads
 # of one core share its rate.
 PROCESSOR_SHARE = 1 / 8
@@ -70,6 +72,25 @@ def _memory_reasons(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> It
         peaks["device-used peak"] = {place: used for part in parts for place, used in _device_peaks(plan, part)}
     if reason := zero_memory_reason(peaks) or memory_reason(figures, states):
         yield f"memory: {reason}"
+    else:
+        for part in parts:
+            if resident_reason := _resident_reason(plan, part):
+                yield f"memory: {part.labelled(resident_reason)}"
+
+
+def _resident_reason(plan: Plan, part: NodePart) -> str | None:
+    """Return why the process peaks of a machine's ranks are too low: the platform saw a rank with more, in time."""
+    reported = [size for step in part.steps if (size := step.memory.get(PROCESS)) is not None]
+    end = part.ends.get(plan.work.window.last_step)
+    if not reported or end is None:
+        return None
+    resident = max((r.rank_bytes for r in part.telemetry.host if r.rank_bytes and r.time_ns <= end), default=0)
+    if max(reported) >= RESIDENT_SHARE * resident:
+        return None
+    return (
+        f"the process peak is {max(reported):,} bytes, expected at least {RESIDENT_SHARE * resident:,.0f}: the "
+        f"operating system showed {resident:,} bytes of a rank before its last step"
+    )
 
 
 def _device_peaks(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from levelfield.catalog.machine import devices_of
+from levelfield.contracts.execution import Outcome
 from levelfield.contracts.readings import plausible_samples
 from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
 from levelfield.node.device_files import DeviceLocks, lock_device, lock_folder
 from levelfield.node.node_facts import host_counters
-from levelfield.node.process_identity import end_leftover_ranks
-from levelfield.node.sampling import Sampler
+from levelfield.node.process_identity import end_leftover_ranks, live_ranks_of_this_process
+from levelfield.node.regular_files import read_regular
+from levelfield.node.sampling import Reading, Sampler
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -52,7 +60,9 @@ def _lock_device(device: str, run_id: str) -> Iterator[FileIO]:
         yield file
 
 
-def sample_devices(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractContextManager[object]:
+def sample_devices(
+    plan: Plan, vendor: Vendor, paths: RunPaths
+) -> AbstractContextManager[WatchedSampler] | AbstractContextManager[None]:
     """Sample the plan's devices, or the host where it is divided into shares. Each node of a launcher samples its own.
 
     A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
@@ -66,16 +76,69 @@ def sample_devices(plan: Plan, vendor: Vendor, paths: RunPaths) -> AbstractConte
     return device_sampler(vendor, devices, paths.telemetry, ranks_are_children=plan.runtime != "docker")
 
 
-def device_sampler(vendor: Vendor, devices: Sequence[Device], path: Path, ranks_are_children: bool = True) -> Sampler:
+def device_sampler(
+    vendor: Vendor, devices: Sequence[Device], path: Path, ranks_are_children: bool = True
+) -> WatchedSampler:
     """Return what samples during a block. A tool that is slow, missing or failing leaves a reason in the file.
 
     The block begins after the first reading. A tool that still runs at the end is ended.
     ranks_are_children: whether the training's processes are descendants of this one.
     """
-    return Sampler(
+    return WatchedSampler(
         path,
         INTERVAL_SECONDS,
         reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
         empty={"samples": []},
-        host=lambda is_before: host_counters(ranks_are_children or is_before),
+        host=lambda is_before: _host_reading(ranks_are_children, is_before),
     )
+
+
+class WatchedSampler(Sampler):
+    """A sampler that notices what else writes to its file: a training could, as its user is the platform's."""
+
+    def __init__(self, path: Path, *arguments: Any, **values: Any) -> None:
+        super().__init__(path, *arguments, **values)
+        self._file, self._digests = path, list[bytes]()
+
+    def __enter__(self) -> WatchedSampler:
+        super().__enter__()
+        return self
+
+    def _line(self, reading: Callable[[], Reading]) -> dict[str, object]:
+        line = super()._line(reading)
+        self._digests.append(_digest(json.dumps(line).encode()))
+        return line
+
+    def revised(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of the run, which failed where its file holds other lines than were sampled."""
+        lines = read_regular(self._file).split(b"\n") if self._file.exists() else []
+        digests = [_digest(line) for line in lines[:-1]]
+        # a slow tool may leave the last line out, and a full disk any after the first ones
+        if digests == self._digests[: len(digests)] and digests and lines[-1] == b"":
+            return outcome
+        text = f"{self._file.name}: found other lines than were sampled. Let nothing else write there"
+        if outcome.cause == "exited":
+            return replace(outcome, cause="inputs-changed", evidence=text)
+        return replace(outcome, warnings=(*outcome.warnings, text))
+
+
+def _digest(line: bytes) -> bytes:
+    return hashlib.blake2b(line, digest_size=8).digest()
+
+
+def _host_reading(ranks_are_children: bool, is_before: bool) -> dict[str, Any] | None:
+    """Return the host's counters, with the memory of the largest rank that this process has started."""
+    counters = host_counters(ranks_are_children or is_before)
+    if counters is None or is_before or not ranks_are_children:
+        return counters
+    return {**counters, "rank_bytes": _largest_rank_bytes()}
+
+
+def _largest_rank_bytes() -> int | None:
+    """Return the resident memory of the largest rank; None without one. What a rank has started is not counted."""
+    ranks, sizes = {*live_ranks_of_this_process()}, list[int]()
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.pid in ranks:
+                sizes.append(child.memory_info().rss)
+    return max(sizes, default=None)

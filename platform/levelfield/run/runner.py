@@ -254,11 +254,12 @@ def _execute(
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
-        with sample_node_power(plan, paths), sample_devices(plan, vendor, paths):
+        with sample_node_power(plan, paths), sample_devices(plan, vendor, paths) as sampler:
             if load := load_before(plan, paths):
                 listener.say(load)
             outcome = reporting_to(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
         outcome = inputs.revised(outcome)
+        outcome = sampler.revised(outcome) if sampler else outcome
     except OSError as error:
         outcome = Outcome("storage", (), write_failure_text(error, paths.root))
     _read_nodes(plan, vendor, paths)

@@ -121,6 +121,29 @@ def test_a_device_whose_tool_read_no_used_memory_is_named(run: RunPaths) -> None
     assert collect(run).status.word == "valid"
 
 
+@pytest.mark.parametrize(("resident", "is_less"), [(2**30, True), (2**30 * 1.1, True), (2**30 * 1.12, False)])
+def test_a_process_peak_below_what_the_platform_saw_of_a_rank_is_named(
+    run: RunPaths, resident: float, is_less: bool
+) -> None:
+    host = {"busy_seconds": 0.0, "own_seconds": None, "cores": 2}
+    readings = [{**host, "time_ns": BEGIN_NS + second * SECOND_NS, "rank_bytes": 2**20} for second in range(2)]
+    readings[1]["rank_bytes"] = int(resident)
+    edit(
+        run.telemetry,
+        lambda lines: [*({**line, "host": h} for line, h in zip(lines, readings, strict=False)), *lines[2:]],
+    )
+    if is_less:
+        assert collect(run).status.word == "valid"
+    else:
+        assert_names(run, "memory", "process peak", f"{2**30 + 1:,} bytes", f"{int(resident):,} bytes of a rank")
+
+
+def test_what_a_rank_held_after_its_last_step_does_not_count(run: RunPaths) -> None:
+    host = {"busy_seconds": 0.0, "own_seconds": None, "cores": 2, "rank_bytes": 2**40, "time_ns": BEGIN_NS * 2}
+    edit(run.telemetry, lambda lines: [*lines, {"time_ns": BEGIN_NS * 2, "samples": [], "host": host}])
+    assert collect(run).status.word == "valid"
+
+
 def test_a_step_without_its_memory_hides_nothing(run: RunPaths) -> None:
     with_states(run, STATES)
     on_host(run)

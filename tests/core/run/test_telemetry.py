@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from levelfield.contracts.command import ask
+from levelfield.contracts.execution import Outcome
 from levelfield.contracts.vendor import Device, Sample
 from levelfield.node import sampling
 from levelfield.run import run_devices
@@ -188,3 +189,34 @@ def test_a_file_that_cannot_be_written_ends_the_readings_only(tmp_path: Path) ->
 def test_an_error_in_the_run_passes_through(paths: RunPaths) -> None:
     with pytest.raises(ZeroDivisionError), device_sampler(Tool(list), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize("how", ["a changed line", "a further line", "no line", "no file"])
+def test_lines_that_something_else_wrote_fail_the_run(paths: RunPaths, how: str) -> None:
+    tool = Tool(lambda: [Sample(0, power_watts=100.0)])
+    with device_sampler(tool, DEVICES, paths.telemetry) as sampler:  # type: ignore[arg-type]
+        for _ in range(3):
+            assert tool.read.acquire(timeout=30)
+    ended = Outcome("exited", ())
+    assert sampler.revised(ended) == ended
+    text = paths.telemetry.read_text()
+    changed = {
+        "a changed line": text.replace("100.0", "50.0", 1),
+        "a further line": text + text.splitlines(keepends=True)[-1],
+        "no line": "",
+        "no file": None,
+    }[how]
+    paths.telemetry.unlink() if changed is None else paths.telemetry.write_text(changed)
+    revised = sampler.revised(ended)
+    assert revised.cause == "inputs-changed" and "telemetry.jsonl: found other lines" in str(revised.evidence)
+    killed = sampler.revised(Outcome("rank-failed", ()))  # what ended a run before stays its cause
+    assert killed.cause == "rank-failed" and "telemetry.jsonl" in killed.warnings[0]
+
+
+def test_a_last_line_that_a_full_disk_left_out_is_no_fault(paths: RunPaths) -> None:
+    tool = Tool(lambda: [Sample(0)])
+    with device_sampler(tool, DEVICES, paths.telemetry) as sampler:  # type: ignore[arg-type]
+        assert tool.read.acquire(timeout=30)
+    lines = paths.telemetry.read_text().splitlines(keepends=True)
+    paths.telemetry.write_text("".join(lines[:-1]))
+    assert sampler.revised(Outcome("exited", ())).cause == "exited"

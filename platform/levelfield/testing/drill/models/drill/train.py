@@ -50,7 +50,7 @@ def main(job: Job, recorder: Recorder) -> None:
             tokens=batch.tokens,
             learning_rate=learning_rate(job.training.schedule, batch.step),
             tokens_checksum=batch.checksum,
-            memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 10**6},
+            memory={"allocated_peak_bytes": None, "reserved_peak_bytes": None, "process_peak_bytes": 2**28},
             auxiliary_loss=auxiliary_loss(job, batch.step),
         )
 
