@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from levelfield.errors import DocumentError
 from levelfield.judge.certification import certificate_finding, elsewhere_warning, with_certificate
+from levelfield.judge.doubtful_facts import doubtful_facts
 from levelfield.judge.implausibility import unless_implausible
 from levelfield.judge.node_figures import device_load, energy, memory, other_use
 from levelfield.judge.outlying_steps import find_disturbance, unless_disturbed
@@ -127,7 +128,12 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         identity=identity,
         alignment=verdict,
         certificate=certificate,
-        warnings=(*plan.notices, *raw.warnings, *_warnings(plan, raw, other_warnings, nodes, status, seal)),
+        warnings=(
+            *plan.notices,
+            *raw.warnings,
+            *_warnings(plan, raw, other_warnings, nodes, status, seal),
+            *(doubtful_facts(plan, raw, parts, reference) if status.has_figures else ()),
+        ),
         inherited=raw.inherited_variables,
         preflight=_preflight(paths),
         origin=origin_of(raw.provenance, plan.implementation.rests_on),
