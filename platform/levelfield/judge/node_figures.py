@@ -162,7 +162,8 @@ def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.DeviceEner
     if use.joules is not None:
         return use
     causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
-    return replace(use, reason=_append_cause(use.reason, "; ".join(dict.fromkeys(filter(None, causes)))))
+    text = "; ".join(dict.fromkeys(filter(None, causes))) or part.tool_reason("tool")
+    return replace(use, reason=_append_cause(use.reason, text))
 
 
 def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
