@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from device import describe, memory, open_device, process_group
 from exchange import own_work
-from levelfield.worker import Batch, Capture, Initializer, Recorder, coordinates, learning_rate, train_steps
+from levelfield.worker import Batch, Capture, Initializer, Recorder, SpotCheck, coordinates, learning_rate, train_steps
 from levelfield.worker.job import Coordinates, Job
 from model import kernels, onednn
 from model.attention_kernel import attention_kernel
@@ -25,6 +25,7 @@ from parallelism.parallelize import build, check, divided_parameters
 from step.activations import keep_gradients, kept_activations
 from step.optimizer import LocalAdamW, LossScale, clip_divisor
 from step.recompute import compile_seconds, compiled_part, repeats
+from step.spot_check import SampledUpdate, sampled_forward
 from step.transfers import FiguresOnTheirWay, on_device
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Trainer:
         self.model: Any  # the Decoder, or ModelChunks in its place
         self.runner: Any
         kernels.choose(job, device)
+        self.spot_check = SpotCheck(job)
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
         grid = Grid(job)
         self.experts = self.share = None
@@ -121,25 +123,29 @@ class Trainer:
             inputs, targets = self.share.of(inputs), self.share.of(targets)
         self.optimizer.set_learning_rate(learning_rate(self.job.training.schedule, batch.step))
         if self.graph is None:
-            figures, self.squares = self.compute(inputs, targets, keep=self.capture.wants(batch.step))
+            # a compiled model shows nothing between its ends
+            sample = not self.job.tuning.compile and self.spot_check.wants(batch.step)
+            wanted = self.capture.wants(batch.step), sample
+            figures, self.squares = self.compute(inputs, targets, *wanted)
         else:
             figures, self.squares = self.graph.run(self.compute, inputs, targets)
         # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
         self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.own_work.reading()))
 
     def compute(
-        self, inputs: torch.Tensor, targets: torch.Tensor, keep: bool = False
+        self, inputs: torch.Tensor, targets: torch.Tensor, keep: bool = False, sample: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Do the step's work on the device and return (what `reduce` returns, the squared gradient norms).
 
-        keep: whether `Capture` wants its tensors.
+        keep: whether `Capture` wants its tensors. sample: whether `SpotCheck` wants its samples.
         """
         self.tallies.begin(self.loss_scale.value / self.job.accumulation)
         self.casts.make()
         if self.renew_scales is not None:
             self.renew_scales(self.model)
         # A rank has one device, so the thread that torch keeps for its backward passes would run beside nothing.
-        with torch.autograd.set_multithreading_enabled(False):
+        sampling = sampled_forward(self.model, self.spot_check) if sample else contextlib.nullcontext()
+        with torch.autograd.set_multithreading_enabled(False), sampling:
             loss = self.gradients(inputs, targets, keep)
         self.casts.drop()
         if self.experts is not None:
@@ -149,7 +155,10 @@ class Trainer:
             keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
         squares = self.optimizer.squares()
         figures = self.reduce(loss, squares)
+        update = SampledUpdate(self.optimizer, self.spot_check, self.loss_scale.value) if sample else None
         self.update(figures)
+        if update is not None:
+            update.finish()
         self.tallies.move_biases()
         return figures, squares
 

@@ -30,7 +30,10 @@ _NODE_FILES = (
     "telemetry/node{node}.raw.jsonl",
     "logs/node{node}.log",
 )
-_RANK_FILES = ("events/rank{rank}.jsonl", "events/rank{rank}.choices.jsonl", "logs/rank{rank}.log")
+_RANK_FILES = (
+    *("events/rank{rank}.jsonl", "events/rank{rank}.choices.jsonl", "events/rank{rank}.spot_check.jsonl"),
+    "logs/rank{rank}.log",
+)
 HEARTBEAT = "events/rank{rank}.alive"  # a frame replaces the whole file
 
 

@@ -26,6 +26,7 @@ from levelfield.node.process_identity import end_leftover_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, Stop
 from levelfield.node.regular_files import read_regular
 from levelfield.node.sampling import Sampler
+from levelfield.node.step_draw import StepDraw
 
 RESOLVE_SECONDS = 20.0
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # without it each of eight ranks starts a thread for every core
@@ -187,7 +188,7 @@ class NodeDuty:
         self._record.write("ranks-started", processes=self._ranks.processes())
         self._device_locks.hold_for(self._ranks.processes())
         clock = WatchedTime(lambda: time.monotonic())
-        heartbeats = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds)
+        heartbeats, draw = HeartbeatWatch(self._work.events, self._work.heartbeat_seconds), StepDraw(self._work.events)
         recorded: set[int] = set()
         while True:
             alive, failed = self._ranks.alive(), self._ranks.first_failed()
@@ -197,6 +198,7 @@ class NodeDuty:
                     self._record.write("rank-ended", **end)
             if failed is not None or not alive:
                 break
+            draw.look(alive)
             watched = clock.watched_seconds()
             if evidence := heartbeats.silence_evidence(alive, watched):
                 self._record.write("hang", evidence=evidence)

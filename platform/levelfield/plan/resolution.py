@@ -113,6 +113,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         node_power=NodePowerPlan(seconds=power.seconds, site=power) if power else None,
         explain_steps=decision.request.explain_steps,
         window_gradients=records_window_gradients(scale, work),
+        spot_check=selection.implementation.spot_check,
         platform_version=levelfield.__version__,
     )
 

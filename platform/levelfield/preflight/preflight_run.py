@@ -116,7 +116,7 @@ def preflight_plan(plan: Plan) -> Plan:
     implementation = plan.implementation.model_copy(update={"argv": (*(own_program or NODE_ONLY_PROGRAM), *options)})
     run_id = directory.new_run_id("preflight", plan.implementation.framework, plan.hardware.vendor)
     changes = {"run_id": run_id, "work": work, "implementation": implementation}
-    return plan.model_copy(update=changes | {"capture_step": None, "save_weights": False})
+    return plan.model_copy(update=changes | {"capture_step": None, "save_weights": False, "spot_check": False})
 
 
 def _launch_ranks(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:

@@ -22,6 +22,7 @@ from levelfield.measure.raw_facts import (
     StepRecord,
     WeightSlice,
 )
+from levelfield.measure.spot_check import KINDS, SampledOperation, SampledStep
 from levelfield.rundir.event_lines import (
     DAMAGE_ERRORS,
     JsonObject,
@@ -43,10 +44,13 @@ from levelfield.rundir.telemetry_files import (
 from levelfield.specs.base import sha256_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Origin, System
+from levelfield.worker.spot_check import unpack_array
 
 Slices = tuple[tuple[int, int], ...]
 _MAX_NODE_DIGITS = 6  # of a node's number
 MAX_TEXT = 200  # characters of a text about a machine
+_FILE_KINDS = ("", ".choices", ".spot_check")  # of a rank's events
+_MAX_SAMPLED_NUMBERS = 2**22  # of an array that was sampled
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class RawRecords:
     follows: dict[int, str | None] = field(default_factory=dict)
     compared: tuple[ComparedChoices, ...] = ()  # how a rank's own choices differ from those that it follows
     chosen: tuple[ChosenExperts, ...] = ()  # the choices of a run that follows none
+    sampled: tuple[SampledStep, ...] = ()  # what the platform computes again, by rank
     # By rank, when its first step started, by its monotonic clock.
     first_step_start_ns: dict[int, int] = field(default_factory=dict)
     errors: dict[int, JsonObject] = field(default_factory=dict)
@@ -137,6 +142,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         follows=follows,
         compared=tuple(_records(choices, "compared", damage_sentences, ".choices")),
         chosen=tuple(_records(choices, "chosen", damage_sentences, ".choices")),
+        sampled=tuple(_sampled_steps(paths, damage_sentences)),
         first_step_start_ns=dict(_records(pairs, "begin", damage_sentences)),
         errors={rank: e for rank, e in pairs if e.get("event") == "error"},
         framework_events={rank: e for rank, e in pairs if e.get("event") == "framework"},
@@ -157,18 +163,45 @@ def read_raw(paths: RunPaths) -> RawRecords:
 
 
 def _event_files(paths: RunPaths, damage_sentences: list[str], kind: str = "") -> list[tuple[int, Path]]:
-    """Return each rank's file of a kind, by rank. kind: "" or ".choices".
+    """Return each rank's file of a kind, by rank. kind: one of _FILE_KINDS.
 
     Each other file gets a sentence in `damage_sentences`, for kind "" alone.
     """
     files = []
     for path in sorted(paths.events.glob("*.jsonl")):
         rank, dot, suffix = path.stem.removeprefix("rank").partition(".")
-        if rank.isdecimal() and dot + suffix in ("", ".choices"):
+        if rank.isdecimal() and dot + suffix in _FILE_KINDS:
             files += [(int(rank), path)] if dot + suffix == kind else []
         elif not kind:
             damage_sentences.append(f"{path.name}: not the events of a rank")
     return sorted(files)
+
+
+def _sampled_steps(paths: RunPaths, damage_sentences: list[str]) -> Iterator[SampledStep]:
+    """Return what each rank sampled of a step. A damaged file gives none, and a sentence in `damage_sentences`."""
+    for rank, path in _event_files(paths, damage_sentences, ".spot_check"):
+        try:
+            first, *others = read_lines(path, damage_sentences)
+            operations = tuple(map(_sampled_operation, others))
+            yield SampledStep(rank, strict_whole_number(first["step"]), first["told"] is True, operations)
+        except DAMAGE_ERRORS as error:
+            damage_sentences.append(f"{path.name}: what was sampled is damaged: {type(error).__name__} {error}")
+
+
+def _sampled_operation(event: JsonObject) -> SampledOperation:
+    """Return the operation of an event. Raises one of DAMAGE_ERRORS."""
+    kind = str(event["event"])
+    required, optional_names = KINDS[kind]
+    packed = {name: event[name] for name in required} | {
+        name: event[name] for name in optional_names if event[name] is not None
+    }
+    arrays = {name: unpack_array(array, _MAX_SAMPLED_NUMBERS) for name, array in packed.items()}
+    places = tuple(map(strict_whole_number, event.get("places", ())))
+    operation = SampledOperation(
+        kind, str(event["name"]), arrays, places, strict_whole_number(event.get("dimensions", 0))
+    )
+    operation.check_shapes()
+    return operation
 
 
 def _records(

@@ -122,6 +122,8 @@ class ImplementationFile(Document):
 
     simulated: the program computes no training, only its files. Every result says so.
 
+    spot_check: the training samples one step of the window, for the platform to compute it again (docs/alignment.md).
+
     version, requirements: of the default version. versions: what other versions have in their place; each has an
     environment or an image of its own. `catalog/code_basis.py` chooses one.
     """
@@ -138,6 +140,7 @@ class ImplementationFile(Document):
     parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
     free_fields: tuple[str, ...] = ()
+    spot_check: bool = False
     reaches: dict[str, DeviceReach] = Field(default_factory=dict)
     refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
     requirements: dict[str, Requirements]

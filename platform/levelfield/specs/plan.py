@@ -299,6 +299,8 @@ class Plan(Document):
     # Whether each step of the window records its gradients' norms by parameter, which a training below fp32 is
     # compared by.
     window_gradients: bool = False
+    # Whether one step of the window is sampled, for the platform to compute its products and its update again.
+    spot_check: bool = False
     platform_version: str
 
     @property
@@ -372,4 +374,5 @@ def job_content(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "events_dir": str(paths.events),
         "save_weights_dir": str(paths.weights) if plan.save_weights else None,
         **({"explain_step": recorded} if plan.explain_steps is not None else {}),
+        **({"spot_check": True} if plan.spot_check else {}),
     }

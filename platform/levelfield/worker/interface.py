@@ -22,6 +22,7 @@ from .product_rates import best_product_rate, probe_options
 from .randomness import dropout_seed
 from .rotary import rotary_magnitude, scaled_frequencies
 from .schedule import learning_rate
+from .spot_check import SpotCheck
 
 __all__ = [
     "Batch",
@@ -34,6 +35,7 @@ __all__ = [
     "OwnWork",
     "ParameterSpec",
     "Recorder",
+    "SpotCheck",
     "StorageError",
     "Unsupported",
     "WorkerError",

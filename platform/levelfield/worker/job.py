@@ -179,6 +179,7 @@ class Job:
     products: Optional[str] = None  # the library of a layer's float32 products on a processor: onednn or mkl
     choices: Optional[Choices] = None  # None: the choices of experts are not recorded
     explain_step: Optional[ExplainedSteps] = None
+    spot_check: bool = False  # one step of the window is sampled, for the platform to compute it again
     rank: int = 0  # of RANK; job.json has no place in the job, nor the next two
     world_size: int = 1  # of WORLD_SIZE
     local_rank: int = 0  # of LOCAL_RANK: on this node

@@ -20,7 +20,8 @@ MOST_COUNTERS = 512  # of one step's routing: layers x experts. More would fill 
 class Trainer(Protocol):
     """The part of training that a framework implements. It records its initial weights before the loop.
 
-    It may have an attribute `runs_ahead`: whether a step may be finished after the next one is launched, so that the
+    It may have a SpotCheck as its attribute `spot_check`, and asks it in each `launch`. It may have an attribute
+    `runs_ahead`: whether a step may be finished after the next one is launched, so that the
     device has work while the host records. `finish` must still return when its own step has ended.
     """
 
@@ -63,6 +64,9 @@ def train_steps(job: Job, recorder: Recorder, trainer: Trainer) -> None:
             records.finish(batch)
         batch = upcoming
     recorder.final_weights(trainer.weights())
+    spot_check = getattr(trainer, "spot_check", None)
+    if spot_check is not None:
+        spot_check.write()
     if job.save_weights_dir:
         trainer.save(job.save_weights_dir)
 

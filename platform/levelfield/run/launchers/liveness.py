@@ -13,6 +13,7 @@ from pathlib import Path
 from levelfield.contracts.execution import NodeWork, Request
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.regular_files import MAX_BYTES, open_regular, read_regular
+from levelfield.node.step_draw import StepDraw
 from levelfield.rundir.follower import event_file_sizes
 
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
@@ -33,9 +34,14 @@ class Liveness:
         self._clock = WatchedTime(lambda: time.monotonic())
         self._heartbeats = HeartbeatWatch(self._events, request.heartbeat_seconds)
         self._last_progress = 0.0
+        self._draw = StepDraw(self._events)
 
     def hang(self, alive: list[int]) -> str | None:
-        """Return the evidence line of a hang, or None. `alive`: ranks whose processes have not ended."""
+        """Return the evidence line of a hang, or None. `alive`: ranks whose processes have not ended.
+
+        One of these ranks is told to sample a step of the window.
+        """
+        self._draw.look(alive)
         watched = self._clock.watched_seconds()
         if evidence := self._heartbeats.silence_evidence(alive, watched):
             return evidence

@@ -1,0 +1,145 @@
+"""Samples of one step for levelfield's SpotCheck: of linear layers, norms, attention and the optimizer's update."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from levelfield.worker.spot_check import ROWS, UPDATED
+from model.attention import Attention
+from model.layers import LayerNorm, RMSNorm
+from model.parameters import local_memory
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+    from levelfield.worker.spot_check import SpotCheck
+    from model.decoder import Decoder
+    from numpy.typing import NDArray
+    from parallelism.model_chunks import ModelChunks
+    from step.optimizer import LocalAdamW
+    from torch import nn
+
+
+@contextlib.contextmanager
+def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck) -> Iterator[None]:
+    """Sample the first forward pass of the layers that `check` draws, while the context lasts."""
+    modules = list(model.named_modules())
+    held = sorted({int(name.split(".")[1]) for name, _ in modules if name.startswith("layers.")})
+    drawn = {f"layers.{layer}" for layer in check.layers(held)} | {"final_norm"}
+    with contextlib.ExitStack() as stack:
+        for name, module in modules:
+            if ".".join(name.split(".")[:2]) not in drawn:
+                continue
+            hook = _hook_of(module, name, check)
+            if hook is not None:  # before the hooks that gather or sum a rank's part
+                stack.callback(module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
+            if isinstance(module, Attention) and check.has_whole_sequences:
+                attend, module.attend = module.attend, _sampling_attention(module.attend, name, check)
+                stack.callback(setattr, module, "attend", attend)
+        yield
+
+
+def _hook_of(module: nn.Module, name: str, check: SpotCheck) -> Callable[..., None] | None:
+    if isinstance(module, (LayerNorm, RMSNorm)):
+        return lambda layer, inputs, _options, output: _sample_norm(check, name, layer, inputs, output)
+    if hasattr(module, "in_features"):  # Linear, or another library's in its place
+        return lambda layer, inputs, _options, output: _sample_product(check, name, layer, inputs, output)
+    return None
+
+
+def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Sample y = x W^T + b. Layers that one product computes together are one product here, too."""
+    outputs = output if isinstance(output, tuple) else (output,)
+    is_part = any(isinstance(y, DTensor) and any(p.is_partial() for p in y.placements) for y in outputs)
+    joint = getattr(module, "step_linear", None)
+    layers = [module] if joint is None else joint.layers
+    biases = [layer.bias for layer in layers if layer.bias is not None and layer.bias.numel()]
+    if check.has(name) or (is_part and biases):  # torch divides that bias over the ranks
+        return
+    x = _plain(inputs[0]).flatten(0, -2)  # [rows, in]
+    parts = [_plain(y).reshape(x.shape[0], -1) for y in outputs]  # each [rows, out]
+    rows = check.places(ROWS, x.shape[0])
+    columns = check.places(ROWS, sum(part.shape[1] for part in parts))
+    check.product(
+        name,
+        _numbers(x[rows]),
+        _numbers(torch.cat([_plain(layer.weight) for layer in layers])[columns]),
+        _numbers(torch.cat([_plain(bias) for bias in biases])[columns]) if biases else None,
+        _numbers(torch.cat([part[rows] for part in parts], -1)[:, columns]),
+    )
+
+
+def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    if check.has(name):
+        return
+    # fused/add_norm.py returns the sum that it normalised, too
+    x, y = (_plain(part) for part in (output if isinstance(output, tuple) else (inputs[0], output)))
+    rows = check.places(ROWS, x.flatten(0, -2).shape[0])
+    bias = getattr(module, "bias", None)
+    check.norm(
+        name,
+        _numbers(x.flatten(0, -2)[rows]),
+        _numbers(_plain(module.weight)),
+        None if bias is None else _numbers(_plain(bias)),
+        _numbers(y.flatten(0, -2)[rows]),
+    )
+
+
+def _sampling_attention(attend: Callable[..., torch.Tensor], name: str, check: SpotCheck) -> Callable[..., Any]:
+    def sampling(*inputs: torch.Tensor) -> torch.Tensor:
+        output = attend(*inputs)
+        query, key, value, mixed = (_plain(tensor) for tensor in (*inputs, output))
+        if not check.has(name):
+            (sequence,), (head,) = check.places(1, query.shape[0]), check.places(1, query.shape[2])
+            places, group = check.places(ROWS, query.shape[1]), head * key.shape[2] // query.shape[2]
+            check.attention(
+                name,
+                places,
+                _numbers(query[sequence, places, head]),
+                _numbers(key[sequence, :, group]),
+                _numbers(value[sequence, :, group]),
+                _numbers(mixed[sequence, places, head]),
+            )
+        return output
+
+    return sampling
+
+
+class SampledUpdate:
+    """Some numbers of each parameter before the optimizer's step, and, by `finish`, after it."""
+
+    def __init__(self, optimizer: LocalAdamW, check: SpotCheck, scale: float) -> None:
+        self.check, self.rows = check, []
+        moments = {
+            id(parameter): states
+            for kernel in optimizer.kernels or ()
+            for parameter, *states in zip(kernel.parameters, kernel.means, kernel.squares, strict=True)
+        }
+        for name, whole, local in zip(optimizer.names, optimizer.parameters, optimizer.locals, strict=True):
+            if id(local) in moments:
+                places = torch.tensor(check.places(UPDATED, local.numel()), device=local.device)
+                tensors = [local, *moments[id(local)]]
+                before = [_picked(tensor, places) for tensor in tensors]
+                before.insert(1, _picked(local.grad, places) / scale)
+                self.rows.append((name, whole.dim(), places, tensors, before))
+
+    def finish(self) -> None:
+        for name, dimensions, places, tensors, before in self.rows:
+            after = [_numbers(_picked(tensor, places)) for tensor in tensors]
+            self.check.update(name, dimensions, [_numbers(tensor) for tensor in before], after)
+
+
+def _picked(tensor: torch.Tensor | Any, places: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1)[places]
+
+
+def _plain(tensor: torch.Tensor | Any) -> torch.Tensor:
+    return local_memory(tensor.detach())
+
+
+def _numbers(tensor: torch.Tensor) -> NDArray[np.float32]:
+    return tensor.detach().float().cpu().numpy()

@@ -1,0 +1,145 @@
+"""A sampled step that does not follow from its inputs makes a run different, with or without a reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from levelfield.catalog.registry import Registry
+from levelfield.judge.spot_checks import spot_check_layers, with_spot_checks
+from levelfield.measure.raw_facts import StepRecord
+from levelfield.measure.spot_check import SampledOperation, SampledStep
+from levelfield.rundir.raw_files import RawRecords, read_raw
+from levelfield.specs.paths import RunPaths
+from levelfield.specs.plan import Plan, job_content
+from levelfield.specs.result import Alignment
+from levelfield.worker.spot_check import pack_array
+from plans import make_plan
+
+X, W = np.arange(12.0).reshape(3, 4), np.arange(8.0).reshape(2, 4)
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture(scope="module")
+def plan(registry: Registry) -> Plan:
+    return make_plan(registry, "gpt3_6.7B_bf16:torch:cpu:1:1", scale="smoke")
+
+
+def product(name: str = "layers.0.mlp.up", factor: float = 1.0) -> SampledOperation:
+    return SampledOperation("product", name, {"inputs": X, "weight": W, "output": factor * (X @ W.T)})
+
+
+def sampled(*operations: SampledOperation) -> RawRecords:
+    return RawRecords(sampled=(SampledStep(0, 20, True, operations),))
+
+
+def judged(verdict: Any, plan: Plan, raw: RawRecords) -> Alignment:
+    return with_spot_checks(Alignment(verdict=verdict, reason="because"), plan, raw)
+
+
+def test_frameworks_that_sample_are_asked_to(registry: Registry) -> None:
+    paths = RunPaths(Path("/run"))
+    plans = {name: make_plan(registry, f"gpt3_6.7B:{name}:cpu:1:1", scale="smoke") for name in ("torch", "deepspeed")}
+    assert all(plan.spot_check and job_content(plan, paths)["spot_check"] is True for plan in plans.values())
+    other = make_plan(registry, "gpt3_6.7B:paddle:cpu:1:1", scale="smoke")
+    assert not other.spot_check and "spot_check" not in job_content(other, paths)
+
+
+@pytest.mark.parametrize("verdict", ["aligned", "consistent", "inconclusive", "unchecked"])
+def test_a_wrong_product_makes_the_run_different(verdict: str, plan: Plan) -> None:
+    finding = judged(verdict, plan, sampled(product(), product("layers.1.mlp.up", 1.05)))
+    assert (finding.verdict, finding.layers[-1].passed) == ("different", False)
+    assert [word for word in ("layers.1.mlp.up", "step 20", "E4M3", "bf16") if word not in finding.reason] == []
+
+
+@pytest.mark.parametrize("verdict", ["not comparable", "different", "diverged"])
+def test_a_verdict_that_names_a_difference_stays(verdict: str, plan: Plan) -> None:
+    finding = judged(verdict, plan, sampled(product(factor=1.05)))
+    assert (finding.verdict, finding.reason) == (verdict, "because")
+
+
+@pytest.mark.parametrize("verdict", ["aligned", "consistent", "unchecked", "different"])
+def test_right_products_change_no_verdict(verdict: str, plan: Plan) -> None:
+    finding = judged(verdict, plan, sampled(product()))
+    assert (finding.verdict, [layer.name for layer in finding.layers]) == (verdict, ["products"])
+
+
+def test_a_run_below_fp32_that_sampled_nothing_is_consistent(plan: Plan, registry: Registry) -> None:
+    finding = judged("aligned", plan, RawRecords())
+    assert finding.verdict == "consistent" and "no step was sampled" in finding.reason
+    in_fp32 = make_plan(registry, "gpt3_6.7B:torch:cpu:1:1", scale="smoke")
+    assert judged("aligned", in_fp32, RawRecords()).verdict == "aligned"
+    assert judged("different", plan, RawRecords()).verdict == "different"
+
+
+def test_a_plan_that_did_not_ask_is_judged_as_before(plan: Plan) -> None:
+    older = plan.model_copy(update={"spot_check": False})
+    assert judged("aligned", older, sampled(product(factor=2.0))) == Alignment(verdict="aligned", reason="because")
+
+
+def test_a_layer_that_skips_a_part_is_told(plan: Plan) -> None:
+    names = ("layers.0.mlp.up", "layers.0.mlp.down", "layers.1.mlp.up")
+    (layer,) = spot_check_layers(sampled(*map(product, names)), plan.work, 1)
+    assert layer.passed is False and layer.detail.startswith("layers.1.mlp.down was not computed at step 20")
+
+
+def update(gradients: Sequence[float]) -> SampledOperation:
+    zeros = np.zeros(len(gradients))
+    names = ("value", "mean", "square", "new_value", "new_mean", "new_square")
+    arrays = {**dict.fromkeys(names, zeros), "gradient": np.array(gradients)}
+    return SampledOperation("update", "embedding.weight", arrays, dimensions=2)
+
+
+def test_an_update_is_judged_by_the_norm_of_its_step(plan: Plan) -> None:
+    steps = tuple(StepRecord(0, step, step, grad_norm=1.0) for step in range(1, 41))
+    still = RawRecords(steps=steps, sampled=(SampledStep(0, 20, True, (update([0.0, 0.0]),)),))
+    moved = RawRecords(steps=steps, sampled=(SampledStep(0, 20, True, (update([0.1, 0.3]),)),))
+    assert [layer.passed for layer in spot_check_layers(still, plan.work, 4)] == [True]
+    assert [layer.passed for layer in spot_check_layers(moved, plan.work, 4)] == [False]
+    skipped = RawRecords(steps=tuple(StepRecord(0, s, s, skipped=True) for s in range(1, 41)), sampled=moved.sampled)
+    assert spot_check_layers(skipped, plan.work, 4) == []
+
+
+def line(**changes: Any) -> dict[str, Any]:
+    arrays = {name: pack_array(np.ones((2, 2), np.float32)) for name in ("inputs", "weight", "output")}
+    return {"event": "product", "name": "layers.0.mlp.up", "bias": None, **arrays, **changes}
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        ([], "ValueError"),
+        ([{"event": "sampled"}], "KeyError"),
+        ([{"event": "sampled", "step": "5", "told": True}], "TypeError"),
+        ([{"event": "sampled", "step": 5, "told": True}, line(event="unknown")], "KeyError"),
+        ([{"event": "sampled", "step": 5, "told": True}, line(output=None)], "TypeError"),
+        ([{"event": "sampled", "step": 5, "told": True}, line(bias={"shape": [9], "data": ""})], "ValueError"),
+        ([{"event": "sampled", "step": 5, "told": True}, line(name="layers.0")], "found shapes"),
+    ],
+)
+def test_a_damaged_file_of_samples_is_named(lines: list[dict[str, Any]], word: str, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    (events / "rank0.spot_check.jsonl").write_text("".join(json.dumps(content) + "\n" for content in lines))
+    raw = read_raw(RunPaths(tmp_path))
+    (sentence,) = raw.damage_sentences
+    assert raw.sampled == () and sentence.startswith("rank0.spot_check.jsonl: ") and word in sentence, sentence
+
+
+def test_samples_are_read_by_rank(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    lines = [{"event": "sampled", "step": 5, "told": False}, line(bias=pack_array(np.ones(2, np.float32)))]
+    (events / "rank3.spot_check.jsonl").write_text("".join(json.dumps(content) + "\n" for content in lines))
+    raw = read_raw(RunPaths(tmp_path))
+    (step,) = raw.sampled
+    assert raw.damage_sentences == () and (step.rank, step.step, step.told) == (3, 5, False)
+    assert sorted(step.operations[0].arrays) == ["bias", "inputs", "output", "weight"]
