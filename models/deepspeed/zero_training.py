@@ -12,7 +12,7 @@ from configuration import check, clips_here
 from device import describe, memory, open_device, process_group
 from engine import open_engine
 from exchange import own_work
-from levelfield.worker import Batch, Capture, Initializer, Recorder, coordinates, learning_rate, train_steps
+from levelfield.worker import Batch, Capture, Initializer, Recorder, SpotCheck, coordinates, learning_rate, train_steps
 from levelfield.worker.job import Coordinates, Job
 from model import kernels
 from model.attention_kernel import attention_kernel
@@ -20,6 +20,7 @@ from partition import exact_norm, save, squared_norm, whole_gradients, whole_par
 from step.activations import keep_gradients, kept_activations
 from step.optimizer import clip_divisor
 from step.recompute import repeats
+from step.spot_check import sampled_forward
 from step.transfers import on_device
 from training import step_seed
 
@@ -60,6 +61,7 @@ class ZeroTrainer:
 
     def __init__(self, job: Job, place: Coordinates, device: torch.device) -> None:
         self.job, self.place, self.device, self.capture = job, place, device, Capture(job)
+        self.spot_check = SpotCheck(job)
         self.engine = open_engine(job, place, Initializer(job), device)
         self.model = self.engine.module
         self.stage, self.scaled = job.layout.sharding_stage, job.training.precision == "fp16"
@@ -94,11 +96,15 @@ class ZeroTrainer:
         """Run forward and backward over all micro-batches. Returns the global batch's mean loss."""
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
+        sample = not self.job.tuning.compile and self.spot_check.wants(batch.step)
         for micro in range(self.job.accumulation):
             if micro:
                 self.engine.step()  # between micro-batches it only counts
-            capturing = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
-            with capturing:
+            with contextlib.ExitStack() as watches:
+                if keep and not micro:
+                    watches.enter_context(kept_activations(self.model, self.capture))
+                if sample and not micro:
+                    watches.enter_context(sampled_forward(self.model, self.spot_check))
                 total += self.backward(inputs[micro], targets[micro], last=micro == self.job.accumulation - 1)
         if self.job.world_size > 1:
             dist.all_reduce(total)
