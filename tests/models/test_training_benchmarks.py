@@ -68,6 +68,12 @@ def test_a_window_with_gradient_norms_is_compared_with_one_without() -> None:
     assert row["ratio"] > 0
 
 
+@pytest.mark.thorough
+def test_a_window_with_a_sampled_step_is_compared_with_one_without() -> None:
+    (row,) = quick("spot_check")
+    assert row["ratio"] > 0
+
+
 def test_a_step_of_jax_is_compared_with_a_plain_loop(interpreter_of: Callable[[str], Path]) -> None:
     interpreter_of("jax")  # where it has to be made, that takes longer than the benchmark may
     (row,) = quick("jax_loop")

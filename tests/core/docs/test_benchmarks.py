@@ -21,7 +21,7 @@ NO_FRAMEWORK = (
 )
 WITH_FRAMEWORK = (
     *("products", "platform_overhead", "torch_parts", "torch_step", "jax_loop"),
-    *("followed_choices", "window_gradients"),
+    *("followed_choices", "window_gradients", "spot_check"),
 )
 WITH_ENGINE = ("container_cost",)  # tests/containers
 

@@ -1,0 +1,82 @@
+"""A step that real trainings sample: honest ones are within every limit, and planted faults are told by their layer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sampled_power
+from faults.in_sampled_step import (
+    FAULTS,
+    HONEST,
+    HonestTraining,
+    SampledFault,
+    failed_layer,
+    sampled_layers,
+    trained_layers,
+)
+from matrix import VARIANTS
+from power import PAGE
+
+# A training of each kind; the others are thorough.
+FIRST = (
+    *("E4M3 weights in all products, late", "attention skipped in one layer, late", "bf16 products in one layer"),
+    *("E5M2 weights", "no clipping", "moments in bf16", "gradients summed in bf16"),
+)
+SELECTED = {name: next(fault for fault in FAULTS if fault.name == name) for name in FIRST}
+
+
+def id_of(fault: SampledFault) -> str:
+    return f"{fault.name}, {fault.precision}"
+
+
+@pytest.mark.parametrize("fault", SELECTED.values(), ids=id_of)
+def test_a_fault_is_told_by_its_layer(fault: SampledFault) -> None:
+    assert failed_layer(trained_layers(fault)) == fault.layer
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault not in SELECTED.values()], ids=id_of)
+def test_every_other_fault_is_told_by_its_layer(fault: SampledFault) -> None:
+    assert failed_layer(trained_layers(fault)) == fault.layer
+
+
+def honest_id(run: HonestTraining) -> str:
+    return f"{run.family}, {run.precision}, {run.variant.name}"
+
+
+def assert_within(run: HonestTraining, folder: Path) -> None:
+    layers = sampled_layers(folder, run.precision, run.family, run.variant)
+    assert layers and failed_layer(layers) is None, layers
+
+
+@pytest.mark.parametrize("run", HONEST[:6], ids=honest_id)
+def test_an_honest_training_is_within(run: HonestTraining, tmp_path: Path) -> None:
+    assert_within(run, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("run", HONEST[6:], ids=honest_id)
+def test_other_honest_trainings_are_within(run: HonestTraining, tmp_path: Path) -> None:
+    assert_within(run, tmp_path)
+
+
+def test_a_compiled_training_samples_nothing(tmp_path: Path) -> None:
+    assert sampled_layers(tmp_path, "fp32", "gpt", VARIANTS["compile"]) == []
+
+
+DATA = json.loads(sampled_power.DATA.read_text(encoding="utf-8"))
+
+
+def test_the_record_has_every_fault_and_the_layer_that_tells_of_it() -> None:
+    recorded = {(row["fault"], row["precision"]): row["layer"] for row in DATA["faults"]}
+    assert recorded == {(fault.name, fault.precision): fault.layer for fault in FAULTS}
+
+
+def test_the_record_has_every_honest_training_and_no_false_alarm() -> None:
+    assert len(DATA["honest"]) == len(HONEST) and not any(row["layer"] for row in DATA["honest"])
+
+
+def test_the_page_has_the_table_of_the_record() -> None:
+    assert sampled_power.section(DATA["faults"], DATA["honest"]) in PAGE.read_text(encoding="utf-8")
