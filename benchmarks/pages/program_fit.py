@@ -40,6 +40,8 @@ LEFT_OUT = {
 # How the names begin of programs that are one publication's; each other program is a family of its own.
 FAMILIES = ("aleph_alpha", "llm_foundry", "nemo", "torchtitan")
 Rates = dict[str, float]
+# The mean error of a family's rows by its name and rates: fits without one family compute those of the others alike.
+Means = dict[tuple[object, ...], float]
 
 
 @dataclass(frozen=True)
@@ -117,46 +119,56 @@ def _timed_point(point: Point, fitted: bool) -> Timed:
     )
 
 
-def fitted_rates(rows: Iterable[Timed], steps: float = 0.01) -> Rates:
+def fitted_rates(rows: Iterable[Timed], steps: float = 0.01, means: Means | None = None) -> Rates:
     """Return the rates that fit the rows best. The search starts in the middle of each range, so that it always ends at
-    the same place: one rate moves at a time, by a share of its range's ratio that halves when no move helps."""
-    cases = list(rows)
+    the same place: one rate moves at a time, by a share of its range's ratio that halves when no move helps.
+
+    means: what fits with the same rows of each family have computed.
+    """
+    cases: dict[str, list[Timed]] = {}
+    for row in rows:
+        cases.setdefault(row.family, []).append(row)
+    means = {} if means is None else means
     rates = {name: float(f"{math.sqrt(low * high):.3g}") for name, (low, high) in RANGES.items()}
-    best, step = _loss(cases, rates), 0.25
+    best, step = _loss(cases, rates, means), 0.25
     while step > steps:
         before = best
         for name in RANGES:
             for sign in (1, -1):
-                rates, best = _moved(cases, name, sign * step, rates, best)
+                rates, best = _moved(cases, name, sign * step, rates, best, means)
         if best > before - 1e-4:
             step /= 2
     return rates
 
 
-def _moved(cases: list[Timed], name: str, step: float, rates: Rates, best: float) -> tuple[Rates, float]:
+def _moved(
+    cases: dict[str, list[Timed]], name: str, step: float, rates: Rates, best: float, means: Means
+) -> tuple[Rates, float]:
     low, high = RANGES[name]
     while True:
         value = min(high, max(low, rates[name] * (high / low) ** (step / 2)))
         changed = {**rates, name: float(f"{value:.3g}")}
-        if changed[name] == rates[name] or not (loss := _loss(cases, changed)) < best - 1e-5:
+        if changed[name] == rates[name] or not (loss := _loss(cases, changed, means)) < best - 1e-5:
             return rates, best
         rates, best = changed, loss
 
 
-def _loss(cases: list[Timed], rates: Rates) -> float:
-    families: dict[str, list[float]] = {}
-    for case in cases:
-        families.setdefault(case.family, []).append(min(CUT, abs(case.off(rates))))
-    weights = [math.sqrt(len(errors)) for errors in families.values()]
-    means = [statistics.mean(errors) for errors in families.values()]
-    return sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
+def _loss(cases: dict[str, list[Timed]], rates: Rates, means: Means) -> float:
+    for family, rows in cases.items():
+        key = (family, *rates.values())
+        if key not in means:
+            means[key] = statistics.mean(min(CUT, abs(row.off(rates))) for row in rows)
+    weights = {family: math.sqrt(len(rows)) for family, rows in cases.items()}
+    weighted = (weight * means[(family, *rates.values())] for family, weight in weights.items())
+    return sum(weighted) / sum(weights.values())
 
 
 def without_own(rows: list[Timed]) -> list[tuple[Timed, float]]:
     """Return each row with its logarithm by the rates that its program's rows did not set."""
     errors = []
+    means: Means = {}
     for name in sorted({row.family for row in rows}):
-        rates = fitted_rates(row for row in rows if row.fitted and row.family != name)
+        rates = fitted_rates((row for row in rows if row.fitted and row.family != name), means=means)
         errors += [(row, row.off(rates)) for row in rows if row.family == name]
     return errors
 
