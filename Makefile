@@ -83,21 +83,19 @@ thorough: $(WITH_TORCH)
 quick: $(STAMP)
 	$(PYTEST) -n 4 --dist worksteal -m "$(NEW)" $(addprefix --ignore=,$(shell cat tests/slow_files)) tests/vendors tests/core
 
-# mypy's strict rules, as far as frameworks without types allow them: every function of such a folder has annotations.
-lint: WHOLE := --strict --allow-subclassing-any --allow-untyped-decorators --allow-untyped-calls --implicit-reexport --follow-imports silent
+# mypy's strict rules, as far as frameworks without types allow them: every function of such a folder has annotations. The
+# first run takes a minute; the others use what it found of torch. A run for each framework, as their modules share names.
+lint: MYPY := $(PY) -m mypy --config-file tools/tests.mypy.ini
 lint: TEST_FOLDERS = $(sort $(dir $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)))
 lint: $(WITH_TORCH)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy -p levelfield
-	$(PY) -m mypy vendors
-	MYPYPATH=platform:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/torch
-	MYPYPATH=platform:models/deepspeed:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/deepspeed
-	MYPYPATH=platform:models/megatron:models/torch $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/megatron
-	MYPYPATH=platform:models/jax:benchmarks/loops:benchmarks $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/jax benchmarks/jax_loop.py
-	MYPYPATH=platform:models/paddle $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/paddle
-	MYPYPATH=platform:models/oneflow $(PY) -m mypy --config-file tools/models.mypy.ini $(WHOLE) models/oneflow
-	MYPYPATH=platform:tools:benchmarks/loops:benchmarks:models/torch:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(PY) -m mypy --config-file tools/tests.mypy.ini tests tools benchmarks
+	MYPYPATH=platform:tools:benchmarks/loops:benchmarks:models/torch:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(MYPY) platform/levelfield vendors models/torch tests tools benchmarks
+	MYPYPATH=platform:models/deepspeed:models/torch $(MYPY) models/deepspeed
+	MYPYPATH=platform:models/megatron:models/torch $(MYPY) models/megatron
+	MYPYPATH=platform:models/jax:benchmarks/loops:benchmarks $(MYPY) models/jax benchmarks/jax_loop.py
+	MYPYPATH=platform:models/paddle $(MYPY) models/paddle
+	MYPYPATH=platform:models/oneflow $(MYPY) models/oneflow
 	$(DEV)/bin/lint-imports --no-logo
 	pages=$$(mktemp -d) && { $(PY) -m mkdocs build --strict --site-dir "$$pages"; end=$$?; rm -rf "$$pages"; exit $$end; }
 

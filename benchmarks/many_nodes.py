@@ -154,7 +154,7 @@ def lines_of(plan: Plan, paths: RunPaths) -> tuple[list[dict[str, Any]], list[di
     content = json.loads(paths.job.read_text())
     write_json(scratch / "job.json", {**content, "events_dir": str(scratch)})
     job = load_job(str(scratch / "job.json"))
-    events.start_heartbeat = lambda path: None
+    events.start_heartbeat = lambda path: None  # type: ignore[attr-defined]
     recorder, initializer = Recorder(job), Initializer(job)
     recorder.framework(name="torch", version="2.13.0", device="cpu")
     recorder.weights(

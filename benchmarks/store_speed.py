@@ -160,8 +160,8 @@ def record_events(paths: RunPaths) -> int:
     """Write the events of rank 0; return when the last step ended."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     clock, generator = SimpleNamespace(now=BEGIN_NS), random.Random(0)
-    events.time = SimpleNamespace(monotonic_ns=lambda: clock.now)  # type: ignore[assignment]
-    events.start_heartbeat = lambda path: Path(path).touch()
+    events.time = SimpleNamespace(monotonic_ns=lambda: clock.now)  # type: ignore[assignment,attr-defined]
+    events.start_heartbeat = lambda path: Path(path).touch()  # type: ignore[attr-defined]
     job = load_job(str(paths.job))
     recorder, initializer = Recorder(job), Initializer(job)
     recorder.framework(name="torch", version="2.13.0", device="cpu")
