@@ -26,21 +26,15 @@ test: export OMP_WAIT_POLICY := passive
 # No run of a test or a benchmark goes into the store of the developer's own results.
 export LEVELFIELD_STORE := none
 
-.PHONY: test lock computing waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check rehearse matrix host-runs thorough drills clean
+.PHONY: test lock waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check rehearse matrix host-runs thorough drills clean
 
-# Three lanes, for two cores. One computes: the tests without a framework, on four processes. Each process reads all tests,
+# Three lanes, for two cores. One computes: the tests without a framework, on three processes. Each process reads all tests,
 # so more cost more; one that has no test left takes some of another, so that no test that waits is the last. Whole runs and
 # the container engine mostly wait: they are the second. The engine's tests come last: what ends a rank by a signal must not
 # run beside a container that runs out of memory. The third installs packages, then runs on several machines, then tests each
 # framework in its environment. No core is idle while two lanes run; the second and the third take about as long.
 test: $(WITH_TORCH)
-	$(MAKE) --no-print-directory -j 3 computing waiting installing
-
-# pytest rewrites and compiles each file of tests once, here; eight processes would do so at the same time. What fails here
-# fails again below, with its words.
-computing: $(WITH_TORCH)
-	-@$(PYTEST) --collect-only -qqq tests > /dev/null 2>&1
-	$(MAKE) --no-print-directory framework-free
+	$(MAKE) --no-print-directory -j 3 framework-free waiting installing
 
 waiting: $(STAMP)
 	$(MAKE) --no-print-directory lint
@@ -53,7 +47,7 @@ installing: $(STAMP)
 	$(MAKE) --no-print-directory each-framework
 
 each-framework: $(WITH_TORCH)
-	$(IN_MEMORY) -n 4 -m "$(NEW)" tests/models
+	$(IN_MEMORY) -n 3 -m "$(NEW)" tests/models
 
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "containers and $(NEW)" tests/containers
@@ -65,7 +59,7 @@ end-to-end: $(STAMP)
 	$(IN_MEMORY) -n 4 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(IN_MEMORY) -n 4 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
+	$(IN_MEMORY) -n 3 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
 
 environments: $(STAMP)
 	$(PY) tools/environments.py
