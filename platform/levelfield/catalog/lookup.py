@@ -170,19 +170,19 @@ def find_hardware(registry: Registry, target: str | None) -> LocalHardware:
 
 
 def _foreign_names(registry: Registry, spec: VendorFile, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for the devices that the tool names as a chip of another vendor."""
+    """Yield a sentence for the devices that the tool names as another chip than they count as, of any vendor."""
     others = [registry.vendor_file(other) for other in registry.vendors if other != spec.name]
-    names: dict[str, list[int]] = {}
-    for device in devices:
-        names.setdefault(device.description, []).append(device.index)
-    for text, indices in names.items():
-        for other in others:
-            if chip := chip_named(other, text):
-                yield (
-                    f"vendor {spec.name}: its tool names device {indices[0]} '{text}', which is {chip} of vendor "
-                    f"{other.name}; memory and peaks of this run are those that {spec.name} gives for "
-                    f"{devices[0].chip or 'an unknown chip'}"
-                )
+    first_devices = {(device.description, device.chip): device for device in reversed(devices)}
+    for device in reversed(first_devices.values()):
+        own = chip_named(spec, device.description)
+        named = [(own, spec.name)] if own not in (None, device.chip) else []
+        named += [(chip, other.name) for other in others if (chip := chip_named(other, device.description))]
+        for chip, maker in named:
+            yield (
+                f"vendor {spec.name}: its tool names device {device.index} '{device.description}', which is {chip} of "
+                f"vendor {maker}; memory and peaks of this run are those that {spec.name} gives for "
+                f"{device.chip or 'an unknown chip'}"
+            )
 
 
 def _shared_identities(vendor: str, devices: Sequence[Device]) -> Iterator[str]:

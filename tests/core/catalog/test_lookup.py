@@ -75,6 +75,18 @@ def test_a_device_that_its_tool_names_as_another_makers_chip_is_told(
     assert notice.endswith(f"that fake gives for {chip or 'an unknown chip'}")
 
 
+def test_a_device_that_counts_as_another_chip_of_its_maker_is_told(
+    plugins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = plugins / "vendors/fake/vendor.yaml"
+    file.write_text(file.read_text().replace("- name: F2", "- name: F2\n    match: [Fake F2]"))
+    registry = Registry([plugins])
+    devices = [Device(index, "F1", text, None) for index, text in enumerate(("Fake F1", "Fake F2", "Fake F2"))]
+    monkeypatch.setattr(registry.vendor("fake"), "devices", lambda: devices)
+    (notice,) = lookup.find_hardware(registry, "fake").notices
+    assert "names device 1 'Fake F2', which is F2 of vendor fake; " in notice and notice.endswith("gives for F1")
+
+
 def test_devices_of_one_identity_are_told(hardware: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Device(index, "F1", "Fake F1 8GB", None, identity) for index, identity in enumerate("abba")]
     monkeypatch.setattr(hardware.vendor("fake"), "devices", lambda: devices)
