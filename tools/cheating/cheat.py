@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 CHIP, HOST = "C1", "cpu"  # the pretended chip of the plugins, and the shipped vendor of this machine's processors
+PROBE = ("--probe",)
+STALE = "the tool may repeat an old one"
+CLOCK = "clock: rank 0 counted"
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Cheat:
     tells: str | None
     target: str = HOST
     options: tuple[str, ...] = ()
+    interval: float = 0.1  # seconds between two readings of telemetry, of a window that may last half a second
 
     @property
     def words(self) -> str:
@@ -31,28 +35,29 @@ class Cheat:
 
 VENDOR_CHEATS = (
     Cheat("samples_doubled", "gives a second sample of each device, of a fifth of the power", "several samples", CHIP),
-    Cheat("counter_slow", "halves the energy counter", "energy counter gives .* beside it", CHIP),
+    Cheat("counter_slow", "halves the energy counter", "energy counter gives .* beside it", CHIP, interval=0.04),
     Cheat("counter_backwards", "has an energy counter that falls", "counter went backward", CHIP),
     Cheat("power_in_kilowatts", "gives kilowatts for watts", "no chip's power", CHIP),
-    Cheat("power_constant", "gives one power before and in the training", "energy: a step took", CHIP),
-    Cheat("power_stale", "repeats the first power of the training", "the tool may repeat an old one", CHIP),
+    Cheat(
+        "power_constant", "gives one power before and in the training", f"energy: a step|{STALE}", CHIP, interval=0.04
+    ),
+    Cheat("power_stale", "repeats the first power of the training", STALE, CHIP, interval=0.04),
     Cheat("used_memory_zero", "gives 0 bytes of used memory", "device-used peak of device 0 is 0 bytes", CHIP),
     Cheat("used_memory_tiny", "gives 4 KiB of used memory", "device-used peak is 4,096 bytes", CHIP),
     Cheat("capacity_inflated", "gives four times the chip's memory", "total memory is 4294967296 bytes", CHIP),
     Cheat("load_constant", "gives 99 % of load, always", "others use device 0: .* load 99%", CHIP),
     Cheat("temperature_text", "gives a temperature as text", "a reading is damaged", CHIP),
     Cheat("named_as_another", "has a tool that names an H100", "which is H100-SXM5-80GB of vendor nvidia", CHIP),
+    Cheat("named_as_sibling", "counts a chip as its maker's slower one", "which is C2 of vendor cheating", CHIP),
     Cheat("identity_shared", "lists one device twice", "devices 0, 1 have one identity", CHIP),
     Cheat("all_scaled_alike", "halves power and counter in all readings, and invents a driver", None, CHIP),
 )
 FRAMEWORK_CHEATS = (
-    Cheat(
-        "peak_too_high", "has a probe that gives a million times the peak", "is refused: .* at most", HOST, ("--probe",)
-    ),
-    Cheat("peak_too_low", "has a probe that gives a fifth of the peak", "numpy's product", HOST, ("--probe",)),
+    Cheat("peak_too_high", "has a probe that gives a million times the peak", "is refused: .* at most", HOST, PROBE),
+    Cheat("peak_too_low", "has a probe that gives a fifth of the peak", "numpy's product", HOST, PROBE),
     Cheat("version_invented", "reports a version that it does not have", "reports version 9.9.9"),
-    Cheat("clock_slow", "takes its times from a clock of half the speed", "clock: rank 0 counted"),
-    Cheat("even_steps", "computes the times of its steps", "last the same to a microsecond"),
+    Cheat("clock_slow", "takes its times from a clock of a quarter of the speed", f"{CLOCK}|above the peak"),
+    Cheat("even_steps", "computes the times of its steps", f"last the same to a microsecond|{CLOCK}"),
     Cheat("memory_zero", "reports 0 bytes of memory", "process peak of rank 0 is 0 bytes"),
     Cheat("memory_little", "reports less memory than its process has", "the operating system showed"),
     Cheat("telemetry_rewritten", "halves the power in the platform's own file", "found other lines", CHIP),

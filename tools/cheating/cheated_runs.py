@@ -16,9 +16,13 @@ from cheating.cheat import CHIP, Cheat
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
 WORKED_EXAMPLE = ROOT / "platform/levelfield/testing/framework_kit/template"
-# A second between two samples would leave few of them in a window of two seconds.
-COMMAND = "import sys, levelfield.run.run_devices as devices; devices.INTERVAL_SECONDS = 0.1\n"
-COMMAND += "from levelfield.cli.main import main; sys.exit(main(sys.argv[1:]))"
+# A second between two samples would leave few of them in a window of half a second.
+COMMAND = """
+import sys, levelfield.run.run_devices as devices
+from levelfield.cli.main import main
+devices.INTERVAL_SECONDS = float(sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
 HONEST_BATCH, NOISE_BATCH = "4", "8"  # micro-batches, whose rounding differs
 HONEST = Cheat("", "trains", None)
 HONEST_ON_CHIP = Cheat("", "trains", None, CHIP)
@@ -35,24 +39,24 @@ class CheatedRuns:
             if not (framework / path.name).exists():
                 shutil.copy(path, framework)
         first, other = (self.result(HONEST, "--micro-batch", size)["run_id"] for size in (HONEST_BATCH, NOISE_BATCH))
-        self._command("", "align", "references", "promote", first, "--reason", "it is honest")
-        self._command("", "align", "references", "noise", "cheated_smoke_fp32", other)
+        self._command(HONEST, "align", "references", "promote", first, "--reason", "it is honest")
+        self._command(HONEST, "align", "references", "noise", "cheated_smoke_fp32", other)
 
     def result(self, cheat: Cheat, *options: str) -> dict[str, Any]:
         """Return the result of a run whose plugins cheat so."""
         case = ("--case", f"cheated:cheating:{cheat.target}:1:1", "--scale", "smoke", "--python", sys.executable)
-        (result,) = json.loads(self._command(cheat.name, *case, *cheat.options, *options, "--json"))
+        (result,) = json.loads(self._command(cheat, *case, *cheat.options, *options, "--json"))
         assert isinstance(result, dict)
         return result
 
-    def _command(self, cheat: str, *arguments: str) -> str:
+    def _command(self, cheat: Cheat, *arguments: str) -> str:
         """Return what a command prints. A peak that an earlier run measured is not known to one that probes."""
         variables = {name: text for name, text in os.environ.items() if not name.startswith("LEVELFIELD_")}
         cache = tempfile.mkdtemp(dir=self.folder) if "--probe" in arguments else str(self.folder / "cache")
-        variables |= {"PYTHONPATH": str(ROOT / "platform"), "CHEAT": cheat, "LEVELFIELD_STORE": "none"}
+        variables |= {"PYTHONPATH": str(ROOT / "platform"), "CHEAT": cheat.name, "LEVELFIELD_STORE": "none"}
         variables |= {"LEVELFIELD_LOCKS": str(self.folder / "locks"), "XDG_CACHE_HOME": cache}
         variables |= {"LEVELFIELD_RUNS": str(self.folder / "runs"), "XDG_CONFIG_HOME": os.devnull}
-        argv = [sys.executable, "-c", COMMAND, *arguments, "--plugins", str(self.plugins)]
+        argv = [sys.executable, "-c", COMMAND, str(cheat.interval), *arguments, "--plugins", str(self.plugins)]
         done = subprocess.run(argv, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=300)
         if not done.stdout:
             raise RuntimeError(done.stderr)

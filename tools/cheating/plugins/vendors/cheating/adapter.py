@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -32,7 +33,7 @@ class Adapter:
         return ContainerOptions()
 
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
-        is_busy = any("train.py" in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+        is_busy = trains_here()
         watts = (BUSY_WATTS if is_busy else IDLE_WATTS) + next(self.readings) % 7 / 10
         now = time.monotonic()
         self.joules += watts * (now - self.read_at)
@@ -43,6 +44,15 @@ class Adapter:
 
     def software(self) -> dict[str, str]:
         return {"driver": "99.0" if CHEAT == "all_scaled_alike" else "1.0"}
+
+
+def trains_here() -> bool:
+    """Return whether this process has started a training that still runs."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it ended meanwhile
+            if "train.py" in " ".join(child.cmdline()):
+                return True
+    return False
 
 
 def scale(factor: float, *fields: str) -> Callable[[Adapter, Samples], Samples]:
@@ -90,6 +100,7 @@ SAMPLE_CHEATS: dict[str, Callable[[Adapter, Samples], Samples]] = {
 }
 DEVICE_CHEATS: dict[str, Callable[[Device], list[Device]]] = {
     "named_as_another": lambda device: [replace(device, description="NVIDIA H100 80GB HBM3")],
+    "named_as_sibling": lambda device: [replace(device, description="Cheating C2")],
     "capacity_inflated": lambda device: [replace(device, memory_bytes=2**32)],
     "identity_shared": lambda device: [device, replace(device, index=1)],
 }
