@@ -14,6 +14,7 @@ from checks import DTYPES
 
 FUSED = Path(__file__).parents[3] / "models" / "torch" / "fused"
 BLOCK = 64  # of logits: several for a row
+EXACT = torch.float32  # in which every shape is computed; in 16 bits one, as masks do not depend on the type
 
 
 def kernel(name: str) -> ModuleType:
@@ -31,33 +32,34 @@ def small(module: ModuleType) -> ModuleType:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cross_entropy(dtype: torch.dtype) -> None:
     module = kernel("cross_entropy")
-    for columns in (201, 192, 128, 103):  # whole blocks and not
+    for columns in (201, 192, 128, 103) if dtype == EXACT else (201,):  # whole blocks and not
         checks.check_cross_entropy(module, dtype, columns)
     checks.check_rows_that_are_not_finite(module, dtype)
     checks.check_parts_of_the_vocabulary(module, dtype)
-    checks.check_parts_of_the_vocabulary(module, dtype, (1, 200))
+    if dtype == EXACT:
+        checks.check_parts_of_the_vocabulary(module, dtype, (1, 200))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rotary(dtype: torch.dtype) -> None:
     module = kernel("rotary")
-    for half in (1, 6, 9):
+    for half in (1, 6, 9) if dtype == EXACT else (6,):
         checks.check_rotation(module, dtype, half)
-    for heads in ((6, 2, 2), (1, 1, 1)):
+    for heads in ((6, 2, 2), (1, 1, 1)) if dtype == EXACT else ((6, 2, 2),):
         checks.check_joined_rotation(module, dtype, heads)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_swiglu(dtype: torch.dtype) -> None:
     for activation in checks.ACTIVATIONS:
-        for columns in (1500, 3):
+        for columns in (1500, 3) if dtype == EXACT else (1500,):
             checks.check_gated(kernel("swiglu"), dtype, activation, columns)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_add_norm(dtype: torch.dtype) -> None:
     for layer in (True, False):
-        for columns, rows in ((37, (3, 5)), (64, (1,))):
+        for columns, rows in ((37, (3, 5)), (64, (1,))) if dtype == EXACT else ((37, (3, 5)),):
             checks.check_add_norm(kernel("add_norm"), dtype, layer, columns, rows)
 
 
@@ -70,7 +72,7 @@ def test_no_rows_are_no_fault() -> None:
 
 # ---- planted faults: (file, what is there, what is there instead, the check that must refuse it)
 
-FLOAT = torch.float32
+FLOAT = EXACT
 FAULTS = {
     "a target is the next one": (
         "cross_entropy",
