@@ -28,7 +28,7 @@ from pages.unseen import CONTEXT_RUNS, GIB, MIXTURE_RUNS, RECENT_RUNS, RUNS, Que
 ROWS = Path(__file__).resolve().parents[1] / "docs" / "data" / "planner_recipes.csv"
 FIRST = 3
 PARTS = 3  # of a loss, to name
-LEAST_PART = 0.005
+MIN_PART = 0.005
 RECIPES = (
     "titan-8B-8-bf16",
     "titan-8B-128-bf16",
@@ -67,7 +67,7 @@ class RankedRecipe:
         """The parts of a step that are longer by the recipe, over the first row's step, largest first."""
         recipe, best = self.estimate.time._asdict(), self.best.time._asdict()
         more = ((name, (recipe[name] - best[name]) / self.best.time.total) for name in recipe)
-        return sorted(((name, share) for name, share in more if share > LEAST_PART), key=lambda part: -part[1])
+        return sorted(((name, share) for name, share in more if share > MIN_PART), key=lambda part: -part[1])
 
     @property
     def over_gib(self) -> float:

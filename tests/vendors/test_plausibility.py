@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from adapters import load_spec
 from levelfield.contracts.readings import (
-    LEAST_WATTS,
+    MIN_WATTS,
     memory_fault,
     plausible_sample,
     plausible_samples,
@@ -84,7 +84,7 @@ def test_without_a_total_of_the_tool_the_chips_memory_is_the_limit() -> None:
 def test_reasons_of_the_tool_stay() -> None:
     sample = Sample(0, power_watts=0.0, reasons={"energy_joules": "no counter"})
     reasons = dict(plausible_sample(SPEC, DEVICE, sample).reasons)
-    assert re.search(rf"\b0 W,.*\b{LEAST_WATTS:g} W", reasons.pop("power_watts"))
+    assert re.search(rf"\b0 W,.*\b{MIN_WATTS:g} W", reasons.pop("power_watts"))
     assert reasons == sample.reasons
 
 

@@ -43,7 +43,7 @@ SMI_FIELDS = (
     *("index", "uuid", "name", "memory.total", "memory.used"),
     *("power.draw", "utilization.gpu", "temperature.gpu", "mig.mode.current", "driver_version"),
 )
-LEAST_UUID = len("GPU-") + 8  # characters; CUDA takes a UUID by its beginning
+MIN_UUID = len("GPU-") + 8  # characters; CUDA takes a UUID by its beginning
 _GONE = "the tool no longer shows this device"
 # A card that fell off the bus: a line of errors, with the card's index in newer releases; or a word in place of values.
 _NO_HANDLE, _LOST_WORD = "Unable to determine the device handle", "GPU is lost"
@@ -153,7 +153,7 @@ class Adapter(DeclaredVendor):
 def _beginning(device: Device, every: Sequence[Device]) -> str:
     """Return the beginning of a card's UUID that is its own here, as CUDA takes it: a plan may be published."""
     uuid, others = str(device.identity), [str(other.identity) for other in every if other != device]
-    lengths = range(LEAST_UUID, len(uuid))
+    lengths = range(MIN_UUID, len(uuid))
     return next((uuid[:n] for n in lengths if not any(other.startswith(uuid[:n]) for other in others)), uuid)
 
 

@@ -158,7 +158,7 @@ def _comparison_tables(
     """Return the tables, the JSON object, and whether everything is comparable and every requirement met."""
     from levelfield.compare import comparison
     from levelfield.compare.ratio_requirements import judge_requirements, requirement_sheet
-    from levelfield.compare.ratios import LEAST_RUNS
+    from levelfield.compare.ratios import MIN_RUNS
     from levelfield.compare.sides import side_of
 
     sides = [
@@ -166,7 +166,7 @@ def _comparison_tables(
         for number, chosen in enumerate(chosen_sides)
     ]
     records_needing_history = [
-        side.first for side in sides if len(side.counted) < LEAST_RUNS
+        side.first for side in sides if len(side.counted) < MIN_RUNS
     ]  # too few to show their noise
     histories = sources.histories(records_needing_history) if records_needing_history else {}
     result = comparison.compare(sides, histories, across_precisions, prices, sources.duels())

@@ -174,7 +174,7 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.nights.series_history import event_lines
     from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
     from levelfield.series.findings import FAILURES
-    from levelfield.series.level import FEWEST_NIGHTS
+    from levelfield.series.level import MIN_NIGHTS
     from levelfield.specs.record import branch_of
 
     until, who, at, remarks = _parse_day(options.until), options.who or user_name(), utc_now(), list[str]()
@@ -201,7 +201,7 @@ def _accept_all(options: argparse.Namespace) -> int:
             remarks += dict.fromkeys(_keep_build(store, event) for event in accepted.events)
         accepted_series = [event.series or "" for event in accepted.events]
         if waiting := [inputs.label(series) for series in accepted_series if _waiting_lines(inputs.points[series])]:
-            remarks.append(wrapped(f"compared once there are {FEWEST_NIGHTS} nights: {', '.join(waiting)}", 2))
+            remarks.append(wrapped(f"compared once there are {MIN_NIGHTS} nights: {', '.join(waiting)}", 2))
     exit_code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refused.items()
     if options.json:
         refused_rows = [{"series": series, "label": inputs.label(series), "why": why} for series, why in refused]
@@ -270,13 +270,13 @@ def _parse_day(text: str | None) -> str | None:
 
 def _waiting_lines(points: Sequence[Point]) -> list[str]:
     """Return from when on nights are compared with a level of fewer nights than the gate needs; else nothing."""
-    from levelfield.series.level import FEWEST_NIGHTS
+    from levelfield.series.level import MIN_NIGHTS
     from levelfield.series.segments import level_points, night_of
 
     nights = len({night_of(point) for point in level_points(points)})
-    if nights >= FEWEST_NIGHTS:
+    if nights >= MIN_NIGHTS:
         return []
-    sentence = f"nights are compared with it once there are {FEWEST_NIGHTS}, to know how they scatter: {nights} so far"
+    sentence = f"nights are compared with it once there are {MIN_NIGHTS}, to know how they scatter: {nights} so far"
     return [wrapped(sentence, 2)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from levelfield.compare.ratios import LEAST_RUNS
+from levelfield.compare.ratios import MIN_RUNS
 from levelfield.compare.sides import ComparedSide, tuning_of
 from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS
 
@@ -46,11 +46,11 @@ def deciding_commands(side: ComparedSide, base: ComparedSide) -> tuple[DecidingC
         return (DecidingCommand("the same machine", " ".join((words, *settings))),)
     commands = []
     for (arm, options), case in zip(arms, cases, strict=True):
-        if len(arm.counted) < LEAST_RUNS:
+        if len(arm.counted) < MIN_RUNS:
             runtime = arm.first.series.runtime
             runtime_option = ("--runtime", runtime) if runtime != "process" else ()
             words = shlex.join(
-                ("run_benchmarks.py", "--case", case, "--repeat", str(LEAST_RUNS), *scale_option, *runtime_option)
+                ("run_benchmarks.py", "--case", case, "--repeat", str(MIN_RUNS), *scale_option, *runtime_option)
             )
             commands.append(DecidingCommand(f"the machine of {arm.name}", " ".join(filter(None, (words, options)))))
     return tuple(commands)

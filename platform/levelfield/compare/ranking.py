@@ -27,7 +27,7 @@ from levelfield.compare.matrix import (
     most_results_first,
     unequal_fields_text,
 )
-from levelfield.compare.ratios import LEAST_RUNS, Ratio, SideValues, geometric_mean, geometric_mean_interval
+from levelfield.compare.ratios import MIN_RUNS, Ratio, SideValues, geometric_mean, geometric_mean_interval
 from levelfield.compare.sides import ENERGY, MFU, RATE, ComparedSide, Quantity, cost_quantity, excess_use, tuning_of
 from levelfield.specs.prices import Prices
 
@@ -234,5 +234,5 @@ def trust_parts(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]
         TrustPart("certified", bool(runs) and not uncertified, uncertified),
         TrustPart("sealed", evidence == "sealed", evidence),
         TrustPart("quiet", bool(runs) and not disturbed, disturbed),
-        TrustPart("repeats", len(values.values) >= LEAST_RUNS or values.history is not None, str(len(values.values))),
+        TrustPart("repeats", len(values.values) >= MIN_RUNS or values.history is not None, str(len(values.values))),
     )

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from levelfield.measure.series import FEWEST_FOR_INTERVAL
+from levelfield.measure.series import MIN_FOR_INTERVAL
 from levelfield.specs.record import DuelConclusion
 
-LEAST_RUNS = FEWEST_FOR_INTERVAL  # of a side that has to show its own noise
-LEAST_HISTORY = 7  # nights of a series that show its noise
+MIN_RUNS = MIN_FOR_INTERVAL  # of a side that has to show its own noise
+MIN_HISTORY = 7  # nights of a series that show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
-LEAST_DEVIATION = 0.001
+MIN_DEVIATION = 0.001
 _SAME_RATIO_TOLERANCE = 1e-6  # of logarithms: a ratio that is farther from that of its runs is not theirs
 _MAX_ORIGINS = 2  # origins of noise that a sentence names
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
@@ -143,8 +143,8 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
         ours, theirs = _variance(side), _variance(base)
         if ours is None or theirs is None:
             reason = (
-                f"{len(base.values)} and {len(side.values)} run(s), expected at least {LEAST_RUNS} of each side, or "
-                f"{LEAST_HISTORY} stored nights of the series on the same machine: one run does not show how far runs "
+                f"{len(base.values)} and {len(side.values)} run(s), expected at least {MIN_RUNS} of each side, or "
+                f"{MIN_HISTORY} stored nights of the series on the same machine: one run does not show how far runs "
                 "differ"
             )
             return Ratio(_exp(difference), None, None, "inconclusive", reason)
@@ -157,7 +157,7 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
     low, high = _exp(difference - half_width), _exp(difference + half_width)
     entries = (entry for side, base in pairs for entry in (base, side))
     origins = dict.fromkeys(
-        entry.history.origin if entry.history and len(entry.values) < LEAST_RUNS else "the runs" for entry in entries
+        entry.history.origin if entry.history and len(entry.values) < MIN_RUNS else "the runs" for entry in entries
     )
     origin = " and ".join(origins) if len(origins) <= _MAX_ORIGINS else f"the runs and nights of {2 * len(pairs)} sides"
     method = f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"
@@ -197,7 +197,7 @@ def geometric_mean_interval(side: SideValues) -> tuple[float, float] | None:
 def historic_noise(values: Sequence[float], since: str) -> HistoricNoise | None:
     """Return the noise of a series by a value of each night since a date; None where they are too few."""
     logarithms = [math.log(value) for value in values if 0 < value < math.inf]
-    if len(logarithms) < LEAST_HISTORY:
+    if len(logarithms) < MIN_HISTORY:
         return None
     return HistoricNoise(statistics.stdev(logarithms), len(logarithms), f"{len(logarithms)} nights since {since}")
 
@@ -214,13 +214,13 @@ def _log_mean(side: SideValues) -> float:
 def _variance(side: SideValues) -> _Variance | None:
     """Return the variance of the mean of the logarithms; None where nothing shows it."""
     runs = len(side.values)
-    if runs >= LEAST_RUNS:
+    if runs >= MIN_RUNS:
         deviation, noise_runs = statistics.stdev(map(math.log, side.values)), runs
     elif side.history:
         deviation, noise_runs = side.history.deviation, side.history.runs
     else:
         return None
-    return _Variance(max(deviation, LEAST_DEVIATION) ** 2 / runs, noise_runs - 1)
+    return _Variance(max(deviation, MIN_DEVIATION) ** 2 / runs, noise_runs - 1)
 
 
 def _quantile(freedom: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
-from levelfield.compare.ratios import LEAST_RUNS
+from levelfield.compare.ratios import MIN_RUNS
 from levelfield.compare.sides import (
     DIFFERING_VERDICTS,
     disturbance,
@@ -51,7 +51,7 @@ def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
         for tuning, runs in counted.items():
             first_repeat = first_repeats.get(tuning)
             if first_repeat and record.began != first_repeat.began:
-                complete.setdefault(tuning, len(runs) >= LEAST_RUNS)
+                complete.setdefault(tuning, len(runs) >= MIN_RUNS)
             is_done &= tuning in complete and (complete[tuning] or not is_within_a_day(record.began, runs[0].began))
         if is_done:
             return
@@ -82,12 +82,12 @@ def choose_runs(records: Sequence[RunRecord]) -> ChosenRuns | None:
     quiet_ids = {run.run_id for run in quiet}
     newest = quiet[-1]
     group = newest_group(newest, ordered)
-    if sum(run.run_id in quiet_ids for run in group) < LEAST_RUNS:
+    if sum(run.run_id in quiet_ids for run in group) < MIN_RUNS:
         same_day = [run for run in quiet if is_within_a_day(run.began, newest.began)]
         same_build = [run for run in same_day if (run.subject, run.node) == (newest.subject, newest.node)]
         by_conditions = {run.conditions.fingerprint(): run for run in same_build}  # the newest of each
         groups = (newest_group(run, ordered) for run in sorted(by_conditions.values(), key=_time_order, reverse=True))
-        group = next((runs for runs in groups if sum(run.run_id in quiet_ids for run in runs) >= LEAST_RUNS), group)
+        group = next((runs for runs in groups if sum(run.run_id in quiet_ids for run in runs) >= MIN_RUNS), group)
     representative = next(run for run in reversed(group) if run.run_id in quiet_ids)
     chosen = {run.run_id for run in group if run.verdict not in DIFFERING_VERDICTS}
     newer = ordered[ordered.index(representative) + 1 :]
@@ -143,11 +143,11 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
 def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the newest run that counts with its repeats, in order.
 
-    Where fewer than LEAST_RUNS of these count: all runs of its series, tuning, build, node and conditions that began
+    Where fewer than MIN_RUNS of these count: all runs of its series, tuning, build, node and conditions that began
     within a day of it, so that one more run hides no earlier ones.
     """
     group = repeats_around(record, records)
-    if sum(series_exclusion(run) is None for run in group) >= LEAST_RUNS:
+    if sum(series_exclusion(run) is None for run in group) >= MIN_RUNS:
         return group
     same_day = [
         run

@@ -19,10 +19,10 @@ from levelfield.specs.vendor import Chip, VendorFile
 
 # An accelerator that can be reached draws more when it is idle (the least recorded: 29 W). Less is no reading: a tool
 # that prints 0 where it has no value, or another unit. Shares of a host are not held to it.
-LEAST_WATTS = 5.0
+MIN_WATTS = 5.0
 # A number outside these limits has another unit than its tool names, or is damaged.
 LIMITS: dict[str, tuple[float, float]] = {
-    "power_watts": (LEAST_WATTS, 10_000),
+    "power_watts": (MIN_WATTS, 10_000),
     "energy_joules": (0, 2**63),
     "memory_bytes": (1, 2**43),
     "memory_used_bytes": (0, 2**43),
@@ -33,7 +33,7 @@ SAMPLED = tuple(field for field in LIMITS if field != "memory_bytes")
 Read = Callable[[], float]
 
 # The checks of `vendor check` look at recordings; these look at the same faults on the machine itself.
-LEAST_PARTITION_SHARE, MAX_PARTITION_SHARE = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
+MIN_PARTITION_SHARE, MAX_PARTITION_SHARE = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
 MEMORY_TOLERANCE = 0.03  # below the difference of MB and MiB (4.9 %), above the share that drivers reserve (1 %)
 # Nothing says which of several devices of a divided host a run takes.
 SEVERAL_HOST_DEVICES = (
@@ -191,7 +191,7 @@ def _partitions(spec: VendorFile, devices: Sequence[Device]) -> dict[int, str]:
             chip
             and chip.memory_bytes
             and memory
-            and LEAST_PARTITION_SHARE <= memory / chip.memory_bytes <= MAX_PARTITION_SHARE
+            and MIN_PARTITION_SHARE <= memory / chip.memory_bytes <= MAX_PARTITION_SHARE
         ):
             reasons[device.index] = f"found {memory} of the {chip.memory_bytes} bytes of memory of chip {chip.name}"
     partitioned = {d.chip for d in devices if d.index in reasons and d.compute_units is None}
@@ -204,8 +204,8 @@ def plausible_sample(spec: VendorFile, device: Device, sample: Sample) -> Sample
     chip, watts, used, faults = spec.chip(device.chip), sample.power_watts, sample.memory_used_bytes, {}
     if used is not None and (fault := memory_fault(device, chip) or used_memory_fault(device, chip, used)):
         faults["memory_used_bytes"] = fault
-    if not spec.is_host and watts is not None and not watts >= LEAST_WATTS:
-        faults["power_watts"] = f"found {watts:g} W, expected at least {LEAST_WATTS:g} W of an accelerator"
+    if not spec.is_host and watts is not None and not watts >= MIN_WATTS:
+        faults["power_watts"] = f"found {watts:g} W, expected at least {MIN_WATTS:g} W of an accelerator"
     nulls: dict[str, Any] = dict.fromkeys(faults)
     return replace(sample, **nulls, reasons={**sample.reasons, **faults}) if faults else sample
 

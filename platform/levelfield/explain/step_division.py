@@ -45,9 +45,9 @@ PartTimes = defaultdict[str, float]  # milliseconds by part, or by kind of messa
 K = TypeVar("K")
 OTHER_PLACES, BETWEEN_MODULES = "others", "between modules"
 _MAX_PLACES, _MAX_KERNELS = 300, 60
-_FEWEST_LAYERS = 3
+_MIN_LAYERS = 3
 _SHORT_MS = 1.0  # a transfer this short shows how far two clocks are apart
-_LEAST_SHARE = 0.001  # of the step: smaller places are `others`
+_MIN_SHARE = 0.001  # of the step: smaller places are `others`
 _LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
 # The first that fits a name. torch's attention by math is a product, a softmax and a product.
 _KERNEL_KINDS: tuple[tuple[re.Pattern[str], KernelKind], ...] = (
@@ -255,7 +255,7 @@ def _places(steps: Sequence[_PlaceSums]) -> tuple[Place, ...]:
         for key, value in step.ms.items():
             ms[key] += value / len(steps)
             count[key] += step.count[key] / len(steps)
-    least = _LEAST_SHARE * fmean(step.total for step in steps)
+    least = _MIN_SHARE * fmean(step.total for step in steps)
     large = {key for key in _longest_first(ms)[:_MAX_PLACES] if ms[key] >= least}
     for key in [key for key in ms if key not in large]:
         rest = (key[0], OTHER_PLACES, key[2])
@@ -401,7 +401,7 @@ def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
             layers[part, without_layer_number(where)].append((ms, where))
     for (part, _), times in layers.items():
         usual, (most, where) = median(ms for ms, _ in times), max(times)
-        if len(times) >= _FEWEST_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
+        if len(times) >= _MIN_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
             yield f"{part} in {where}: {most:.1f} ms, {usual:.1f} ms in the median layer"
 
 

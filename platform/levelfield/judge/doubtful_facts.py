@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from levelfield.measure.energy import LEAST_READINGS
+from levelfield.measure.energy import MIN_READINGS
 from levelfield.measure.raw_facts import NANOSECONDS, records_by_rank
 from levelfield.measure.throughput import clock_rank
 from levelfield.measure.validity import loss_curve
@@ -22,10 +22,10 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 
 # Steps before the window, from the second one on: the first compiles, and fewer than these show no level.
-LEAST_EARLIER_STEPS = 4
+MIN_EARLIER_STEPS = 4
 # Of the fastest step before the window. Frameworks that still compile there are slower in some steps, not in all.
-LEAST_STEP_SHARE = 0.5
-LEAST_EVEN_STEPS = 10
+MIN_STEP_SHARE = 0.5
+MIN_EVEN_STEPS = 10
 EVEN_NANOSECONDS = 1_000  # no clock of a training repeats itself so well: the least spread of a step is some ten times
 
 
@@ -48,13 +48,13 @@ def _step_doubts(plan: Plan, raw: RawRecords) -> Iterator[str]:
     seconds = {b: (ends[b] - ends[a]) / NANOSECONDS for a, b in pairwise(sorted(ends)) if b == a + 1}
     earlier = [lasted for step, lasted in seconds.items() if step < window.first_step]
     inside = [lasted for step, lasted in seconds.items() if window.first_step <= step <= window.last_step]
-    if len(earlier) >= LEAST_EARLIER_STEPS and inside and median(inside) < LEAST_STEP_SHARE * min(earlier):
+    if len(earlier) >= MIN_EARLIER_STEPS and inside and median(inside) < MIN_STEP_SHARE * min(earlier):
         yield (
             f"half of the window's steps lasted at most {median(inside):.4g} s, and the fastest of the {len(earlier)} "
             f"steps before it {min(earlier):.4g} s: they computed less, or something slowed the steps before"
         )
     # a clock that a test or a program made up; the platform saw these steps happen
-    if raw.seen and len(inside) >= LEAST_EVEN_STEPS and (max(inside) - min(inside)) * NANOSECONDS <= EVEN_NANOSECONDS:
+    if raw.seen and len(inside) >= MIN_EVEN_STEPS and (max(inside) - min(inside)) * NANOSECONDS <= EVEN_NANOSECONDS:
         yield (
             f"the window's {len(inside)} steps last the same to a microsecond ({inside[0]:.6g} s): their times were "
             "computed, not measured, so nothing shows outlying steps"
@@ -66,7 +66,7 @@ def _copied_losses(plan: Plan, raw: RawRecords, reference: Reference | None) -> 
     if reference is None or reference.framework == plan.implementation.framework:
         return
     losses = tuple(loss_curve(raw.steps).values())
-    if len(losses) >= LEAST_EVEN_STEPS and losses == reference.losses:
+    if len(losses) >= MIN_EVEN_STEPS and losses == reference.losses:
         yield (
             f"each of the {len(losses)} losses is the reference's in every digit, and {reference.framework} trained "
             "that: another framework rounds otherwise, so they may be copied"
@@ -100,7 +100,7 @@ def _repeated_power(plan: Plan, part: NodePart) -> Iterator[str]:
         readings = [r for r in part.telemetry.readings if r.device == index and begin <= r.time_ns <= end]
         watts = [r.power_watts for r in readings if r.power_watts is not None]
         is_counted = any(r.energy_joules is not None for r in readings)
-        if len(watts) >= LEAST_READINGS and len({*watts}) == 1 and not is_counted:
+        if len(watts) >= MIN_READINGS and len({*watts}) == 1 and not is_counted:
             yield (
                 f"all {len(watts)} readings of device {part.device(index)}'s power in the window are {watts[0]:g} W: "
                 "the tool may repeat an old one"

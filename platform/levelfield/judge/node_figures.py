@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from levelfield.contracts.readings import LEAST_WATTS
+from levelfield.contracts.readings import MIN_WATTS
 from levelfield.measure import energy as energies
 from levelfield.measure import memory as memories
 from levelfield.measure.device_use import describe_device_use, is_used_by_others
@@ -157,7 +157,7 @@ def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.DeviceEner
     if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
         reason = f"the tool shows {len(part.indices)} devices of a host that is one"
         return energies.DeviceEnergyUse(reason=f"{reason}, so which of them trained is unknown")
-    least_watts = 0.0 if plan.hardware.is_host else LEAST_WATTS
+    least_watts = 0.0 if plan.hardware.is_host else MIN_WATTS
     use = energies.device_energy(part.telemetry.readings, part.indices, *window_ns, tokens, least_watts)
     if use.joules is not None:
         return use

@@ -71,7 +71,7 @@ def _low_precision_limits(unit: float) -> LeastLimits:
     return LeastLimits(unit / 128, 4 * unit, unit / 8, _FP32_LIMITS.weights, 4 * unit, unit)
 
 
-LEAST_LIMITS = {
+MIN_LIMITS = {
     "fp32": _FP32_LIMITS,
     "bf16": _low_precision_limits(2**-8),
     "fp16": _low_precision_limits(2**-11),
@@ -117,11 +117,11 @@ def noise_between(run: TrainingCurve, reference: TrainingCurve) -> Noise:
 def tolerance_limits(noise: Sequence[Noise], source: str, precision: str = "fp32") -> AlignmentLimits:
     """Return the tolerance limits of the rows. Without rows there are none, nor for a layer that no row has.
 
-    precision: that of the rows' trainings, a key of LEAST_LIMITS.
+    precision: that of the rows' trainings, a key of MIN_LIMITS.
     """
     if not noise:
         return AlignmentLimits(None, None, None, f"no noise recorded: {source}")
-    rows, least_limits = merge_noise(noise), LEAST_LIMITS[precision]._asdict()
+    rows, least_limits = merge_noise(noise), MIN_LIMITS[precision]._asdict()
     rows_by_layer: dict[str, list[tuple[str, PlaceValues]]] = {name: [] for name in least_limits}
     for row in rows:
         for name in least_limits:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
-LEAST_RUNS = 2  # in each group: one run has no spread
-LEAST_STEPS = 20  # in a tail
+MIN_RUNS = 2  # in each group: one run has no spread
+MIN_STEPS = 20  # in a tail
 # The largest share of a curve's whole fall that may lie in its tail. Before that, every model learns the same first
 # things: in the first 100 steps of GPT tests, different models differ by less than equal ones do on other chips.
 MAX_TAIL_FALL = 0.25
@@ -33,13 +33,13 @@ T_QUANTILES = {
 Curve = Mapping[int, float]
 LoggedCurve = Mapping[int, float | None]  # None: the optimizer skipped the step, and its trainer prints no loss then
 TailVerdict = Literal["within the margin", "beyond the margin", "inconclusive", "broken curve"]
-LEAST_STRETCH = 3  # as many equal distances of steps in a row make another logging interval, fewer are gaps
+MIN_STRETCH = 3  # as many equal distances of steps in a row make another logging interval, fewer are gaps
 # The largest relative difference of two curves of one run, at every common step. A log with five digits rounds by less.
 # Two seeds differ by a thousandth or more.
 SAME_RUN_TOLERANCE = 2e-5
 SPIKE_NEIGHBOURS = 5  # neighbours of a step on each side
 # A spike is more than this multiple of the reference's median jump, and more than this part of the loss.
-SPIKE_FACTOR, LEAST_SPIKE = 10, 0.01
+SPIKE_FACTOR, MIN_SPIKE = 10, 0.01
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def compare_tails(
     curves = [{s: loss for s, loss in curve.items() if loss is not None and 0 < loss < math.inf} for curve in logged]
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     tail = [s for s in common if s >= from_step] if from_step is not None else common[len(common) // 2 :]
-    if len(tail) < LEAST_STEPS:
-        reason = f"the curves share {len(tail)} steps in the tail, expected at least {LEAST_STEPS}"
+    if len(tail) < MIN_STEPS:
+        reason = f"the curves share {len(tail)} steps in the tail, expected at least {MIN_STEPS}"
         return TailComparison("inconclusive", reason, margin)
     fall = max(tail_share_of_fall(curve, common, tail) for curve in curves)
     means = [[mean_log_loss(curve, tail) for curve in group] for group in (curves[: len(ours)], curves[len(ours) :])]
@@ -129,7 +129,7 @@ def _end_intervals(steps: Collection[int]) -> tuple[int, int]:
     """Return the intervals at the begin and at the end of a curve; both may differ from its usual one."""
     ordered, usual = sorted(steps), usual_interval(steps)
     distances = [b - a for a, b in pairwise(ordered)]
-    first, last = ({*part} for part in (distances[:LEAST_STRETCH], distances[-LEAST_STRETCH:]))
+    first, last = ({*part} for part in (distances[:MIN_STRETCH], distances[-MIN_STRETCH:]))
     return (first.pop() if len(first) == 1 else usual, last.pop() if len(last) == 1 else usual)
 
 
@@ -138,7 +138,7 @@ def _gaps(steps: Collection[int]) -> Iterator[tuple[int, int]]:
     ordered, interval, position = sorted(steps), usual_interval(steps), 0
     for apart, group in groupby(b - a for a, b in pairwise(ordered)):
         run_length = len(list(group))
-        if apart >= 2 * interval and run_length < LEAST_STRETCH:
+        if apart >= 2 * interval and run_length < MIN_STRETCH:
             yield from pairwise(ordered[position : position + run_length + 1])
         position += run_length
 
@@ -193,8 +193,8 @@ def _compare_means(
         expected = f"expected at most {MAX_TAIL_FALL:.0%}"
         reason = f"the loss still falls: {tail_fall_share:.0%} of its fall lies in the tail, {expected}"
         return TailComparison("inconclusive", reason, margin, steps, difference)
-    if min(len(ours), len(theirs)) < LEAST_RUNS:
-        reason = f"one curve does not show how far seeds differ; give at least {LEAST_RUNS} runs of each side"
+    if min(len(ours), len(theirs)) < MIN_RUNS:
+        reason = f"one curve does not show how far seeds differ; give at least {MIN_RUNS} runs of each side"
         return TailComparison("inconclusive", reason, margin, steps, difference)
     degrees_of_freedom = min(len(ours), len(theirs)) - 1
     quantile = T_QUANTILES[max(degrees for degrees in T_QUANTILES if degrees <= degrees_of_freedom)]
@@ -252,7 +252,7 @@ def spike_steps(losses: Curve, reference: Curve) -> dict[int, float]:
 def spike_threshold(reference: Curve) -> float:
     """Return the jump above which a step is a spike."""
     sizes = sorted(loss_jumps(reference).values())
-    return max(SPIKE_FACTOR * sizes[len(sizes) // 2] if sizes else 0.0, LEAST_SPIKE)
+    return max(SPIKE_FACTOR * sizes[len(sizes) // 2] if sizes else 0.0, MIN_SPIKE)
 
 
 def loss_jumps(losses: Curve) -> dict[int, float]:

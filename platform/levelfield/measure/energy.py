@@ -21,10 +21,10 @@ BOUNDARY = "chip"
 # No chip draws more. Milliwatts read as watts, or millijoules read as joules, exceed this limit.
 IMPLAUSIBLE_WATTS = 10_000.0
 # A source has an interval of its own, a second to a minute long, and the window's ends are known no better than that.
-LEAST_READINGS = 10
+MIN_READINGS = 10
 # A counter may be so far from the power beside it, which tools sample or average: one in another unit is further.
 COUNTER_FACTOR = 1.5
-LEAST_POWER_READINGS = 5  # in the window: of fewer, those at its ends, while the load changes, are too large a part
+MIN_POWER_READINGS = 5  # in the window: of fewer, those at its ends, while the load changes, are too large a part
 IMPLAUSIBLE_NODE_WATTS = 50_000.0  # three times the largest node; milliwatts exceed it
 Column = NDArray[np.float64]
 
@@ -93,11 +93,11 @@ def node_energy(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) ->
         reason = "a reading is zero, negative or not finite"
     elif ordered and (ordered[-1].time_ns < begin_ns or ordered[0].time_ns > end_ns):
         reason = "no reading falls near the window: the clocks of the node and of this machine differ"
-    elif len(window_readings) < LEAST_READINGS or resolution is None:
+    elif len(window_readings) < MIN_READINGS or resolution is None:
         repeated = f" ({repeated_count} had the time of the one before)" if repeated_count else ""
         count = f"{len(window_readings)} readings in a window of {window:.3g} s{repeated}"
-        reason = f"{count}, at least {LEAST_READINGS} are needed"
-    elif not resolution <= window / (LEAST_READINGS - 1):
+        reason = f"{count}, at least {MIN_READINGS} are needed"
+    elif not resolution <= window / (MIN_READINGS - 1):
         most = f"a tenth of the window of {window:.3g} s at most is needed"
         reason = f"readings are averages over {resolution:.3g} s, {most}"
     elif len({r.watts for r in window_readings}) == 1:
@@ -105,7 +105,7 @@ def node_energy(readings: Iterable[PowerReading], begin_ns: int, end_ns: int) ->
             f"all {len(window_readings)} readings are {window_readings[0].watts:g} W: the source repeats an old one"
         )
     else:
-        longest_gap = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / LEAST_READINGS))
+        longest_gap = max(3 * resolution, min(LONGEST_GAP_SECONDS, window / MIN_READINGS))
         if not (reason := coverage_shortfall([r.time_ns for r in fresh], begin_ns, end_ns, longest_gap)):
             joules = integrate_power([(r.time_ns, r.watts) for r in fresh], begin_ns, end_ns)
             if not 0 < (watts := joules / window) <= IMPLAUSIBLE_NODE_WATTS:
@@ -153,7 +153,7 @@ def _device_joules(readings: Sequence[Reading], begin_ns: int, end_ns: int, leas
 def _counter_fault(joules: float, readings: Sequence[Reading], begin_ns: int, end_ns: int) -> str | None:
     """Return why a counter's energy is not that of the power beside it; None where too little power was read."""
     points = [(r.time_ns, r.power_watts) for r in readings if r.power_watts is not None]
-    if sum(begin_ns <= time <= end_ns for time, _ in points) < LEAST_POWER_READINGS:
+    if sum(begin_ns <= time <= end_ns for time, _ in points) < MIN_POWER_READINGS:
         return None
     if coverage_shortfall([time for time, _ in points], begin_ns, end_ns):
         return None

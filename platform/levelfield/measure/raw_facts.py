@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", int, str)
 CHECKSUM_MODULUS = 2**64
 NANOSECONDS = 1e9
-LEAST_COVERAGE = 0.95
+MIN_COVERAGE = 0.95
 LONGEST_GAP_SECONDS = 5.0
 
 
@@ -206,9 +206,9 @@ def coverage_shortfall(
     """
     short_gaps = [(a, b) for a, b in pairwise(times_ns) if (b - a) / NANOSECONDS <= longest_gap]
     covered = sum(max(0, min(b, end_ns) - max(a, begin_ns)) for a, b in short_gaps) / (end_ns - begin_ns)
-    if covered >= LEAST_COVERAGE:
+    if covered >= MIN_COVERAGE:
         return None
-    return f"readings cover {covered:.0%} of the window, at least {LEAST_COVERAGE:.0%} is needed"
+    return f"readings cover {covered:.0%} of the window, at least {MIN_COVERAGE:.0%} is needed"
 
 
 def mean_load(readings: Iterable[Reading], devices: Sequence[str], begin_ns: int, end_ns: int) -> float | str:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from levelfield.measure.student import t_quantile
 
 Series = NDArray[np.float64]
-FEWEST_FOR_INTERVAL = 3
-_FEWEST_FOR_ORDER_STATISTICS = 6
+MIN_FOR_INTERVAL = 3
+_MIN_FOR_ORDER_STATISTICS = 6
 _LARGEST_LOG = 700.0  # its exponential is still a float
 MAX_PAIRED_VALUES = 2048  # two million pairs: 50 MB and a tenth of a second
 
@@ -98,10 +98,10 @@ def median_interval(values: Sequence[float], largest_possible: float | None = No
     """
     data = np.sort(_finite_array(values, fewest=1))
     n, median = len(data), float(np.median(data))
-    if n < FEWEST_FOR_INTERVAL:
-        reason = f"not enough runs: {n}, expected at least {FEWEST_FOR_INTERVAL}"
+    if n < MIN_FOR_INTERVAL:
+        reason = f"not enough runs: {n}, expected at least {MIN_FOR_INTERVAL}"
         return Interval(n, median, None, None, None, reason)
-    if n < _FEWEST_FOR_ORDER_STATISTICS:
+    if n < _MIN_FOR_ORDER_STATISTICS:
         is_positive = bool(data[0] > 0)
         scaled = np.log(data) if is_positive else data
         half = t_quantile(0.025, n - 1) * float(np.std(scaled, ddof=1)) / math.sqrt(n)

@@ -25,7 +25,7 @@ Numbers = NDArray[np.float64]
 # The largest error of an output, between that of honest ones and of the next coarser precision: fp32 5e-7, TF32 3e-4,
 # fp16 2e-4, bf16 1.7e-3, E4M3 3.5e-2, E5M2 7e-2.
 LIMITS = {"fp32": 3e-5, "fp16": 8e-4, "bf16": 6e-3, "fp8": 5.5e-2}
-LEAST_FP8_ERROR = 1.8e-2  # below it a product was computed in more than 8 bits
+MIN_FP8_ERROR = 1.8e-2  # below it a product was computed in more than 8 bits
 OUTPUT_ROUNDING = 1.66e-3  # of a product in fp8, whose result is in bf16
 PRECISION_WORDS = {"fp32": "float32", "fp16": "TF32 or fp16", "bf16": "bf16", "fp8": "E4M3"}  # of errors up to LIMITS
 UPDATE_LIMIT = 1e-3  # of a parameter's change
@@ -113,7 +113,7 @@ def output_errors(step: SampledStep, model: Model, precision: str) -> list[Sampl
             continue
         output, expected, terms = compute[operation.kind](operation)
         if precision == "fp8" and operation.kind == "product":
-            value, kind, least = factor_error(output, expected, terms), "fp8", LEAST_FP8_ERROR
+            value, kind, least = factor_error(output, expected, terms), "fp8", MIN_FP8_ERROR
         else:
             value, kind, least = output_error(output, expected, terms), precision.replace("fp8", "bf16"), 0.0
         errors.append(SampleError(operation.name, operation.kind, value, LIMITS[kind], least))

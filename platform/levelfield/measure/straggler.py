@@ -17,7 +17,7 @@ from levelfield.specs.result import RankPace, Straggler
 
 FALSE_ALARMS = 0.01  # of all runs without a straggler
 NOTICEABLE = 0.03  # relative excess over the others; less is not worth a search
-FEWEST_STEPS = 10  # the slowest of two ranks by chance in all of nine steps: 1 in 256 runs, which is above the limit
+MIN_STEPS = 10  # the slowest of two ranks by chance in all of nine steps: 1 in 256 runs, which is above the limit
 
 StepSeconds = Mapping[int, Mapping[int, float]]  # by rank and step
 
@@ -30,8 +30,8 @@ def find_stragglers(times: StepSeconds, nodes: Mapping[str, Sequence[int]]) -> R
     """
     common_steps = set.intersection(*map(set, times.values())) if times else set()
     steps = sorted(step for step in common_steps if all(0 < seconds[step] < math.inf for seconds in times.values()))
-    if len(times) < 2 or len(steps) < FEWEST_STEPS:
-        reason = f"{len(steps)} steps have a time of every rank, at least {FEWEST_STEPS} are needed"
+    if len(times) < 2 or len(steps) < MIN_STEPS:
+        reason = f"{len(steps)} steps have a time of every rank, at least {MIN_STEPS} are needed"
         if len(times) < 2:
             reason = "one rank waits for nobody"
         return RankPace(steps=len(steps), stragglers=(), unchecked=reason)

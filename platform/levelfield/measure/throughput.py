@@ -28,13 +28,13 @@ from levelfield.measure.raw_facts import NANOSECONDS, StepRecord, records_by_ran
 from levelfield.measure.series import change_point, relative_iqr, trend
 from levelfield.specs.result import StepTimes, Throughput
 
-FEWEST_FOR_FLAGS = 10
+MIN_FOR_FLAGS = 10
 MAX_P_VALUE = 0.01
-LEAST_CHANGE = 0.02
+MIN_CHANGE = 0.02
 _MAX_NAMED = 5  # steps, in a reason
 OUTLIER_MEDIANS = 2.0  # an outlier lasts more than so many median steps
 # Telemetry reads once a second: what took less than two readings has no cause that it could show.
-LEAST_LOST_SECONDS = 2.0
+MIN_LOST_SECONDS = 2.0
 # Where other programs use the part u of the cores, a program takes 1 / (1 - u) as long. Threads and ranks wait for the
 # slowest of them, so a step may take up to the square of that.
 LOCKSTEP_EXPONENT = 2
@@ -130,12 +130,12 @@ def measure_window(
     wall_seconds = (spans[-1].end_ns - spans[0].begin_ns) / NANOSECONDS
     rate = sum(span.tokens for span in spans) / wall_seconds
     seconds = [span.seconds for span in spans]
-    values, few, flags = np.asarray(seconds), len(seconds) < FEWEST_FOR_FLAGS, list[str]()
+    values, few, flags = np.asarray(seconds), len(seconds) < MIN_FOR_FLAGS, list[str]()
     if not few:  # a trend and a change point, where they are significant and material
         step_trend, step_change = trend(seconds), change_point(seconds)
-        if step_trend.p < MAX_P_VALUE and abs(step_trend.drift) > LEAST_CHANGE:
+        if step_trend.p < MAX_P_VALUE and abs(step_trend.drift) > MIN_CHANGE:
             flags.append(f"trend: step time drifts by {step_trend.drift:+.1%} over the window (p = {step_trend.p:.1g})")
-        if step_change.p < MAX_P_VALUE and abs(step_change.shift) > LEAST_CHANGE:
+        if step_change.p < MAX_P_VALUE and abs(step_change.shift) > MIN_CHANGE:
             shift = f"step time shifts by {step_change.shift:+.1%} at step {first_step + step_change.index}"
             flags.append(f"change point: {shift} (p = {step_change.p:.1g})")
     return Throughput(
@@ -151,7 +151,7 @@ def measure_window(
             maximum=float(values.max()),
             spread=relative_iqr(seconds),
             flags=tuple(flags),
-            unchecked=f"{len(seconds)} steps; trend and change point need {FEWEST_FOR_FLAGS}" if few else None,
+            unchecked=f"{len(seconds)} steps; trend and change point need {MIN_FOR_FLAGS}" if few else None,
         ),
     )
 
@@ -241,7 +241,7 @@ def step_outliers(spans: Sequence[StepSpan]) -> StepOutliers:
 def is_disturbed(lost_part: float, wall_seconds: float, limit: float) -> bool:
     """Return whether an unexplained loss is above the case's limit. A loss below two seconds never is."""
     lost_seconds = lost_part * wall_seconds
-    return not (lost_part <= limit or lost_seconds < LEAST_LOST_SECONDS)
+    return not (lost_part <= limit or lost_seconds < MIN_LOST_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from levelfield.series.segments import (
 )
 from levelfield.specs.record import Conditions, EventKind, GatedFigure, Point, StoreEvent
 
-FEWEST_NIGHTS = 3
+MIN_NIGHTS = 3
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ def _sufficient(evidence: LevelEvidence) -> list[Point]:
     newest = points[-1].run_id if points else ""
     is_reconfirmed = newest in reconfirmed and any(point.run_id in by_pairs for point in points)
     is_judged = is_reconfirmed or newest in by_pairs
-    if len(nights) < FEWEST_NIGHTS and not is_judged:
+    if len(nights) < MIN_NIGHTS and not is_judged:
         raise UsageError(
-            f"series {evidence.series}: found {len(nights)} valid nights, expected at least {FEWEST_NIGHTS}, or one "
+            f"series {evidence.series}: found {len(nights)} valid nights, expected at least {MIN_NIGHTS}, or one "
             "that a finished comparison by pairs judged (newest ones that are inconclusive do not count); name others "
             "with --run"
         )
@@ -199,8 +199,8 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
     home = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
     at_home = [point for point in unchanged if point in home]
     # so few nights after a change of conditions are refused with the nights before it, in words
-    is_enough = len({night_of(point) for point in at_home}) >= FEWEST_NIGHTS
-    return _newest_nights(at_home, MAX_NIGHTS) if is_enough else _newest_nights(unchanged, FEWEST_NIGHTS)
+    is_enough = len({night_of(point) for point in at_home}) >= MIN_NIGHTS
+    return _newest_nights(at_home, MAX_NIGHTS) if is_enough else _newest_nights(unchanged, MIN_NIGHTS)
 
 
 def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:

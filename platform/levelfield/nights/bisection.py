@@ -13,7 +13,7 @@ from levelfield.plan.environment import plan_environment
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.turns import PairProgress
-from levelfield.series.pairs import FEWEST_HALFWAY, FEWEST_PAIRS, MAX_PAIRS, Pair, Side, halfway_side, pairs_so_far
+from levelfield.series.pairs import MAX_PAIRS, MIN_HALFWAY, MIN_PAIRS, Pair, Side, halfway_side, pairs_so_far
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
@@ -115,7 +115,7 @@ class BuildTrials:
     def _pairs(self, build: CommitBuild) -> Iterator[Pair]:
         arms = arms_of(self.plan, self.good, build, self._shared_python(build), self.plugins)
         series, arm_names = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
-        fewest = FEWEST_PAIRS if self.effect is None else FEWEST_HALFWAY
+        fewest = MIN_PAIRS if self.effect is None else MIN_HALFWAY
         progress = PairProgress(self.figure, self.say, fewest, arm_names=arm_names)
         records = self.records.setdefault(build.commit, [])
 

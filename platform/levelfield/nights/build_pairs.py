@@ -22,7 +22,7 @@ from levelfield.run.builds import CommitBuild, checkout_build, run_with_build
 from levelfield.run.provenance import commit_of
 from levelfield.run.turns import StoreRun, alternating_pairs
 from levelfield.rundir.directory import PAIRS_FOLDER
-from levelfield.series.level import FEWEST_NIGHTS
+from levelfield.series.level import MIN_NIGHTS
 from levelfield.series.segments import days_between, is_evidence, night_of
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
@@ -178,5 +178,5 @@ def weekly_series(inputs: GateInput, seconds: Mapping[str, float]) -> str | None
         for series, points in inputs.points_tonight.items()
         if series in seconds and any(map(is_evidence, points))
     ]
-    old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > FEWEST_NIGHTS]
+    old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > MIN_NIGHTS]
     return min(old, key=lambda series: seconds[series], default=None)

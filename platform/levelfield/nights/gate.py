@@ -36,8 +36,8 @@ from levelfield.series.judgement import (
     node_groups,
 )
 from levelfield.series.pairs import (
-    FEWEST_NULLS,
     MAX_NULLS_OF_A_NIGHT,
+    MIN_NULLS,
     Pair,
     PairRuling,
     arm_bias,
@@ -55,7 +55,7 @@ ConfirmingPairs = Callable[[str, GatedFigure], "Pairs | str | None"]
 NullPairs = Callable[[str, GatedFigure], Iterable[Pair]]
 
 MAX_PAIRS_OF_A_NIGHT = 100
-LEAST_CHANCE = 1e-9  # below it the larger excess is the likelier cause
+MIN_CHANCE = 1e-9  # below it the larger excess is the likelier cause
 MAX_NULLS = 21  # of a series in the last weeks: more are not run
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[StoredFigures, StoredFigures]  # of the accepted build and of tonight's
@@ -186,7 +186,7 @@ def _ranked(members: Sequence[ExaminedFigure]) -> list[tuple[ExaminedFigure, flo
         if needs_pairs(night, context):
             chance = chances.get((context.series, night.figure), 1.0)
             excess = night.tonight.cost - night.level.cost if night.level else 0.0
-            order = chance if chance > LEAST_CHANCE else min(chance, 0), -excess
+            order = chance if chance > MIN_CHANCE else min(chance, 0), -excess
             ranked.append((order, (context, night), chance))
     return [(member, chance) for _, member, chance in sorted(ranked, key=lambda entry: entry[0])]
 
@@ -255,7 +255,7 @@ class _Spending:
     def _more_nulls(self, member: ExaminedFigure, most: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
         run = self._nulls_run.setdefault(_name(member), [])
-        for pair in islice(self.nulls(*_name(member)), max(FEWEST_NULLS, min(MAX_NULLS_OF_A_NIGHT, most))):
+        for pair in islice(self.nulls(*_name(member)), max(MIN_NULLS, min(MAX_NULLS_OF_A_NIGHT, most))):
             run.append(pair)
             yield pair
 

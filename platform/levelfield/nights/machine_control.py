@@ -20,11 +20,11 @@ from levelfield.node.regular_files import read_regular
 from levelfield.run.measurement import control_rates, store_text
 from levelfield.user_folders import own_cache
 
-FEWEST_NIGHTS = 7  # below it there is no band
+MIN_NIGHTS = 7  # below it there is no band
 MAX_NIGHTS = 200  # that are stored
 MAX_MEASUREMENTS, PAUSE_SECONDS = 4, 10.0
 # The band below the median: as a share of it at least, and in robust standard deviations.
-LEAST_BAND = 0.05
+MIN_BAND = 0.05
 DEVIATIONS = 4.0
 Rates = Mapping[str, float]
 
@@ -46,11 +46,11 @@ def out_of_line(earlier: Sequence[Rates], now: Rates) -> str | None:
     """Return a sentence when a rate of tonight lies below the band of earlier nights; None when all lie within."""
     for name, rate in now.items():
         positive = [rates[name] for rates in earlier if rates.get(name, 0) > 0]
-        if len(positive) < FEWEST_NIGHTS:
+        if len(positive) < MIN_NIGHTS:
             continue
         middle = median(positive)
         deviation = 1.4826 * median(abs(value - middle) for value in positive) / middle
-        tolerance = max(LEAST_BAND, DEVIATIONS * deviation)
+        tolerance = max(MIN_BAND, DEVIATIONS * deviation)
         if not rate >= middle * (1 - tolerance):
             return (
                 f"the control {name} is {1 - rate / middle:.1%} below the median of {len(positive)} nights; "

@@ -69,7 +69,7 @@ from levelfield.rundir.directory import utc_now
 from levelfield.series.finding_forms import finding_line
 from levelfield.series.findings import SPEED, Finding
 from levelfield.series.level import level_of
-from levelfield.series.pairs import FEWEST_PAIRS, MAX_NULLS_OF_A_NIGHT, MAX_PAIRS
+from levelfield.series.pairs import MAX_NULLS_OF_A_NIGHT, MAX_PAIRS, MIN_PAIRS
 from levelfield.series.segments import level_points, night_of, observations
 from levelfield.series.trigger import detectable
 from levelfield.specs.paths import RunPaths
@@ -221,7 +221,7 @@ class NightSession:
         suspicions = suspects(inputs)
         first = {suspect.series: suspect for suspect in reversed(suspicions)}  # of a series' figures the likeliest
         pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        more = partial(self._null_pairs, FEWEST_PAIRS, MAX_NULLS_OF_A_NIGHT)
+        more = partial(self._null_pairs, MIN_PAIRS, MAX_NULLS_OF_A_NIGHT)
         nulls = PairRuns(more, self._holds_pair, self.output.note, "A/A pairs")
         by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
         return judge_night(

@@ -11,7 +11,7 @@ from levelfield.report.escapes import one_line
 from levelfield.report.words import wrapped
 from levelfield.series.examination import era_of
 from levelfield.series.findings import FIGURES, figure_value, percent_change
-from levelfield.series.level import FEWEST_NIGHTS, accepted_level, level_of
+from levelfield.series.level import MIN_NIGHTS, accepted_level, level_of
 from levelfield.series.segments import (
     change_of,
     condition_changes,
@@ -115,7 +115,7 @@ def history_lines(history: FigureHistory, chart: bool) -> list[str]:
     lines = [f"{name}, {len(history.nights)} nights"]
     if history.level is None:
         lines.append(
-            "  level      none before 7 nights" + (" of one state" if len(history.nights) >= FEWEST_NIGHTS else "")
+            "  level      none before 7 nights" + (" of one state" if len(history.nights) >= MIN_NIGHTS else "")
         )
         if history.accepted is not None:
             accepted = figure_value(history.accepted, figure)

@@ -28,7 +28,7 @@ from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
 from levelfield.series.findings import FIGURES, Finding
 from levelfield.series.next_steps import PROGRAM
-from levelfield.series.pairs import FEWEST_HALFWAY, Side
+from levelfield.series.pairs import MIN_HALFWAY, Side
 from levelfield.series.segments import cost_of, differences, excess_of, is_evidence, night_of
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
@@ -243,7 +243,7 @@ class NightBisection:
                 self.tickets.store.add_event(StoreEvent.model_validate(note))
 
     def _searched(self, finding: Finding, figure: GatedFigure, ticket: Ticket, until: float) -> Bisection:
-        seconds = 2 * FEWEST_HALFWAY * self.run_seconds.get(finding.series, 0.0)
+        seconds = 2 * MIN_HALFWAY * self.run_seconds.get(finding.series, 0.0)
         if (finding.series, ticket.since) not in self._ran and self.clock() + seconds > until:
             return Bisection(why_not="the budget holds no search; the command below makes it")
         assert ticket.since and ticket.tonight

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 from levelfield.pages.content import CHANGE_WORDS, NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns
 from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, FIGURES, STATUS_TEXTS, WORDS
-from levelfield.series.level import FEWEST_NIGHTS
+from levelfield.series.level import MIN_NIGHTS
 from levelfield.series.ticket import Ticket, Tickets
 
 MAX_CHANGES = 60  # rows of the table of changes, so that the first page stays small
@@ -73,7 +73,7 @@ class NightView:
     unreadable_ids: tuple[str, ...]
     is_judged: bool  # whether a gate said anything about the night; a missing run alone is no judgement
     attention_count: int  # findings that need a person
-    fewest_nights: ClassVar = FEWEST_NIGHTS  # that a series needs before it is compared
+    fewest_nights: ClassVar = MIN_NIGHTS  # that a series needs before it is compared
 
 
 def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -> NightView:

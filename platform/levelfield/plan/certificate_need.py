@@ -18,7 +18,7 @@ from levelfield.specs.reference import Reference, reference_name
 from levelfield.specs.tuning import TuningChoice
 
 # Micro-batches of a step in the run that makes a certificate: faults of accumulation need more than one.
-LEAST_ACCUMULATION = 4
+MIN_ACCUMULATION = 4
 
 
 def certificate_need(registry: Registry, plan: Plan) -> CertificateNeed | None:
@@ -76,8 +76,8 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
 
 
 def _micro_batch(sequences: int) -> int:
-    """Return the largest micro-batch that gives each rank LEAST_ACCUMULATION of them in a step, or 1."""
-    fitting = (n for n in range(sequences // LEAST_ACCUMULATION, 0, -1) if sequences % n == 0)
+    """Return the largest micro-batch that gives each rank MIN_ACCUMULATION of them in a step, or 1."""
+    fitting = (n for n in range(sequences // MIN_ACCUMULATION, 0, -1) if sequences % n == 0)
     return next(fitting, 1)
 
 

@@ -13,10 +13,10 @@ from levelfield.specs.vendor import Chip
 
 MAX_AGE = timedelta(days=30)
 SPREAD_LIMIT = 0.25
-LEAST_REPEATS = 3  # of the best shape: the median of fewer shows no spread
+MIN_REPEATS = 3  # of the best shape: the median of fewer shows no spread
 # Of numpy's float32 product on the same cores. On two busy cores torch's probe gave 2 to 9 times that rate.
-LEAST_NUMPY_RATIO = 0.5
-LEAST_PEAK_SHARE = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
+MIN_NUMPY_RATIO = 0.5
+MIN_PEAK_SHARE = 0.1  # of a published peak: a large product reaches more than half of it, also beside other programs
 BUSY_TIME = timedelta(minutes=10)  # a machine that was busy so shortly before is taken to be busy still
 
 
@@ -38,8 +38,8 @@ def plausible_peaks(measured: MeasuredPeaks, chip: Chip, framework: str) -> Meas
     plausible_rates, refused = {}, list(measured.refused)
     for dtype, rate in measured.tflops.items():
         published, limit = chip.peaks.get(dtype), chip_tflops_limit(dtype, chip.peaks)  # type: ignore[call-overload, arg-type]
-        if published is not None and rate < (least := LEAST_PEAK_SHARE * published.tflops):
-            expected = f"expected at least {least:.3g}, {LEAST_PEAK_SHARE:.0%} of the published peak of {chip.name}"
+        if published is not None and rate < (least := MIN_PEAK_SHARE * published.tflops):
+            expected = f"expected at least {least:.3g}, {MIN_PEAK_SHARE:.0%} of the published peak of {chip.name}"
         elif limit is not None and not rate <= limit:
             expected = f"expected at most {limit:.4g} by the peaks of {chip.name}"
         else:
@@ -106,18 +106,18 @@ def doubt_reason(measurement: PeakMeasurement) -> str | None:
 def _numpy_problem(measurement: PeakMeasurement) -> str | None:
     """Return that numpy multiplied far faster than the probe, or None."""
     ratio = measurement.numpy_ratio
-    if ratio is None or ratio >= LEAST_NUMPY_RATIO:
+    if ratio is None or ratio >= MIN_NUMPY_RATIO:
         return None
-    return f"the probe gave {ratio:.0%} of numpy's product, expected at least {LEAST_NUMPY_RATIO:.0%}"
+    return f"the probe gave {ratio:.0%} of numpy's product, expected at least {MIN_NUMPY_RATIO:.0%}"
 
 
 def _repeats_problem(measurement: PeakMeasurement) -> str | None:
     """Return that the best shape was timed too seldom, or None. Earlier versions did not keep how often; the median of
     one product is the best itself."""
     repeats = 1 if measurement.repeats is None and measurement.spread == 0 else measurement.repeats
-    if repeats is None or repeats >= LEAST_REPEATS:
+    if repeats is None or repeats >= MIN_REPEATS:
         return None
-    return f"the probe timed its best product {repeats} time(s), expected at least {LEAST_REPEATS}"
+    return f"the probe timed its best product {repeats} time(s), expected at least {MIN_REPEATS}"
 
 
 def is_better(new: float, old: float, measurement: PeakMeasurement | None, now: datetime) -> bool:

@@ -31,7 +31,7 @@ MAX_OVERFULL_ROWS = 20  # rows that do not fit to remember; until then rows that
 MAX_RECOMPUTE_GAIN = 1.5
 MAX_FIRST_LAYER_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
-LEAST_CONTEXT_TOKENS = 1024
+MIN_CONTEXT_TOKENS = 1024
 PARTIAL_SHARDING: Refusable = "partial sharding"
 RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -418,7 +418,7 @@ def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
         return
     supported, training, experts = question.offer.parallelism, question.work.training, question.work.model.experts
     # context ranks: 1, or so many that each has enough tokens of a sequence
-    most_contexts = max(1, training.sequence_length // LEAST_CONTEXT_TOKENS) if "context" in supported else 1
+    most_contexts = max(1, training.sequence_length // MIN_CONTEXT_TOKENS) if "context" in supported else 1
     for tensor in divisors(question.devices) if "tensor" in supported else (1,):
         sequences = [False, True] if tensor > 1 and "sequence" in supported else [False]
         node_ranks = question.machine.devices_per_node // tensor

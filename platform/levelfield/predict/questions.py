@@ -87,7 +87,7 @@ def supported_parallelism(implementation: ImplementationFile, device_kind: str) 
 
 
 # What a rate may be, as a share of the chip's: the least that is looked for, and the most (specs/constants.py).
-LEAST_EFFICIENCY, MAX_EFFICIENCY, HALVINGS = 0.02, 1.2, 50
+MIN_EFFICIENCY, MAX_EFFICIENCY, HALVINGS = 0.02, 1.2, 50
 RATE_WORDS = {
     "matmul_efficiency": "matrix products",
     "communication_efficiency": "the links of a node",
@@ -129,7 +129,7 @@ def calibrate(question: LayoutQuestion, tuning: Tuning, measured: float) -> Cali
         constants = Calibration(rate, 0, value, row, measured).applied(question.constants, question.on_host)
         return predict(replace(question, constants=constants), tuning).tokens_per_second
 
-    low, high = LEAST_EFFICIENCY, MAX_EFFICIENCY
+    low, high = MIN_EFFICIENCY, MAX_EFFICIENCY
     if not speed(low) <= measured <= speed(high):
         raise UsageError(
             f"found {measured:,.0f} tokens/s on each device, expected {speed(low):,.0f} to {speed(high):,.0f}: no rate "

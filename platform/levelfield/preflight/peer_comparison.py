@@ -14,10 +14,10 @@ from statistics import median
 from typing import Literal
 
 MAD_TO_DEVIATION = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
-FEWEST_PEERS = 3
+MIN_PEERS = 3
 MANY_PEERS = 6
-LEAST_DIFFERENCE = 0.05  # differences below it are no finding, however alike the other nodes are
-LEAST_DIFFERENCE_OF_FEW = 0.10  # the same with fewer than MANY_PEERS nodes, whose MAD is small by chance more often
+MIN_DIFFERENCE = 0.05  # differences below it are no finding, however alike the other nodes are
+MIN_DIFFERENCE_OF_FEW = 0.10  # the same with fewer than MANY_PEERS nodes, whose MAD is small by chance more often
 SPREAD_MULTIPLE = 4.0  # of the repeats within a node: a difference below that is noise of the check itself
 GROUP_DISTANCE = 3.0  # two groups of nodes are that many times as far apart as the wider one is wide
 # The multiple of the MAD that the farthest of n nodes exceeds with 1 % probability when only normal noise differs; with
@@ -54,8 +54,8 @@ def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
         return []
     logs = {name: logarithm(reading.value) for name, reading in readings.items()}
     noise = SPREAD_MULTIPLE * median(reading.spread for reading in readings.values())
-    least_of_few = max(log_difference(LEAST_DIFFERENCE_OF_FEW), noise)
-    if len(logs) < FEWEST_PEERS:
+    least_of_few = max(log_difference(MIN_DIFFERENCE_OF_FEW), noise)
+    if len(logs) < MIN_PEERS:
         slow, fast = sorted(logs, key=lambda name: logs[name])
         difference = logs[fast] - logs[slow]  # nothing shows which of the two is at fault
         return (
@@ -65,7 +65,7 @@ def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
         )
     middle = median(logs.values())
     deviation = MAD_TO_DEVIATION * median(abs(value - middle) for value in logs.values())
-    least = least_of_few if len(logs) < MANY_PEERS else max(log_difference(LEAST_DIFFERENCE), noise)
+    least = least_of_few if len(logs) < MANY_PEERS else max(log_difference(MIN_DIFFERENCE), noise)
     multiple = MAD_MULTIPLES[max(count for count in MAD_MULTIPLES if count <= len(logs))]
     limit = max(least, multiple * deviation)
     findings = _outlying_nodes("slow", logs, middle, limit) + _outlying_nodes("fast", logs, middle, limit)

@@ -11,7 +11,7 @@ from statistics import fmean
 from levelfield.compare.sides import disturbance
 from levelfield.report.words import duration
 from levelfield.series.findings import FIGURES, figure_value, percent_change
-from levelfield.series.pairs import FEWEST_PAIRS, MAX_PAIRS
+from levelfield.series.pairs import MAX_PAIRS, MIN_PAIRS
 from levelfield.series.segments import change_of, cost_of
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import GatedFigure, RunRecord
@@ -44,7 +44,7 @@ class PairProgress:
 
     figure: GatedFigure
     say: Callable[[str], None]
-    fewest: int = FEWEST_PAIRS
+    fewest: int = MIN_PAIRS
     most: int = MAX_PAIRS
     arm_names: Mapping[str, str] = field(default_factory=lambda: {"a": "baseline build", "b": "tonight's build"})
     clock: Callable[[], float] = time.monotonic

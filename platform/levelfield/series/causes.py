@@ -3,7 +3,7 @@
 One driver on three hundred series is three hundred chances of a false step, in every night until somebody accepts it.
 So the series of a change are one family, with a bound on the false discovery rate (Benjamini and Hochberg, 1995). Where
 a change has no effect, each finding is false, so this rate is the probability of any finding in a night. Where it has
-one, the series that moved are not hidden by the number of those that did not. In a family of fewer than FEWEST_ALIKE
+one, the series that moved are not hidden by the number of those that did not. In a family of fewer than MIN_ALIKE
 each is judged alone, from the second night on: one slow night looks the same.
 
 The probability of a step is at least the share of steps as large that the earlier nights of these series show although
@@ -22,8 +22,8 @@ from typing import NamedTuple
 from levelfield.measure.student import normal_tail, t_tail_probability
 from levelfield.series.examination import Z_OF_LONE_STEP, EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
-from levelfield.series.judgement import FEWEST_ALIKE, ExaminedFigure, JudgementContext
-from levelfield.series.level import FEWEST_NIGHTS, MAX_NIGHTS, node_medians
+from levelfield.series.judgement import MIN_ALIKE, ExaminedFigure, JudgementContext
+from levelfield.series.level import MAX_NIGHTS, MIN_NIGHTS, node_medians
 from levelfield.series.segments import change_of
 from levelfield.series.trigger import SUSPICION_Z, within_false_discovery_rate
 from levelfield.specs.record import GatedFigure
@@ -85,7 +85,7 @@ def moved_series(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
     groups = []
     for direction in (1, -1):
         candidates = [m for m in family if m.step.is_beyond and direction * m.step.excess > 0]
-        if len(family) < FEWEST_ALIKE:  # one slow night looks the same
+        if len(family) < MIN_ALIKE:  # one slow night looks the same
             candidates = [m for m in candidates if m.step.nights > 1]
             candidates = [m for m in candidates if abs(m.step.excess) > m.step.limit(Z_OF_LONE_STEP)]
         elif candidates:
@@ -142,7 +142,7 @@ def _chances_beside_family(family: Sequence[ChangedSeries]) -> Iterator[tuple[Ch
 
     A driver that makes all faster hides a slower build in each of them, but not beside the others.
     """
-    common = median(member.step.excess for member in family) if len(family) >= FEWEST_ALIKE else 0.0
+    common = median(member.step.excess for member in family) if len(family) >= MIN_ALIKE else 0.0
     for member in family:
         step = member.step
         yield member, t_tail_probability((step.excess - common) / step.error, step.before.freedom)
@@ -155,5 +155,5 @@ def _steps_before_change(step: EnvironmentStep) -> list[float]:
     costs = [night.cost - medians.get(night.node, overall) for night in step.history][-2 * MAX_NIGHTS :]
     return [
         (median(costs[first : first + step.nights]) - median(costs[max(0, first - MAX_NIGHTS) : first])) / step.error
-        for first in range(FEWEST_NIGHTS, len(costs) - step.nights + 1)
+        for first in range(MIN_NIGHTS, len(costs) - step.nights + 1)
     ]

@@ -14,9 +14,9 @@ from statistics import median, median_high, median_low
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.findings import OpenRegression
 from levelfield.series.level import (
-    FEWEST_NIGHTS,
-    LEAST_CHANGE,
     MEDIAN_VARIANCE,
+    MIN_CHANGE,
+    MIN_NIGHTS,
     AcceptedLevel,
     Level,
     accepted_level,
@@ -101,7 +101,7 @@ class EnvironmentStep:
         return abs(self.excess) > self.limit()
 
     def limit(self, z: float = _Z_OF_STEP) -> float:
-        return max(LEAST_CHANGE, t_quantile(normal_tail(z), self.before.freedom) * self.error)
+        return max(MIN_CHANGE, t_quantile(normal_tail(z), self.before.freedom) * self.error)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Examination:
 
     def without_build_excess(self, excess: float) -> Examination:
         """Return the same with the step of the conditions alone. excess: how much worse the build is, as a cost."""
-        if self.step is None or abs(excess) <= LEAST_CHANGE:
+        if self.step is None or abs(excess) <= MIN_CHANGE:
             return self
         return replace(self, step=replace(self.step, excess=self.step.excess - excess))
 
@@ -226,7 +226,7 @@ def nights_before(
         gained = ()
     # The nights whose level the baseline has replaced, of the newest segment that has enough of them.
     groups = ([p for p in segment.points if not is_since(era.baseline, p)] for segment in reversed(era.segments))
-    replaced = next((nights for group in groups if len(nights := observations(group, figure)) >= FEWEST_NIGHTS), [])
+    replaced = next((nights for group in groups if len(nights := observations(group, figure)) >= MIN_NIGHTS), [])
     gainers = [night.run_id for night in gained if night.run_id in better]
     return NightsBefore(
         current, era.earlier(figure), era.baseline, replaced, last, unaccepted, slow, gained, gainers,
@@ -247,7 +247,7 @@ def examined(figure: GatedFigure, tonight: Observation, before: NightsBefore) ->
         for nights in (recent, before.current, before.earlier)
     )
     accepted = accepted_level(joined, figure, before.baseline, before.can_run_again)
-    are_conditions_new = len(current) < FEWEST_NIGHTS
+    are_conditions_new = len(current) < MIN_NIGHTS
     level = level_of(joined if are_conditions_new else current, tonight.node)
     baseline_level = None
     scattered = None

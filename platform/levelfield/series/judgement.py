@@ -13,7 +13,7 @@ from statistics import median
 from levelfield.measure.student import t_quantile
 from levelfield.series.examination import EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
-from levelfield.series.level import FEWEST_NIGHTS, MEDIAN_VARIANCE, Level
+from levelfield.series.level import MEDIAN_VARIANCE, MIN_NIGHTS, Level
 from levelfield.series.pairs import Pair, PairRuling
 from levelfield.series.segments import change_of, days_between, shown_change, value_of
 from levelfield.series.trigger import DRIFT_NIGHTS, Rule, detectable
@@ -29,7 +29,7 @@ _RULE_TEXTS: dict[Rule, str] = {
 }
 Pairs = Sequence[Pair]
 ExaminedFigure = tuple["JudgementContext", Examination]  # one figure of one series tonight
-FEWEST_ALIKE = 3
+MIN_ALIKE = 3
 ALIKE = (0.5, 1.5)  # of the median excess
 
 
@@ -88,7 +88,7 @@ def judge_figure(
     """Return the finding about one figure. ruling: of pairs, or why there are none; None: none were wanted."""
     level = examination.level
     if level is None:
-        detail = f"not judged yet: {len(examination.history)} of the {FEWEST_NIGHTS} nights that a baseline needs"
+        detail = f"not judged yet: {len(examination.history)} of the {MIN_NIGHTS} nights that a baseline needs"
         new = Finding(
             series=context.series, label=context.label, figure=examination.figure, word="new series", detail=detail,
             nights=len(examination.history), run_id=examination.tonight.run_id, node=examination.tonight.node,
@@ -271,7 +271,7 @@ class NodeGroup:
 
 
 def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
-    """Return the groups of at least FEWEST_ALIKE series, and half of those on the node, that moved alike tonight."""
+    """Return the groups of at least MIN_ALIKE series, and half of those on the node, that moved alike tonight."""
     groups = []
     for node, figure in dict.fromkeys((examination.tonight.node, examination.figure) for _, examination in examined):
         with_level = [(member, member[1]) for member in examined if member[1].figure == figure and member[1].level]
@@ -287,10 +287,10 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
             moved_here = [(member, excess) for member, excess in moved if member[1].tonight.node == node]
             least, most = (share * abs(median(e for _, e in moved_here)) if moved_here else 0.0 for share in ALIKE)
             alike = [(member, excess) for member, excess in moved_here if least <= abs(excess) <= most]
-            if len(alike) >= max(FEWEST_ALIKE, on_node / 2):
+            if len(alike) >= max(MIN_ALIKE, on_node / 2):
                 excess = median(excess for _, excess in alike)
                 unmoved = elsewhere - (len(moved) - len(moved_here))
-                is_only_node = unmoved >= FEWEST_ALIKE and unmoved > elsewhere / 2
+                is_only_node = unmoved >= MIN_ALIKE and unmoved > elsewhere / 2
                 members = tuple(member for member, _ in alike)
                 clearest = max(members, key=_distance_in_scales)
                 groups.append(NodeGroup(node, figure, members, on_node, excess, is_only_node, clearest))

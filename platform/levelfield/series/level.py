@@ -8,7 +8,7 @@ from those is 0.76 of the true scale for seven nights on two nodes. One more nig
     t(z, 0.8 f) x scale x sqrt(1 + 1.57 / n)
 
 with the probability that a normal variable exceeds z: 1.57 = pi / 2 is the variance of a median over that of a mean.
-0.62 and 0.8 are fitted to simulated nights by benchmarks/gate_rules/young_levels.py. No change below LEAST_CHANGE, 1 %,
+0.62 and 0.8 are fitted to simulated nights by benchmarks/gate_rules/young_levels.py. No change below MIN_CHANGE, 1 %,
 counts.
 """
 
@@ -25,10 +25,10 @@ from levelfield.series.segments import Observation, cost_of
 from levelfield.specs.record import GatedFigure, StoreEvent
 
 MAX_NIGHTS = 30  # nights of a level
-FEWEST_NIGHTS = 7  # below it the word is `new series`
-FEWEST_ON_NODE = 3
-LEAST_SCALE = 0.002
-LEAST_CHANGE = 0.01  # as a cost; a smaller one is no finding
+MIN_NIGHTS = 7  # below it the word is `new series`
+MIN_ON_NODE = 3
+MIN_SCALE = 0.002
+MIN_CHANGE = 0.01  # as a cost; a smaller one is no finding
 MEDIAN_VARIANCE = math.pi / 2
 _OF_DISTANCE = 1 / (math.sqrt(2) * NormalDist().inv_cdf(0.75))  # 1.0483: of a normal scale over the median distance
 _TOO_FAR, _EFFICIENCY = 0.62, 0.8  # the first is over the degrees of freedom, the second of them
@@ -49,7 +49,7 @@ class Level:
     def threshold(self, z: float) -> float:
         """Return how far above the level one night may lie."""
         spread = math.sqrt(1 + MEDIAN_VARIANCE / self.n)
-        return max(LEAST_CHANGE, t_quantile(normal_tail(z), self.freedom) * self.scale * spread)
+        return max(MIN_CHANGE, t_quantile(normal_tail(z), self.freedom) * self.scale * spread)
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,20 @@ class AcceptedLevel:
     n: int
     since: str
     build: str  # the run whose build is the A of a confirmation
-    scale: float | None = None  # of its own nights, which a ramp after them does not widen; None below FEWEST_NIGHTS
+    scale: float | None = None  # of its own nights, which a ramp after them does not widen; None below MIN_NIGHTS
 
     def at(self, node: str) -> float:
         return self.by_node.get(node, self.cost)
 
 
 def level_of(nights: Sequence[Observation], node: str) -> Level | None:
-    """Return the level of at most MAX_NIGHTS nights on this node; None below FEWEST_NIGHTS."""
-    if len(nights) < FEWEST_NIGHTS:
+    """Return the level of at most MAX_NIGHTS nights on this node; None below MIN_NIGHTS."""
+    if len(nights) < MIN_NIGHTS:
         return None
     used = nights[-MAX_NIGHTS:]
     by_node = _node_costs(used)
     same_node = by_node.get(node, [])
-    is_own = len(same_node) >= FEWEST_ON_NODE
+    is_own = len(same_node) >= MIN_ON_NODE
     everything = [night.cost for night in used]
     # A node without a level may be as far off as nodes are from each other.
     scale, freedom = _scatter(by_node.values() if is_own else [everything])
@@ -83,8 +83,8 @@ def level_of(nights: Sequence[Observation], node: str) -> Level | None:
 
 
 def node_medians(nights: Sequence[Observation]) -> dict[str, float]:
-    """Return the median of every node with at least FEWEST_ON_NODE nights."""
-    return {node: median(costs) for node, costs in _node_costs(nights).items() if len(costs) >= FEWEST_ON_NODE}
+    """Return the median of every node with at least MIN_ON_NODE nights."""
+    return {node: median(costs) for node, costs in _node_costs(nights).items() if len(costs) >= MIN_ON_NODE}
 
 
 def _node_costs(nights: Iterable[Observation]) -> dict[str, list[float]]:
@@ -124,8 +124,8 @@ def accepted_level(
         build = first_build(event.runs[::-1], can_run_again)
         return AcceptedLevel(accepted, later | first, max(1, len(event.runs)), event.at[:10], build)
     base = nights[:MAX_NIGHTS]
-    scale = _scatter(_node_costs(base).values())[0] if len(base) >= FEWEST_NIGHTS else None
-    build = first_build([night.run_id for night in base[:FEWEST_NIGHTS]], can_run_again)
+    scale = _scatter(_node_costs(base).values())[0] if len(base) >= MIN_NIGHTS else None
+    build = first_build([night.run_id for night in base[:MIN_NIGHTS]], can_run_again)
     return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], build, scale)
 
 
@@ -141,4 +141,4 @@ def _scatter(groups: Collection[Sequence[float]]) -> tuple[float, int]:
         groups, free = [list(chain.from_iterable(groups))], len(groups) - 1
     distance = median(abs(a - b) for costs in groups for a, b in combinations(costs, 2))
     scale = _OF_DISTANCE * distance * (1 - _TOO_FAR / free)
-    return max(LEAST_SCALE, scale), max(2, round(_EFFICIENCY * free))
+    return max(MIN_SCALE, scale), max(2, round(_EFFICIENCY * free))

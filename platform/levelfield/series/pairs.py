@@ -24,22 +24,22 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from levelfield.measure.student import t_quantile
-from levelfield.series.level import LEAST_CHANGE, Level
+from levelfield.series.level import MIN_CHANGE, Level
 from levelfield.series.segments import cost_of
 from levelfield.series.trigger import SUSPICION_Z
 from levelfield.specs.record import GatedFigure
 
-FEWEST_PAIRS, MAX_PAIRS = 3, 7
-FEWEST_NULLS = 7  # before a regression is named: after three the arms' bias is often not shown
+MIN_PAIRS, MAX_PAIRS = 3, 7
+MIN_NULLS = 7  # before a regression is named: after three the arms' bias is often not shown
 MAX_NULLS_OF_A_NIGHT = 14  # of a series: with 7 a fall of 2 % is found less often than without null pairs
 ALPHA = {3: 0.00001, 4: 0.00003, 5: 0.00006, 6: 0.0001, 7: 0.0008}  # in all .001
 NO_CHANGE_TAIL = 0.05
 _POWER = 0.9
-FEWEST_HALFWAY, ALPHA_HALFWAY = 2, 0.01
+MIN_HALFWAY, ALPHA_HALFWAY = 2, 0.01
 ALPHA_OF_PART = 0.005  # of what is taken off: the arms' bias, or the build's part of a step
 ALPHA_LESS_SHOWN_BIAS = 0.0003  # where the bias excludes 0: each suspicion then looks like a regression
-ALPHA_LESS_BIAS = 0.0025  # at each look, after FEWEST_NULLS to MAX_NULLS_OF_A_NIGHT null pairs
-LEAST_ERROR = 1e-4  # of a mean: equal differences are rounding
+ALPHA_LESS_BIAS = 0.0025  # at each look, after MIN_NULLS to MAX_NULLS_OF_A_NIGHT null pairs
+MIN_ERROR = 1e-4  # of a mean: equal differences are rounding
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Looks:
     """When a test on pairs may decide."""
 
     alpha: Mapping[int, float]  # its one-sided error after so many pairs, from the fewest to the most
-    least_change: float = LEAST_CHANGE  # of the cost
+    least_change: float = MIN_CHANGE  # of the cost
     no_change: float | None = None  # one-sided error of the word `no change`; None: that of the look
     interval: float | None = None  # one-sided error of the interval; None: that of the look
 
@@ -82,10 +82,10 @@ class PairRuling:
     @property
     def proven_excess(self) -> float:
         """How much worse B is, as a cost, where the pairs show that it is worse or better; else 0."""
-        if self.excess is None or self.error is None or self.pairs < FEWEST_PAIRS:
+        if self.excess is None or self.error is None or self.pairs < MIN_PAIRS:
             return 0.0
         half_width = t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error
-        return self.excess if abs(self.excess) > max(LEAST_CHANGE, half_width) else 0.0
+        return self.excess if abs(self.excess) > max(MIN_CHANGE, half_width) else 0.0
 
     @property
     def is_decided(self) -> bool:
@@ -169,13 +169,13 @@ class ArmBias:
     @property
     def is_a_fault(self) -> bool:
         """Whether the bias is beyond the floor, and its 99 % interval excludes 0."""
-        return abs(self.excess) > max(LEAST_CHANGE, t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error)
+        return abs(self.excess) > max(MIN_CHANGE, t_quantile(ALPHA_OF_PART, self.pairs - 1) * self.error)
 
 
 def arm_bias(pairs: Iterable[Pair], figure: GatedFigure) -> ArmBias | None:
-    """Return the bias that null pairs show; None below FEWEST_PAIRS. Only a pair of positive numbers counts."""
+    """Return the bias that null pairs show; None below MIN_PAIRS. Only a pair of positive numbers counts."""
     differences = [b - a for a, b in _costs(pairs, figure)]
-    if len(differences) < FEWEST_PAIRS:
+    if len(differences) < MIN_PAIRS:
         return None
     return ArmBias(len(differences), statistics.fmean(differences), _error(differences))
 
@@ -190,7 +190,7 @@ def checked_by_nulls(
     """
     if ruling.is_reconfirmed:
         return ruling
-    if is_open and ruling.build_word == "inconclusive" and ruling.pairs >= FEWEST_PAIRS:
+    if is_open and ruling.build_word == "inconclusive" and ruling.pairs >= MIN_PAIRS:
         bias = arm_bias([*nulls, *more], figure)  # one look: each further one may take chance for a fault
         if bias is None or not bias.is_a_fault or (reduced := _less(ruling, bias)).word != "no change":
             return ruling
@@ -200,10 +200,10 @@ def checked_by_nulls(
     stored, new_pairs, further = list(nulls), list[Pair](), iter(more)
     while True:
         # tonight's alone once they are enough: those of a noisy night would hide what they show
-        pairs = new_pairs if len(new_pairs) >= FEWEST_NULLS else [*stored, *new_pairs]
+        pairs = new_pairs if len(new_pairs) >= MIN_NULLS else [*stored, *new_pairs]
         bias = arm_bias(pairs, figure)
         reduced = _less(ruling, bias) if bias is not None else ruling
-        if reduced.word == "regression" and len(pairs) >= FEWEST_NULLS:
+        if reduced.word == "regression" and len(pairs) >= MIN_NULLS:
             return reduced
         if (pair := next(further, None)) is None:
             return reduced
@@ -218,17 +218,17 @@ def _less(ruling: PairRuling, bias: ArmBias) -> PairRuling:
     error = math.sqrt(squares / freedom * (1 / ruling.pairs + 1 / bias.pairs))
     is_shown = abs(bias.excess) > bias.half_width
     tail = ALPHA_LESS_SHOWN_BIAS if is_shown else ALPHA_LESS_BIAS
-    if excess > LEAST_CHANGE and excess - t_quantile(tail, freedom) * error > 0:
+    if excess > MIN_CHANGE and excess - t_quantile(tail, freedom) * error > 0:
         word: PairWord = "regression"
     else:
-        word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < LEAST_CHANGE else "inconclusive"
+        word = "no change" if excess + t_quantile(NO_CHANGE_TAIL, freedom) * error < MIN_CHANGE else "inconclusive"
     if word == "regression" and not is_shown:
         return replace(ruling, bias=bias)
     half = t_quantile(0.025, freedom) * error
     return replace(
         ruling, word=word, build_word=word, excess=excess, low=excess - half, high=excess + half, error=error,
         bias=bias, is_bias_removed=True,
-        more_pairs=_more(ruling.error, ruling.pairs, LEAST_CHANGE, NIGHTLY) if word == "inconclusive" else None,
+        more_pairs=_more(ruling.error, ruling.pairs, MIN_CHANGE, NIGHTLY) if word == "inconclusive" else None,
     )  # fmt: skip
 
 
@@ -243,7 +243,7 @@ def _word(mean: float, error: float, n: int, is_last: bool, looks: Looks) -> Pai
 
 
 def _error(differences: list[float]) -> float:
-    return max(LEAST_ERROR, statistics.stdev(differences) / math.sqrt(len(differences)))
+    return max(MIN_ERROR, statistics.stdev(differences) / math.sqrt(len(differences)))
 
 
 def _costs(pairs: Iterable[Pair], figure: GatedFigure) -> list[tuple[float, float]]:
@@ -267,7 +267,7 @@ def halfway_side(pairs: Iterable[Pair], figure: GatedFigure, effect: float) -> S
     """
     differences = [trial - good for good, trial in _costs(pairs, figure)]
     n = len(differences)
-    if n < FEWEST_HALFWAY:
+    if n < MIN_HALFWAY:
         return "unknown"
     mean, half_width = statistics.fmean(differences), t_quantile(ALPHA_HALFWAY, n - 1) * _error(differences)
     if mean - half_width > effect / 2:

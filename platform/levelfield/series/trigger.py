@@ -14,7 +14,7 @@ from statistics import median
 from typing import Literal
 
 from levelfield.measure.student import normal_tail, t_quantile, t_tail_probability
-from levelfield.series.level import LEAST_CHANGE, MEDIAN_VARIANCE, AcceptedLevel, Level
+from levelfield.series.level import MEDIAN_VARIANCE, MIN_CHANGE, AcceptedLevel, Level
 from levelfield.series.segments import Observation
 
 SUSPICION_Z = 2.5
@@ -102,7 +102,7 @@ def _gradual_suspicion(
     if len(recent) == DRIFT_NIGHTS and not is_recovered:  # one bad night moves the median of fewer nights
         spread = math.sqrt(min(2, VARIANCE_INFLATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.n)))
         limit, clear_limit = (
-            max(LEAST_CHANGE, t_quantile(normal_tail(z), narrowed.freedom) * narrowed.scale * spread)
+            max(MIN_CHANGE, t_quantile(normal_tail(z), narrowed.freedom) * narrowed.scale * spread)
             for z in (SUSPICION_Z, Z_OF_CLEAR_DRIFT)
         )
         is_clear = abs(drift) > clear_limit

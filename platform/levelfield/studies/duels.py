@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
-from levelfield.compare.ratios import LEAST_RUNS, Ratio, standing_of
+from levelfield.compare.ratios import MIN_RUNS, Ratio, standing_of
 from levelfield.compare.sides import RATE, disturbance, excess_use, exclusion, side_of, steady_runs
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
@@ -70,7 +70,7 @@ class DuelOutcome:
         """Return the speed of B over A, estimated from the pairs."""
         ruling, n = self.ruling, self.ruling.pairs
         if ruling.excess is None or ruling.low is None or ruling.high is None:
-            return Ratio(None, None, None, "inconclusive", f"found {n} pair(s), expected at least {LEAST_RUNS}")
+            return Ratio(None, None, None, "inconclusive", f"found {n} pair(s), expected at least {MIN_RUNS}")
         # high and low change places: the higher cost is the lower speed
         value, high, low = (1 + change_of(cost, FIGURE) for cost in (ruling.excess, ruling.low, ruling.high))
         looks = f", wider for {len(self.looks.alpha)} interim looks" if len(self.looks.alpha) > 1 else ""
@@ -90,7 +90,7 @@ class DuelOutcome:
 
     def event(self, at: str) -> StoreEvent | None:
         """Return the conclusion as a statement for the store; None for too few pairs. It has no words of the user."""
-        if self.ruling.pairs < LEAST_RUNS or not (self.ratio.value and self.ratio.low and self.ratio.high):
+        if self.ruling.pairs < MIN_RUNS or not (self.ratio.value and self.ratio.low and self.ratio.high):
             return None
         a, b = (run.series for run in self.pairs[0])
         pairs = tuple((first.run_id, second.run_id) for first, second in self.pairs)
@@ -108,8 +108,8 @@ class DuelOutcome:
 def duel_looks(repeats: int | None, least_percent: float) -> Looks:
     """Return when a duel decides and how surely: after `repeats` pairs, else after 3 to 7. least_percent: the smallest
     difference that counts."""
-    if repeats is not None and not LEAST_RUNS <= repeats <= MAX_REPEATS:
-        raise UsageError(f"--repeat: found {repeats}, expected {LEAST_RUNS} to {MAX_REPEATS} in a duel")
+    if repeats is not None and not MIN_RUNS <= repeats <= MAX_REPEATS:
+        raise UsageError(f"--repeat: found {repeats}, expected {MIN_RUNS} to {MAX_REPEATS} in a duel")
     if not 0 < least_percent <= 50:
         raise UsageError(f"--min-effect: found {least_percent:g}, expected a percentage above 0 and up to 50")
     return Looks({repeats: _ALPHA_OF_ONE_LOOK} if repeats else _ALPHA_BY_PAIRS, math.log1p(least_percent / 100))

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 from levelfield.compare.ratios import (
-    LEAST_DEVIATION,
-    LEAST_HISTORY,
+    MIN_DEVIATION,
+    MIN_HISTORY,
     T_QUANTILES,
     HistoricNoise,
     Ratio,
@@ -90,8 +90,8 @@ def test_a_history_shows_the_noise_of_one_run() -> None:
 
 
 def test_a_short_history_shows_no_noise() -> None:
-    assert historic_noise([100.0] * (LEAST_HISTORY - 1), "2026-10-11") is None
-    assert historic_noise([100.0] * (LEAST_HISTORY - 1) + [float("nan")], "2026-10-11") is None
+    assert historic_noise([100.0] * (MIN_HISTORY - 1), "2026-10-11") is None
+    assert historic_noise([100.0] * (MIN_HISTORY - 1) + [float("nan")], "2026-10-11") is None
 
 
 def test_a_wild_history_makes_a_wide_interval() -> None:
@@ -116,7 +116,7 @@ def test_equal_readings_are_not_taken_for_no_noise() -> None:
     near = ratio(of(*[100.1] * 3), of(*[100.0] * 3))
     assert near.standing == "within noise"
     assert ratio(of(*[101.0] * 3), of(*[100.0] * 3)).standing == "higher"
-    half = T_QUANTILES[4] * LEAST_DEVIATION * math.sqrt(2 / 3)
+    half = T_QUANTILES[4] * MIN_DEVIATION * math.sqrt(2 / 3)
     assert near.high == pytest.approx(1.001 * math.exp(half))
 
 

@@ -25,7 +25,7 @@ from levelfield.measure.alignment import (
     norm_difference,
 )
 from levelfield.measure.calibration import (
-    LEAST_LIMITS,
+    MIN_LIMITS,
     LeastLimits,
     Noise,
     chi_square_quantile,
@@ -285,7 +285,7 @@ def noisy(size: float, kind: str = "layout", setting: str = "", first: int = 1) 
 
 
 def test_limits_are_by_step_and_never_below_rounding() -> None:
-    limits, least = tolerance_limits([noisy(s * 1e-6, first=20) for s in (1, 2, 3)], "three runs"), LEAST_LIMITS["fp32"]
+    limits, least = tolerance_limits([noisy(s * 1e-6, first=20) for s in (1, 2, 3)], "three runs"), MIN_LIMITS["fp32"]
     assert limit_of(limits.curve, 19) == least.curve and limit_of(limits.first_step, 1) == least.first_step
     assert limit_of(limits.curve, 60) == pytest.approx(limit_of(limits.curve, 20)) and limit_of(limits.curve, 20) > 2e-5
     assert limit_of(limits.gradient, (1, "mlp.up.weight")) == least.gradient
@@ -296,9 +296,9 @@ def test_limits_are_by_step_and_never_below_rounding() -> None:
     assert "step 5:" in wrong.reason
 
 
-@pytest.mark.parametrize("precision", LEAST_LIMITS)
+@pytest.mark.parametrize("precision", MIN_LIMITS)
 def test_the_least_limits_are_those_of_the_precision(precision: str) -> None:
-    rows, least = [noise_between(training(), REFERENCE)], LEAST_LIMITS[precision]
+    rows, least = [noise_between(training(), REFERENCE)], MIN_LIMITS[precision]
     limits = tolerance_limits(rows, "the same bits", precision)
     assert limit_of(limits.first_step, 1) == least.first_step and limit_of(limits.curve, 9) == least.curve
     assert limit_of(limits.gradient, (1, "mlp.up.weight")) == least.gradient
@@ -317,7 +317,7 @@ def test_gradients_have_a_limit_of_their_group() -> None:
     rows = [noise_between(training(gradients=apart), REFERENCE)]
     limits = tolerance_limits(rows, "one run")
     assert limit_of(limits.gradient, (1, "mlp.up.weight")) > 1e-4
-    assert limit_of(limits.gradient, (10, "mlp.up.weight")) == LEAST_LIMITS["fp32"].gradient
+    assert limit_of(limits.gradient, (10, "mlp.up.weight")) == MIN_LIMITS["fp32"].gradient
     moved = {1: {**NORMS, "embedding.weight": 1 + 1e-4}, 10: NORMS}
     finding = align(training(gradients=moved), REFERENCE, replace(limits, curve=1e-5, first_step=1e-6))
     assert finding.verdict == "different"
@@ -337,7 +337,7 @@ def test_repeats_and_equal_bits_are_no_further_rows() -> None:
     for other in (noisy(1e-5), noisy(0.0), noisy(0.0, kind="threads")):
         assert tolerance_limits([noisy(1e-5), other], "") == one
     alone = tolerance_limits([noisy(0.0)], "")
-    assert limit_of(alone.curve, 9) == LEAST_LIMITS["fp32"].curve and "1 row" in alone.source
+    assert limit_of(alone.curve, 9) == MIN_LIMITS["fp32"].curve and "1 row" in alone.source
     repeated = tolerance_limits([noisy(size, setting="DP2 on this host") for size in (1e-6, 1e-5, 5e-6)], "")
     assert limit_of(repeated.curve, 9) == pytest.approx(limit_of(one.curve, 9))
     assert "(1 layout)" in repeated.source
@@ -402,6 +402,6 @@ def test_on_recorded_noise_false_alarms_are_rare_and_every_fault_is_seen(rows: i
 
 def test_the_rates_count_a_limit_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("levelfield.measure.calibration.tolerance_factor", lambda rows, quantile: 1.0)
-    monkeypatch.setitem(LEAST_LIMITS, "fp32", LeastLimits(0, 0, 0, 0, 0, 0))
+    monkeypatch.setitem(MIN_LIMITS, "fp32", LeastLimits(0, 0, 0, 0, 0, 0))
     alarms, runs = limit_rates.rates("gpt", 6, draws=10).same_kind
     assert alarms > runs / 2

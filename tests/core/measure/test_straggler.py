@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from levelfield.measure.straggler import FALSE_ALARMS, FEWEST_STEPS, binomial_tail, find_stragglers
+from levelfield.measure.straggler import FALSE_ALARMS, MIN_STEPS, binomial_tail, find_stragglers
 
 STEPS = range(3, 33)
 
@@ -99,7 +99,7 @@ def test_without_enough_it_says_why() -> None:
     assert "one rank" in (find_stragglers(noise(1), nodes(1, 1)).unchecked or "")
     few = find_stragglers(noise(2, steps=range(1, 10)), nodes(1, 2))
     assert few.stragglers == ()
-    assert (few.unchecked or "").startswith("9 steps ") and f"least {FEWEST_STEPS}" in (few.unchecked or "")
+    assert (few.unchecked or "").startswith("9 steps ") and f"least {MIN_STEPS}" in (few.unchecked or "")
     missing = noise(2)
     missing[1] = {}
     assert find_stragglers(missing, nodes(1, 2)).steps == 0

@@ -17,7 +17,7 @@ from levelfield.measure.alignment import (
     window_differences,
     window_layer,
 )
-from levelfield.measure.calibration import LEAST_LIMITS, merge_noise, noise_between, tolerance_limits
+from levelfield.measure.calibration import MIN_LIMITS, merge_noise, noise_between, tolerance_limits
 from levelfield.measure.weights import WHOLE_GRADIENT, Norms, window_norms
 from levelfield.specs.case import Window
 
@@ -175,7 +175,7 @@ def test_rows_of_one_setting_keep_the_larger_difference_of_each_place() -> None:
 def test_no_limit_is_below_the_least_one() -> None:
     rows = [noise_between(training(norms(chaos(1e-6, seed))), REFERENCE)._replace(setting=str(seed)) for seed in (1, 2)]
     limits = tolerance_limits(rows, "rows", "bf16").window
-    assert isinstance(limits, dict) and set(limits.values()) == {LEAST_LIMITS["bf16"].window}
+    assert isinstance(limits, dict) and set(limits.values()) == {MIN_LIMITS["bf16"].window}
 
 
 def test_the_difference_is_signed_before_it_is_averaged() -> None:

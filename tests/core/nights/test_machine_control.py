@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from levelfield.nights import machine_control
 from levelfield.nights.machine_control import (
-    FEWEST_NIGHTS,
     MAX_MEASUREMENTS,
     MAX_NIGHTS,
+    MIN_NIGHTS,
     control_file,
     out_of_line,
     read_controls,
@@ -35,7 +35,7 @@ NOISY = [{"copy": 100.0 + shift} for shift in (0.0, 9.0, -8.0, 4.0, -5.0, 7.0, -
         (QUIET, 0.0, True),
         (NOISY, 90.0, False),
         (NOISY, 50.0, True),
-        (QUIET[: FEWEST_NIGHTS - 1], 10.0, False),
+        (QUIET[: MIN_NIGHTS - 1], 10.0, False),
     ],
 )
 def test_only_a_rate_below_its_own_band_is_out_of_line(
@@ -76,7 +76,7 @@ def test_only_what_stays_low_is_the_machine(
     monkeypatch.setattr(machine_control, "control_rates", lambda: {"copy": next(left)})
     monkeypatch.setattr("levelfield.nights.machine_control.time.sleep", lambda seconds: None)
     path = control_file(platform.node())
-    for _ in range(FEWEST_NIGHTS):
+    for _ in range(MIN_NIGHTS):
         store_control(path, {"copy": 100.0})
     assert (slow_machine() is not None) == is_out
     assert read_controls(path)[-1] == {"copy": rate} and len(rates) <= MAX_MEASUREMENTS

@@ -13,7 +13,7 @@ from levelfield.measure.flops import flops_per_token
 from levelfield.predict import layout_rules
 from levelfield.predict.explanation import memory_terms, time_terms
 from levelfield.predict.layout_search import (
-    LEAST_CONTEXT_TOKENS,
+    MIN_CONTEXT_TOKENS,
     LayoutQuestion,
     LayoutRanking,
     RankedRow,
@@ -225,7 +225,7 @@ def _brute(query: LayoutQuestion) -> set[str]:
     sizes = [n for n in range(1, query.devices + 1) if query.devices % n == 0]
     batches = [2**n for n in range(11)]
     fitting = set()
-    most = max(1, query.work.training.sequence_length // LEAST_CONTEXT_TOKENS)
+    most = max(1, query.work.training.sequence_length // MIN_CONTEXT_TOKENS)
     for tensor, pipeline, context, batch in product(sizes, sizes, sizes, batches):
         if query.devices % (tensor * pipeline * context) or context > most or math.gcd(context, batch) > 1:
             continue

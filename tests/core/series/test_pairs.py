@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from gate_points import costs, noise
 from levelfield.series.level import level_of
-from levelfield.series.pairs import ALPHA, FEWEST_PAIRS, MAX_PAIRS, checked_by_nulls, judged_pairs, pairs_so_far
+from levelfield.series.pairs import ALPHA, MAX_PAIRS, MIN_PAIRS, checked_by_nulls, judged_pairs, pairs_so_far
 
 TOKENS, MEMORY = "tokens_per_second_per_device", "memory_bytes"
 
@@ -30,7 +30,7 @@ def tokens(change: float, deviation: float = 0.005, seed: int = 1, night: float 
 )
 def test_fewer_tokens_are_a_regression_and_more_are_an_improvement(change: float, direction: int, word: str) -> None:
     ruling = judged_pairs(tokens(change), TOKENS, direction, None)
-    assert ruling.word == word and FEWEST_PAIRS <= ruling.pairs <= MAX_PAIRS
+    assert ruling.word == word and MIN_PAIRS <= ruling.pairs <= MAX_PAIRS
 
 
 def test_swapped_sides_are_no_regression() -> None:
@@ -90,12 +90,12 @@ def test_noise_that_hides_a_change_is_inconclusive_with_a_number() -> None:
 
 
 def test_the_test_stops_as_soon_as_it_knows() -> None:
-    assert judged_pairs(tokens(-0.30, deviation=0.001), TOKENS, 1, None).pairs == FEWEST_PAIRS
-    assert judged_pairs(tokens(0.02, deviation=0.002), TOKENS, 1, None).pairs == FEWEST_PAIRS
+    assert judged_pairs(tokens(-0.30, deviation=0.001), TOKENS, 1, None).pairs == MIN_PAIRS
+    assert judged_pairs(tokens(0.02, deviation=0.002), TOKENS, 1, None).pairs == MIN_PAIRS
 
 
 def test_the_error_is_spread_over_the_looks() -> None:
-    assert set(ALPHA) == set(range(FEWEST_PAIRS, MAX_PAIRS + 1)) and sum(ALPHA.values()) == pytest.approx(0.001)
+    assert set(ALPHA) == set(range(MIN_PAIRS, MAX_PAIRS + 1)) and sum(ALPHA.values()) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("deviation", [0.01, 0.03])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from gate_points import at, costs, event, noise
-from levelfield.series.level import LEAST_CHANGE, LEAST_SCALE, accepted_level, level_of
+from levelfield.series.level import MIN_CHANGE, MIN_SCALE, accepted_level, level_of
 from levelfield.series.segments import Observation
 from levelfield.series.trigger import (
     FALSE_DISCOVERY_RATE,
@@ -39,7 +39,7 @@ def test_one_bad_night_moves_neither_level_nor_scale() -> None:
 
 def test_equal_nights_have_the_least_scale_and_the_floor() -> None:
     level = level_of(costs([0.0] * 20), "n1")
-    assert level is not None and level.scale == LEAST_SCALE and level.threshold(2.5) == LEAST_CHANGE
+    assert level is not None and level.scale == MIN_SCALE and level.threshold(2.5) == MIN_CHANGE
 
 
 def test_the_threshold_is_the_stated_formula() -> None:
@@ -201,7 +201,7 @@ def test_a_young_series_is_suspicious_earlier_and_only_of_what_is_worse(nights: 
     level = level_of(history, "n1")
     assert level is not None
     off = (level.threshold(1.5) + level.threshold(2.5)) / 2
-    assert level.threshold(1.5) > LEAST_CHANGE
+    assert level.threshold(1.5) > MIN_CHANGE
     worse = find_suspicion(level, None, history, tonight(level.cost + off))
     assert (worse is not None) == is_suspect
     assert find_suspicion(level, None, history, tonight(level.cost - off)) is None

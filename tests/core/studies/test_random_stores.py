@@ -254,7 +254,7 @@ FAULTS: dict[str, tuple[object, str, object]] = {
     "base and peak are one side": (series_runs, "tuning_of", lambda record: "base"),
     "a day has no end": (series_runs, "is_within_a_day", lambda first, second: True),
     "a day holds one run": (series_runs, "is_within_a_day", lambda first, second: False),
-    "one run is enough": (series_runs, "LEAST_RUNS", 1),
+    "one run is enough": (series_runs, "MIN_RUNS", 1),
     "a training that differs counts": (series_runs, "series_exclusion", exclusion),
     "a disturbed run counts": (series_runs, "quiet_runs", list),
     "nodes and conditions are joined": (series_runs, "is_same_build", lambda a, b: tuning_of(a) == tuning_of(b)),
