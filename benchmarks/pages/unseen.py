@@ -169,7 +169,7 @@ def old_programs() -> dict[str, dict[str, Program]]:
     """Return the programs of OLD_PROGRAMS by framework and name."""
     return {
         framework: {name: Program.model_validate(fields) for name, fields in programs.items()}
-        for framework, programs in read_mapping(OLD_PROGRAMS).items()
+        for framework, programs in read_mapping(OLD_PROGRAMS, "setting").items()
     }
 
 

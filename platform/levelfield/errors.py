@@ -29,6 +29,23 @@ _MAX_LISTED = 12  # names of a message; of more only the nearest
 INTERRUPTED = 130
 
 
+_MAX_LINES, _MAX_CHARACTERS, _MAX_LINE_CHARACTERS = 60, 16_000, 4_000  # of a message
+
+
+def bounded_message(text: str) -> str:
+    """Return the text of an error as it is printed: without the end of a very long line, and of very many lines."""
+    lines, size = list[str](), 0
+    all_lines = text.split("\n")
+    for line in all_lines[:_MAX_LINES]:
+        cut = len(line) - _MAX_LINE_CHARACTERS
+        lines.append(f"{line[:_MAX_LINE_CHARACTERS]}... and {cut:,} more characters" if cut > 0 else line)
+        size += len(lines[-1])
+        if size > _MAX_CHARACTERS:
+            break
+    rest = len(all_lines) - len(lines)
+    return "\n".join([*lines, *([f"... and {rest:,} more lines"] if rest else [])])
+
+
 class LevelfieldError(Exception):
     """Base of all; `exit_code` is what the process ends with."""
 

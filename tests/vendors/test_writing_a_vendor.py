@@ -70,7 +70,7 @@ def content(text: str) -> Any:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        return read_mapping(Path(file.name))
+        return read_mapping(Path(file.name), "vendor")
 
 
 BLOCKS = [content(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]

@@ -24,7 +24,7 @@ from levelfield.contracts.checked_adapter import checked_adapter
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import DocumentError, UnknownName, UsageError
 from levelfield.measure.parameter_counts import count_parameters
-from levelfield.specs.base import DocumentCache, Value, load
+from levelfield.specs.base import Document, DocumentCache, load
 from levelfield.specs.case import Case
 from levelfield.specs.chips import ChipOverlay, ChipsFile
 from levelfield.specs.constants import Constants
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from levelfield.specs.suite import Suite
 
 ENTRY_POINT_GROUP = "levelfield.plugins"
-D = TypeVar("D", bound=Value)
+D = TypeVar("D", bound=Document)
 _MANIFESTS = {"framework": ("models", "implementation.yaml"), "vendor": ("vendors", "vendor.yaml")}
 _PLUGIN_FOLDERS = ("vendors", "models", "configs", "launchers")
 _PLUGIN_FILES = (
@@ -227,7 +227,7 @@ class Registry:
         if name not in self.cases:
             suite = self._path("case", name, self.all_cases).stem
             return next(case for case in self.suite(suite).cases if case.name == name)
-        content = self.files.content(self.cases[name])
+        content = self.files.content(self.cases[name], Extension.KIND)
         if not isinstance(content, dict) or "extends" not in content:
             return None
         return self.document(Extension, "case", name, self.cases)

@@ -23,7 +23,7 @@ from typing import NamedTuple, NoReturn
 
 import levelfield
 import levelfield.cli
-from levelfield.errors import UsageError
+from levelfield.errors import UsageError, bounded_message
 from levelfield.report.sheets import labelled_line
 
 CommandWords = tuple[str, ...]  # ("nightly", "gate")
@@ -32,6 +32,7 @@ DEFAULT_COMMAND: CommandWords = ("run",)  # its word may be left out
 HELP_GROUPS = ("compare chips", "every night", "machines and environments", "bring your own")
 # Options that may also stand before and between the words of a command, with and without a value.
 SHARED_VALUE_OPTIONS, SHARED_FLAGS = ("--plugins", "--case-file", "--runs", "--chips"), ("--json", "--version")
+_MAX_OPTION_CHARACTERS = 60  # of an unknown option, for which a near one is looked for
 _DECLARATION = re.compile(r'(?:""")?`([a-z][a-z -]*)`(?: \(([a-z ]+)\))?: (.+?)(?:""")?')
 
 
@@ -181,10 +182,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         _, colon, rest = message.partition("unrecognized arguments: ")
         if colon and rest.startswith("--"):
-            option = rest.split()[0].partition("=")[0]
+            option = rest.split()[0].partition("=")[0][:_MAX_OPTION_CHARACTERS]
             near = difflib.get_close_matches(option, self._option_string_actions, n=1)
             message += f"; did you mean {near[0]}?" if near else ""
-        super().error(message)
+        super().error(bounded_message(message))
 
 
 def _build_parser(

@@ -112,7 +112,7 @@ def _check_result(paths: RunPaths) -> None:
     from levelfield.specs.base import dump
 
     try:
-        text = read_regular(paths.result).decode(errors="replace")
+        text = read_regular(paths.result, "result").decode(errors="replace")
     except OSError:  # no file, or no regular one
         text = ""
     if text != dump(collect(paths)):

@@ -6,6 +6,7 @@ Exit codes: 0 success; 2 wrong usage or configuration; 3 a run failed; 4 a check
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -18,7 +19,14 @@ from types import ModuleType
 from levelfield import installer
 from levelfield.cli.command_line import parse_command_line
 from levelfield.cli.streams import Streams
-from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, LevelfieldError, UsageError, write_failure_ending
+from levelfield.errors import (
+    INTERRUPTED,
+    PLATFORM_FAULT,
+    LevelfieldError,
+    UsageError,
+    bounded_message,
+    write_failure_ending,
+)
 from levelfield.run.interruption import interrupt_once
 
 _PLATFORM_PACKAGE = "levelfield"
@@ -82,7 +90,8 @@ def _external_fault(error: Exception) -> str | None:
         folder_hint = "" if _has_current_folder() else ". The current folder was removed: go to another one"
         place = Path(os.fsdecode(error.filename or ""))
         message = f"{error.filename or 'this machine'}: {error.strerror or error}{write_failure_ending(error, place)}"
-        return f"{message}; the measurements so far are kept{folder_hint}"
+        kept_hint = "" if error.errno == errno.ENOENT else "; the measurements so far are kept"  # a folder may be gone
+        return f"{message}{kept_hint}{folder_hint}"
     if isinstance(error, UnicodeEncodeError):
         part = error.object[max(0, error.start - 40) : error.end + 40]
         return f"found {part!a}, in which a byte is not UTF-8; give the file or the variable another name or value"
@@ -109,7 +118,7 @@ def _has_current_folder() -> bool:
 
 
 def _print_error(text: str, code: int) -> int:
-    print(f"levelfield: error: {text}", file=sys.stderr)
+    print(f"levelfield: error: {bounded_message(text)}", file=sys.stderr)
     return code
 
 

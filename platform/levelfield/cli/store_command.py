@@ -26,7 +26,7 @@ from levelfield.cli.options import add_json_option, runs_folder, usage_error_if_
 from levelfield.cli.store_options import add_store_option, open_store
 from levelfield.cli.terminal import Terminal
 from levelfield.errors import GateFailed, LevelfieldError, UsageError
-from levelfield.node.regular_files import read_regular
+from levelfield.node.regular_files import read_first
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled_line
 from levelfield.report.words import wrapped
@@ -227,7 +227,7 @@ class _ImportSource:
         from levelfield.store.record_lines import read_lines
 
         with suppress(OSError):  # read_lines names it
-            first_bytes = read_regular(path, 2)
+            first_bytes = read_first(path, 2)
             if first_bytes == b"PK":
                 raise UsageError(
                     f"{path}: found the beginning of a zip without its end, expected a whole bundle; copy it again"

@@ -49,7 +49,7 @@ class LibraryTokenizer(ABC):
 
     def __init__(self, path: Path, kind: str, load: Callable[[bytes], Any]) -> None:
         try:
-            content = read_regular(path)
+            content = read_regular(path, "tokenizer")
             self._library = load(content)
         except OSError as error:
             raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None

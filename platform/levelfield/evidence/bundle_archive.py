@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from levelfield.errors import DocumentError, GateFailed, UsageError
+from levelfield.node.file_sizes import size_problem
 from levelfield.specs.base import repeated_names
 from levelfield.specs.bundle import MANIFEST, SIGNATURE
 
@@ -182,6 +183,7 @@ def make_signature(content: bytes, key: Path) -> bytes:
     """Return the signature of `content`. Raises UsageError for a key that does not sign."""
     if not key.is_file():
         raise UsageError(f"--sign {key}: found no file, expected a private key of ssh (or the public one of an agent)")
+    _refuse_larger("--sign", key, "key")  # ssh-keygen would search all of it for a key
     completed = _ssh_keygen(["-Y", "sign", "-n", NAMESPACE, "-f", str(key)], content)
     if completed.returncode or not completed.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
         raise UsageError(f"--sign {key}: ssh-keygen made no signature: {_message(completed)}")
@@ -195,6 +197,7 @@ def verify_signature(content: bytes, signature: bytes, allowed: Path, name: str 
     """
     if not allowed.is_file():
         raise UsageError(f"--allowed-signers {allowed}: found no file, expected one as in `man ssh-keygen`")
+    _refuse_larger("--allowed-signers", allowed, "signers")
     with tempfile.TemporaryDirectory(prefix="levelfield-signature-") as folder:
         path = Path(folder) / "signature"
         path.write_bytes(signature)
@@ -210,6 +213,11 @@ def verify_signature(content: bytes, signature: bytes, allowed: Path, name: str 
                 return Signer(signer, _message(completed))
     signer_words = f"'{name}'" if name else "a signer whom the file allows"
     raise GateFailed(f"the signature is not of {signer_words}, or the manifest was changed after it was signed")
+
+
+def _refuse_larger(option: str, path: Path, kind: str) -> None:
+    if problem := size_problem(kind, path.stat().st_size):
+        raise UsageError(f"{option} {path}: {problem}")
 
 
 def _ssh_keygen(arguments: Sequence[str], content: bytes) -> subprocess.CompletedProcess[bytes]:

@@ -87,7 +87,7 @@ def read_bundle(path: Path) -> Bundle:
             raise DocumentError(
                 f"{path}: found no file, expected a bundle, which `evidence bundle RUN --output FILE` writes"
             )
-    return bundle_of(bounded_bytes(path), str(path))
+    return bundle_of(bounded_bytes(path, "bundle"), str(path))
 
 
 def bundle_of(content: bytes, origin: str) -> Bundle:

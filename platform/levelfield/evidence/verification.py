@@ -136,7 +136,7 @@ def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | Non
     raw, plan = read_raw(paths), read_plan(paths)
     result = collect(paths, raw)
     record = record_of(paths, result=result, raw=raw, step=step)
-    job = event_or_none(read_regular(paths.job)) if paths.job.exists() else None
+    job = event_or_none(read_regular(paths.job, "job")) if paths.job.exists() else None
     for finding in (
         *cross_check(plan, raw, job, raw.provenance, registry),
         *_check_reference(paths, registry, plan, raw, result),

@@ -257,7 +257,7 @@ def _read_records(
     for number in sorted(names_by_step, key=lambda number: (number in counted, number)):
         name = names_by_step[number]
         try:
-            content = read_regular(profile / name, most_bytes=MAX_RECORD_BYTES)
+            content = read_regular(profile / name, "step")
             if hashlib.sha256(content).hexdigest() != files[name]:
                 raise ValueError("changed after the run ended: its digest is not that of the rank's event")
             trace = unpacked_trace(content)

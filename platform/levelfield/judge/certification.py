@@ -126,9 +126,9 @@ def software_digest(paths: RunPaths) -> str | None:
     None where the packages are not known.
     """
     try:
-        provenance: dict[str, Any] = json.loads(read_regular(paths.provenance))
+        provenance: dict[str, Any] = json.loads(read_regular(paths.provenance, "provenance"))
         counted = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
-        if elsewhere := _elsewhere_digests(event_or_none(read_regular(paths.outcome)) or {}):
+        if elsewhere := _elsewhere_digests(event_or_none(read_regular(paths.outcome, "outcome")) or {}):
             counted["elsewhere"] = elsewhere
         counted["inherited"] = arithmetic_variables(provenance.get("inherited", {}), provenance.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -67,7 +67,7 @@ def control_file(node: str) -> Path:
 def read_controls(path: Path) -> list[dict[str, float]]:
     """Return the rates of earlier nights, the oldest first. Damaged lines are left out."""
     try:
-        lines = read_regular(path).decode().splitlines()
+        lines = read_regular(path, "controls").decode().splitlines()
     except (OSError, ValueError):
         return []
     nights = []

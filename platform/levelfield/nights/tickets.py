@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 OF_BUILDS = ("regression", "training differs")  # words that a change of the build explains
 MAX_COMMITS, MAX_TICKETS = 20, 50
-_MAX_BYTES = 2**26
 
 
 @dataclass
@@ -171,7 +170,7 @@ class NightTickets:
         lists: list[dict[str, str]] = []
         try:
             for run_id in (accepted, tonight):
-                content = mapping(strict_json(read_regular(find_run(self.runs, run_id).provenance, _MAX_BYTES)))
+                content = mapping(strict_json(read_regular(find_run(self.runs, run_id).provenance, "provenance")))
                 packages = content.get("environment_packages")
                 if not isinstance(packages, dict):
                     raise ValueError(f"{run_id} listed no packages")

@@ -24,7 +24,6 @@ from levelfield.node.regular_files import read_regular
 WEBHOOK_VARIABLE = "LEVELFIELD_WEBHOOK"  # holds the address
 WAITS = (1.0, 5.0)  # seconds before the second and the third try
 ANSWER_SECONDS, ALL_SECONDS = 10.0, 60.0
-_LONGEST = 8192  # bytes of a URL
 _AGAIN = frozenset({408, 429, *range(500, 600)})  # answers after which another try may help
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (TimeoutError, "no answer in time"),
@@ -45,7 +44,7 @@ def webhook_url(file: Path | None) -> str | None:
     if file is not None:
         origin = f"--webhook-file {file}"
         try:
-            text = read_regular(file, most_bytes=_LONGEST).decode()
+            text = read_regular(file, "URL").decode()
         except OSError as error:
             raise UsageError(f"{origin}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

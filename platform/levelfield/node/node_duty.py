@@ -225,7 +225,7 @@ def check_digests(expected: Mapping[str, Any]) -> Ending | None:
     planned, stamp = expected.get("environment"), expected.get("stamp")
     if planned and stamp:
         try:
-            actual = str(json.loads(read_regular(stamp).decode())["digest"])
+            actual = str(json.loads(read_regular(stamp, "stamp").decode())["digest"])
         except (OSError, ValueError, TypeError, KeyError):
             actual = f"no stamp in {stamp}"
         pairs.append(("environment", actual, planned))

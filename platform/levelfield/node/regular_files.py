@@ -13,8 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Union
 
-MAX_BYTES = 2**29  # of a file that is read whole: two million steps of a rank
-MAX_DOCUMENT_BYTES = 2**26  # of a JSON document, which takes up to twenty times its size as objects
+from levelfield.node.file_sizes import MAX_BYTES, size_problem
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -39,20 +38,24 @@ def open_regular(path: Union[Path, str]) -> BufferedReader:
     return file
 
 
-def read_regular(path: Union[Path, str], first_bytes: int = -1, most_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file, or only its first bytes. Raises OSError as open_regular.
+def read_regular(path: Union[Path, str], kind: str) -> bytes:
+    """Return the content of a regular file. Raises OSError as open_regular, and for one that is too large.
 
-    first_bytes: how many; -1: the whole file, where more than `most_bytes` are an OSError too.
+    kind: a key of MAX_BYTES.
     """
+    most_bytes = MAX_BYTES[kind]
     with open_regular(path) as file:
-        if first_bytes >= 0:
-            return file.read(first_bytes)
         size = os.fstat(file.fileno()).st_size
         content = file.read(most_bytes + 1) if size <= most_bytes else b""
-        if max(size, len(content)) > most_bytes:  # it may have grown meanwhile
-            size_problem = f"found {max(size, len(content)):,} bytes, expected at most {most_bytes:,}"
-            raise OSError(errno.EFBIG, size_problem, str(path))
+        if problem := size_problem(kind, max(size, len(content))):  # it may have grown meanwhile
+            raise OSError(errno.EFBIG, problem, str(path))
         return content
+
+
+def read_first(path: Union[Path, str], first_bytes: int) -> bytes:
+    """Return the first bytes of a regular file. Raises OSError as open_regular."""
+    with open_regular(path) as file:
+        return file.read(first_bytes)
 
 
 def read_last(path: Union[Path, str], last_bytes: int) -> bytes:

@@ -54,7 +54,7 @@ class StepDraw:
     def _job(self) -> dict[str, Any] | None:
         """Return the job of the ranks; None as long as it cannot be read."""
         try:
-            job = json.loads(read_regular(self._events.parent / "job.json"))
+            job = json.loads(read_regular(self._events.parent / "job.json", "job"))
         except (OSError, ValueError):
             return None
         return job if isinstance(job, dict) else {}

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 from pydantic_core import to_json
 
 from levelfield.errors import DocumentError, UsageError, write_failure_ending
+from levelfield.node.file_sizes import MAX_BYTES
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.base import Document, dump, parse, sha256_of
-from levelfield.specs.bounded_reading import MAX_BYTES, parse_mapping
+from levelfield.specs.bounded_reading import parse_mapping
 
 MANIFEST_NAME = "site.json"
 # A page, or a file of assets/ or data/. No other file is ever written or removed.
@@ -45,7 +46,8 @@ def _read_manifest(root: FolderDescriptor) -> PagesManifest:
     path, folder = root.path / MANIFEST_NAME, root.path
     not_a_site = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
-        manifest = parse(PagesManifest, parse_mapping(path, root.read(MANIFEST_NAME, MAX_BYTES).decode()), str(path))
+        text = root.read(MANIFEST_NAME, MAX_BYTES["pages"]).decode()
+        manifest = parse(PagesManifest, parse_mapping(path, text), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
         raise UsageError(f"{not_a_site}. {error}") from None
     except OSError as error:
@@ -87,7 +89,7 @@ class PagesWriter(ExitStack):
                 self._staging.try_lock()
             except OSError as error:
                 reason = f"{error.strerror}{write_failure_ending(error, folder)}"
-                raise UsageError(f"--html {error.filename or folder}: cannot be made: {reason}") from None
+                raise UsageError(f"{error.filename or folder}: cannot be made: {reason}") from None
             self.callback(cleanup.pop_all().close)
 
     def reuse(self, name: str, stamp: str) -> bool:
@@ -166,7 +168,7 @@ def _open_manifest(root: FolderDescriptor, private: bool) -> PagesManifest:
         root.write_new(MANIFEST_NAME, dump(empty).encode())
         return empty
     if root.kind(MANIFEST_NAME) is None:
-        raise UsageError(f"--html {root.path}: has other files; name a new folder or one with pages")
+        raise UsageError(f"{root.path}: has other files; name a new folder or one with pages")
     manifest = _read_manifest(root)
     if manifest.private != private:
         kinds = ("private", "public") if manifest.private else ("public", "private")

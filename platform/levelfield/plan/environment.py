@@ -115,7 +115,7 @@ def left_out_sentences(packages: EnvironmentPackages) -> tuple[str, ...]:
 def stamped_digest(folder: Path) -> str | None:
     """Return the digest of what the environment in this folder was made from; None where there is no complete one."""
     try:
-        return str(json.loads(read_regular(folder / STAMP))["digest"])
+        return str(json.loads(read_regular(folder / STAMP, "stamp"))["digest"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -27,7 +27,6 @@ _TENSOR_KEYS, _PIPELINE_KEYS = (
     ("pipeline_parallel_degree", "pipeline_parallel"),
 )
 _MICRO_BATCH_KEYS = ("per_device_train_batch_size", "localbs")
-_MAX_FILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class _Literals:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            tree = ast.parse(read_regular(path, _MAX_FILE_BYTES))
+            tree = ast.parse(read_regular(path, "setting"))
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

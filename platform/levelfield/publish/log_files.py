@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from levelfield.errors import DocumentError, UsageError
-from levelfield.node.regular_files import MAX_BYTES, open_regular
+from levelfield.node.file_sizes import MAX_BYTES, size_problem
+from levelfield.node.regular_files import open_regular
 from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, TOOLS, ForeignLog, parse_log
 from levelfield.specs.case import Precision
 
@@ -57,8 +58,8 @@ def read_log_file(path: Path) -> list[LogFile]:
             if head.startswith((_ZSTD_MAGIC, *_OPENERS)) or head[_TAR_MAGIC_OFFSET : _TAR_MAGIC_OFFSET + 5] == b"ustar":
                 with _unpacked(file, path, head) as unpacked:
                     return _archived_logs(unpacked)
-            if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
-                raise ValueError(f"found {size:,} bytes, expected at most {MAX_BYTES:,}")
+            if problem := size_problem("log", os.fstat(file.fileno()).st_size):
+                raise ValueError(problem)
             return [_read_log(path.name, file)]
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -145,7 +146,7 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
         for member in archive:
             size += _TAR_HEADER_BYTES + member.size
             content = archive.extractfile(member) if member.isreg() else None
-            if size > _MAX_UNPACKED_BYTES or (content and member.size > MAX_BYTES):
+            if size > _MAX_UNPACKED_BYTES or (content and member.size > MAX_BYTES["log"]):
                 raise ValueError(f"found {member.size:,} bytes of {member.name[:80]}, more than is read")
             if content is not None:
                 yield member.name.rsplit("/", 1)[-1], content

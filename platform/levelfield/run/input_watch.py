@@ -38,14 +38,16 @@ class InputWatch:
     def __init__(self, paths: RunPaths) -> None:
         """Raises OSError."""
         inputs = (paths.plan, paths.reference, paths.certificate, paths.preflight, paths.job, paths.request)
-        self._contents_at_start = {path: read_regular(path) for path in (*inputs, paths.provenance) if path.exists()}
+        self._contents_at_start = {
+            path: read_regular(path, "input") for path in (*inputs, paths.provenance) if path.exists()
+        }
 
     def revised(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what was changed, and write that again. Raises OSError where it cannot be written."""
         changed = []
         for path, content in self._contents_at_start.items():
             with suppress(OSError):
-                if read_regular(path) == content:
+                if read_regular(path, "input") == content:
                     continue
             changed.append(path)
         for path in changed:
@@ -159,7 +161,7 @@ class CodeWatch:
         elsewhere: dict[str, str] = {}
         for rank in range(self._plan.world_size):
             try:
-                report = json.loads(read_regular(imports_file(self._paths, rank)))["files"]
+                report = json.loads(read_regular(imports_file(self._paths, rank), "imports"))["files"]
                 imported = {str(file["path"]): str(file["sha256"]) for file in report}
             except (OSError, ValueError, LookupError, TypeError):
                 imported = {f"rank {rank}": "it did not say what it imported"}

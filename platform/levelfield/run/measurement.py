@@ -275,7 +275,7 @@ def _read_peak_file(plan: Plan, machine: str) -> dict[str, StoredPeak]:
     """Return the stored rates that can be; none where the file is missing or damaged. An earlier version kept any."""
     stored = {}
     try:
-        for dtype, fields in json.loads(read_regular(_peak_file(plan, machine))).items():
+        for dtype, fields in json.loads(read_regular(_peak_file(plan, machine), "peak")).items():
             measurement = None  # of an earlier version
             if "measurement" in fields:
                 measurement = PeakMeasurement.model_validate(fields["measurement"])

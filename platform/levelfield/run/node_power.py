@@ -169,6 +169,6 @@ def _host_name(plan: Plan, paths: RunPaths, node: int) -> str | None:
     if plan.launch.hosts:
         return plan.launch.hosts[node].name
     with suppress(OSError, ValueError):
-        hostname = mapping(json.loads(read_regular(paths.node_facts(node)))).get("hostname")
+        hostname = mapping(json.loads(read_regular(paths.node_facts(node), "facts"))).get("hostname")
         return str(hostname) if hostname else None
     return None

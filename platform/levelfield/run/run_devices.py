@@ -111,7 +111,7 @@ class WatchedSampler(Sampler):
 
     def revised(self, outcome: Outcome) -> Outcome:
         """Return the outcome of the run, which failed where its file holds other lines than were sampled."""
-        lines = read_regular(self._file).split(b"\n") if self._file.exists() else []
+        lines = read_regular(self._file, "telemetry").split(b"\n") if self._file.exists() else []
         digests = [_digest(line) for line in lines[:-1]]
         # a slow tool may leave the last line out, and a full disk any after the first ones
         if digests == self._digests[: len(digests)] and digests and lines[-1] == b"":

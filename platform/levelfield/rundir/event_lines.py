@@ -24,7 +24,6 @@ DAMAGE_ERRORS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeE
 LARGEST_NUMBER = 2**64  # of a whole number: times in ns, bytes, checksums
 
 LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
-MAX_MEASURED_BYTES = 64 * 2**20  # of one rank's file
 
 
 def parse_event(line: bytes | str) -> JsonObject:
@@ -134,7 +133,7 @@ def _finite(text: str) -> float:
 def measured_events(path: Path) -> MeasuredEvents:
     """Return the values of a rank's measured events by their names, in order. Other lines count for nothing."""
     try:
-        lines = read_regular(path, MAX_MEASURED_BYTES).split(b"\n")
+        lines = read_regular(path, "measured").split(b"\n")
     except OSError:
         return {}
     measured: MeasuredEvents = {}

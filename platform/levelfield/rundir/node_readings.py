@@ -26,7 +26,7 @@ def write_node_readings(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     tool = visible_value_tool(vendor.spec)
     for node in range(plan.hardware.nodes):
         try:
-            recorded = read_regular(paths.node_raw_telemetry(node))
+            recorded = read_regular(paths.node_raw_telemetry(node), "telemetry")
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -36,7 +36,7 @@ def write_node_readings(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
         ] = {}  # the tool's of each device by the runtime's, which is the plan's; where they differ
         facts = None
         with suppress(OSError):
-            facts = event_or_none(read_regular(paths.node_facts(node)))
+            facts = event_or_none(read_regular(paths.node_facts(node), "facts"))
         if tool and facts is not None:
             text = replaying_ask(mapping(facts.get("tools")).values())(tool.command, tool.timeout_seconds).text
             visible = {index: record.word("visible") for index, record in parse(tool, text or "").records.items()}
@@ -49,7 +49,7 @@ def write_node_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     """Write the versions that each node's facts show. Raises OSError for a full disk."""
     for node in range(plan.hardware.nodes):
         try:
-            facts = event_or_none(read_regular(paths.node_facts(node)))
+            facts = event_or_none(read_regular(paths.node_facts(node), "facts"))
         except OSError:
             continue  # raw_files finds no facts of this node either
         answers = replaying_ask(mapping(mapping(facts).get("tools")).values())

@@ -16,7 +16,6 @@ from levelfield.specs.paths import RunPaths
 
 FINAL_PHASES = ("done", "ended")  # phases in which nobody writes to the run any more
 CHANGE_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
-_MAX_STATUS_BYTES = 2**20
 
 
 def refuse_running(paths: RunPaths) -> None:
@@ -89,7 +88,7 @@ def status_of(paths: RunPaths) -> tuple[dict[str, Any], ProcessIdentity | None]:
     """Return the status of a run, and the process that runs it: None for a run that is over, or whose status does not
     say."""
     try:
-        status = json.loads(read_regular(paths.status, _MAX_STATUS_BYTES))
+        status = json.loads(read_regular(paths.status, "status"))
     except (OSError, ValueError, RecursionError):
         return {}, None
     if not isinstance(status, dict):

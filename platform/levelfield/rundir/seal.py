@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from levelfield.errors import LevelfieldError
-from levelfield.node.regular_files import MAX_BYTES, MAX_DOCUMENT_BYTES, read_regular
+from levelfield.node.regular_files import read_regular
 from levelfield.rundir.event_lines import JsonObject, event_or_none, mapping, sequence
 from levelfield.specs.base import Value, json_digest, load, sha256_of
 from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
@@ -90,8 +90,8 @@ def add_seal(paths: RunPaths, outcome: JsonObject) -> JsonObject:
         files[name] = digest
         if name.endswith((".json", ".jsonl")):
             with suppress(OSError):  # what cannot be read as a document has the digest of its bytes alone
-                most_bytes = MAX_BYTES if name.endswith(".jsonl") else MAX_DOCUMENT_BYTES
-                if (content := parse_document(name, read_regular(path, most_bytes=most_bytes))) is not None:
+                kind = "events" if name.endswith(".jsonl") else "sealed"
+                if (content := parse_document(name, read_regular(path, kind))) is not None:
                     facts[f"{name}{FACTS_SUFFIX}"] = facts_digest(content, SEAL_VERSION)
     facts[f"{OUTCOME}{FACTS_SUFFIX}"] = facts_digest(outcome, SEAL_VERSION)
     files |= {OUTCOME: outcome_digest(outcome), **facts}
@@ -271,6 +271,6 @@ def parse_document(name: str, content: bytes) -> Any:
 def read_document(path: Path) -> JsonObject | None:
     """Return the JSON object of a file; None for anything else."""
     try:
-        return event_or_none(read_regular(path, most_bytes=MAX_DOCUMENT_BYTES))
+        return event_or_none(read_regular(path, "outcome"))
     except OSError:
         return None

@@ -148,7 +148,7 @@ def read_lines(path: Path, damage_sentences: list[str], name: str | None = None)
     Each other line gets a sentence in `damage_sentences`, but for an incomplete last one.
     """
     try:
-        lines = read_regular(path).split(b"\n")
+        lines = read_regular(path, "telemetry").split(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:

@@ -14,7 +14,7 @@ from levelfield.specs.short_names import short_digest
 
 PROGRAM = ("python", "run_benchmarks.py")
 _LINE_CONTINUATION = " \\\n        "
-_LONGEST_LINE = 71  # characters of a command, before the indent
+_MAX_LINE_CHARACTERS = 71  # characters of a command, before the indent
 
 
 class NextStep(NamedTuple):
@@ -74,7 +74,7 @@ def command_text(command: Sequence[str]) -> str:
     """Return a command on lines that a shell takes as one."""
     lines, words = [""], [shlex.quote(one_line(word)) for word in command]
     for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) >= _LONGEST_LINE:
+        if lines[-1] and len(lines[-1]) + len(word) >= _MAX_LINE_CHARACTERS:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return _LINE_CONTINUATION.join(lines)

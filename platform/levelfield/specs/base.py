@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
@@ -19,6 +19,7 @@ from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import clipped
 
 T = TypeVar("T", bound="Value")
+D = TypeVar("D", bound="Document")
 # json_schema_extra of a field that was added after digests of its document had been stored. A default of it is left
 # out of the digest, so that the stored ones still hold.
 LATER: dict[str, JsonValue] = {"later": True}
@@ -33,7 +34,12 @@ _EXPECTED = {
     **{"string_type": "a text", "finite_number": "a finite number", "literal_error": "{expected}"},
     **{"greater_than": "more than {gt}", "greater_than_equal": "at least {ge}"},
     **{"less_than": "less than {lt}", "less_than_equal": "at most {le}"},
+    **{"too_short": "at least {min_length} entries", "too_long": "at most {max_length} entries"},
+    **{"string_too_short": "at least {min_length} characters", "string_too_long": "at most {max_length} characters"},
+    **{"string_pattern_mismatch": "a text that matches {pattern}"},
 }
+MAX_FAULTS = 20  # faults of one document that are printed
+_MAX_VALUE, _MAX_KEY, _MAX_REASON = 60, 200, 2000  # characters in a message
 _KIND_TEXTS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 # Bounds of whole numbers, far above what exists. The platform takes steps, ranks, layers and experts one after another:
@@ -95,16 +101,29 @@ def parse(cls: type[T], content: Any, origin: str) -> T:
         raise DocumentError(f"{origin}: found {type(content).__name__}, expected a mapping of keys to values")
     content = dict(content)
     if issubclass(cls, Document) and (schema := content.pop("schema", None)) != cls.schema_name():
-        raise DocumentError(f"{origin}: key 'schema': found {schema!r}, expected '{cls.schema_name()}'")
+        schema_text = clipped(repr(schema), _MAX_VALUE)
+        raise DocumentError(f"{origin}: key 'schema': found {schema_text}, expected '{cls.schema_name()}'")
     try:
         value = cls.model_validate(content)
     except ValidationError as error:
-        faults = error.errors(include_url=False)
-        lines = (f"{origin}: {_key_text(fault['loc'])}: {fault_text(fault, cls)}" for fault in faults)
-        raise DocumentError("\n".join(lines)) from None
-    if changed := [f"{origin}: {_key_text(key_path)}: {fault}" for key_path, fault in type_changes(content, value)]:
-        raise DocumentError("\n".join(sorted(changed)))
+        faults = _causes(error.errors(include_url=False))
+        first_faults = [(fault["loc"], fault_text(fault, cls)) for fault in faults[:MAX_FAULTS]]
+        raise DocumentError(_fault_lines(origin, first_faults, len(faults))) from None
+    if changed := sorted(type_changes(content, value), key=lambda change: _key_text(change[0])):
+        raise DocumentError(_fault_lines(origin, changed, len(changed)))
     return value
+
+
+def _fault_lines(origin: str, faults: Sequence[tuple[KeyPath, str]], count: int) -> str:
+    """Return a line for each of the first faults, and how many there are beside them."""
+    lines = [f"{origin}: {_key_text(key_path)}: {text}" for key_path, text in faults[:MAX_FAULTS]]
+    return "\n".join([*lines, *([f"{origin}: and {count - len(lines):,} more"] if count > len(lines) else [])])
+
+
+def _causes(faults: Sequence[Any]) -> list[Any]:
+    """Return the faults without those that follow from others: a list whose items are wrong counts as too short."""
+    wrong = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
+    return [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in wrong]
 
 
 def dump(document: Document) -> str:
@@ -113,9 +132,9 @@ def dump(document: Document) -> str:
     return json_text(body) + "\n"
 
 
-def load(cls: type[T], path: Path) -> T:
+def load(cls: type[D], path: Path) -> D:
     """Read a YAML or JSON document. Raises DocumentError when it is missing, unreadable or wrong."""
-    return parse(cls, read_mapping(path), str(path))
+    return parse(cls, read_mapping(path, cls.KIND), str(path))
 
 
 def _digest_content(value: Any, dumped: Any) -> Any:
@@ -136,21 +155,21 @@ def _digest_content(value: Any, dumped: Any) -> Any:
 
 
 def _key_text(key_path: KeyPath) -> str:
-    return f"key '{'.'.join(str(part) for part in key_path)}'" if key_path else "document"
+    return f"key '{clipped('.'.join(map(str, key_path)), _MAX_KEY)}'" if key_path else "document"
 
 
 def fault_text(fault: Any, cls: type[Value]) -> str:
     """Return what was found and expected. fault: an error of pydantic in a document of type `cls`."""
     if fault["type"] == "missing":
         return "missing; it is required"
-    value = f"found {clipped(repr(fault['input']), 60)}"
+    value = f"found {clipped(repr(fault['input']), _MAX_VALUE)}"
     if fault["type"] == "extra_forbidden":
         keys = sorted(_fields_at(cls, fault["loc"][:-1]))
         nearest = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=3)
         hint = f"nearest: {', '.join(nearest)}; all: {', '.join(keys)}" if nearest else f"known: {', '.join(keys)}"
         return f"unknown key ({value}); {hint if keys else 'remove it or correct its name'}"
     if fault["type"] == "value_error":
-        return str(fault["ctx"]["error"])
+        return clipped(str(fault["ctx"]["error"]), _MAX_REASON)
     if fault["type"] in _EXPECTED:
         expected = _EXPECTED[fault["type"]].format_map(fault.get("ctx", {}))
         return f"{value}, expected {expected}"
@@ -190,7 +209,7 @@ def type_changes(content: Any, value: Any, key_path: KeyPath = ()) -> Iterator[t
         for index, (part, validated) in enumerate(zip(content, value, strict=False)):
             yield from type_changes(part, validated, (*key_path, index))
     elif type(value) in _KIND_TEXTS and _kind(content) is not _kind(value):
-        yield key_path, f"found {content!r}, expected {_KIND_TEXTS[type(value)]}"
+        yield key_path, f"found {clipped(repr(content), _MAX_VALUE)}, expected {_KIND_TEXTS[type(value)]}"
 
 
 def _kind(value: Any) -> type:
@@ -215,7 +234,7 @@ _cached_content = lru_cache(maxsize=1024)(parse_mapping)
 
 
 @lru_cache(maxsize=1024)
-def _cached_document(kind: type[T], path: Path, text: str) -> T:
+def _cached_document(kind: type[D], path: Path, text: str) -> D:
     return parse(kind, _cached_content(path, text), str(path))
 
 
@@ -226,14 +245,17 @@ class DocumentCache:
         self._contents: dict[Path, Any] = {}
         self._documents: dict[tuple[type[Value], Path], Value] = {}
 
-    def content(self, path: Path) -> Any:
-        """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
+    def content(self, path: Path, kind: str) -> Any:
+        """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read.
+
+        kind: a key of MAX_BYTES of node/file_sizes.py.
+        """
         if path not in self._contents:
-            self._contents[path] = _cached_content(path, bounded_text(path))
+            self._contents[path] = _cached_content(path, bounded_text(path, kind))
         return self._contents[path]
 
-    def document(self, kind: type[T], path: Path) -> T:
+    def document(self, kind: type[D], path: Path) -> D:
         """Return the document in this file. Raises DocumentError when it is missing, unreadable or wrong."""
         if (kind, path) not in self._documents:
-            self._documents[kind, path] = _cached_document(kind, path, bounded_text(path))
-        return cast(T, self._documents[kind, path])
+            self._documents[kind, path] = _cached_document(kind, path, bounded_text(path, kind.KIND))
+        return cast(D, self._documents[kind, path])

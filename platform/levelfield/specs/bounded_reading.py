@@ -9,6 +9,7 @@ in which `017` is 15, `1:30` is 90 and `no` is false: such words are refused.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable, Hashable
@@ -21,7 +22,6 @@ from pydantic_core import from_json, to_json
 from levelfield.errors import DocumentError
 from levelfield.node.regular_files import read_regular
 
-MAX_BYTES = 64 * 2**20  # of a file; the largest of the repository has 60 KB
 MAX_LEVELS = 100  # of nested lists and mappings; the interpreter's own stack ends some hundreds deeper
 MAX_VALUES = 1_000_000  # with every alias of YAML counted as what it stands for
 MAX_DIGITS = 25  # of a whole number; 2**64 has 20
@@ -48,9 +48,12 @@ _AMBIGUOUS_NUMBER = re.compile(r"[-+]?(?:0[0-9bx]\S*|[.0-9][0-9a-fA-F.]*[_:]\S*)
 _MAX_NUMBER_CHARACTERS = 25  # characters of a number whose values are shown
 
 
-def read_mapping(path: Path) -> Any:
-    """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read."""
-    return parse_mapping(path, bounded_text(path))
+def read_mapping(path: Path, kind: str) -> Any:
+    """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read.
+
+    kind: a key of MAX_BYTES of node/file_sizes.py.
+    """
+    return parse_mapping(path, bounded_text(path, kind))
 
 
 def parse_mapping(path: Path, text: str) -> Any:
@@ -73,20 +76,19 @@ def parse_mapping(path: Path, text: str) -> Any:
         raise DocumentError(f"{path}: found lists and mappings nested too deep, expected few levels") from None
 
 
-def bounded_bytes(path: Path) -> bytes:
-    """Return the content of a file. Raises DocumentError when it cannot be read, or is too large."""
+def bounded_bytes(path: Path, kind: str) -> bytes:
+    """Return the content of a file. Raises DocumentError when it cannot be read, or is too large for its kind."""
     try:
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise DocumentError(f"{path}: found {size:,} bytes, expected at most {MAX_BYTES:,}")
-        return read_regular(path, most_bytes=MAX_BYTES)
+        return read_regular(path, kind)
     except OSError as error:
-        raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
+        reason = f"{error.strerror}" if error.errno == errno.EFBIG else f"cannot be read: {error.strerror}"
+        raise DocumentError(f"{path}: {reason}") from None
 
 
-def bounded_text(path: Path) -> str:
+def bounded_text(path: Path, kind: str) -> str:
     """Return the text of a file. Raises DocumentError as `bounded_bytes`, and for other bytes than UTF-8."""
     try:
-        return bounded_bytes(path).decode()
+        return bounded_bytes(path, kind).decode()
     except UnicodeDecodeError as error:
         raise DocumentError(f"{path}: not UTF-8 text: byte {error.start}") from None
 

@@ -155,7 +155,7 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     ignored: keys that the user leaves out, although they are not known to change nothing. The model has transformers'
     defaults of them, and a key without one is refused.
     """
-    content = read_mapping(path)
+    content = read_mapping(path, "config.json")
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise DocumentError(f"{path}: found no mapping of keys to values, expected Hugging Face's config.json")
     kind = content.get("model_type")

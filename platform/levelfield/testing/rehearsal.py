@@ -91,7 +91,7 @@ def _copy_vendor(subject: VendorSubject) -> Path:
     if folder.exists():
         return folder
     shutil.copytree(subject.folder, folder, ignore=shutil.ignore_patterns("tuning", "recorded", "__pycache__"))
-    content = read_mapping(subject.file)
+    content = read_mapping(subject.file, "vendor")
     content |= {"name": folder.name, "frameworks": {"drill": {"device": "cpu", "backend": "gloo"}}}
     if "device_nodes" in (content.get("discovery") or {}):
         del content["discovery"]  # this machine has no such nodes: the monitor's records give the devices

@@ -26,7 +26,7 @@ REFUSALS = [
     ),
     ("training.optimizer.name: sgd", "key 'training.optimizer.name': found 'sgd', expected 'adamw'"),
     ("training.precision: fp16", "precision fp16 needs loss_scale"),
-    ("model.family: My Llama", "key 'model.family': found 'My Llama', expected: string should match pattern"),
+    ("model.family: My Llama", "key 'model.family': found 'My Llama', expected a text that matches ^[a-z]"),
     ("model.positions: learned", "rope_base is given exactly when positions is 'rope'"),
     ("model.heads: 30", "hidden_size 2048 is not divisible by heads 30"),
     ("window.last_step: 200", "window 21..200 does not lie within the 100 steps"),

@@ -83,6 +83,20 @@ def test_a_signature_for_another_purpose_does_not_hold(folder: Path, verify: Ver
     assert verify(path, "--allowed-signers", folder / "signers")[0] == 4
 
 
+@pytest.mark.parametrize("option", ["--sign", "--allowed-signers"])
+def test_a_large_file_is_no_key(
+    option: str, folder: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ssh-keygen would search all of it, for minutes."""
+    large = tmp_path / "large"
+    large.write_bytes(b"a" * 30_000_000)
+    words = [str(folder / "signed.zip"), option, str(large)]
+    if option == "--sign":
+        words = [str(recorded), "--output", str(tmp_path / "a.zip"), option, str(large)]
+    assert main(["evidence", "bundle" if option == "--sign" else "verify", *words]) == 2
+    assert "found 30,000,000 bytes, expected at most" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("signature", [None, b"", b"nonsense"])
 def test_a_bundle_without_a_signature_does_not_pass_where_one_is_demanded(
     folder: Path, verify: Verify, tmp_path: Path, signature: bytes | None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from levelfield.errors import DocumentError, UsageError
-from levelfield.specs import bounded_reading
+from levelfield.node.file_sizes import MAX_BYTES
 from levelfield.specs.bounded_reading import WordDumper, read_mapping
 from levelfield.specs.selector import parse_selector
 
@@ -20,7 +20,7 @@ READ = """
 import sys
 from pathlib import Path
 from levelfield.specs.bounded_reading import read_mapping
-read_mapping(Path(sys.argv[1]))
+read_mapping(Path(sys.argv[1]), "case")
 """
 
 
@@ -56,9 +56,9 @@ def test_a_hostile_file_is_an_error_with_its_name(tmp_path: Path, name: str, tex
 
 
 def test_a_file_beyond_the_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_reading, "MAX_BYTES", 10)
-    with pytest.raises(DocumentError, match=r"large\.yaml: .*\b11\b.*\b10$"):
-        read_mapping(written(tmp_path, "large.yaml", "a: 12345678"))
+    monkeypatch.setitem(MAX_BYTES, "case", 10)
+    with pytest.raises(DocumentError, match=r"large\.yaml: .*\b11\b.*\b10 of a case file$"):
+        read_mapping(written(tmp_path, "large.yaml", "a: 12345678"), "case")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_file_beyond_the_size_is_not_read(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_honest_files_are_read_as_before(tmp_path: Path, text: str, content: object) -> None:
-    mapping = read_mapping(written(tmp_path, "good.yaml", text))
+    mapping = read_mapping(written(tmp_path, "good.yaml", text), "case")
     assert content is None or mapping == content
 
 
@@ -98,11 +98,11 @@ def test_a_word_that_two_versions_of_yaml_read_differently_is_refused(tmp_path: 
     for text in (f"a: 1\n{word}: b", f"a: 1\nb: {word}", f"a: 1\nb: [{word}]", f"a: 1\nb: {{c: {word}}}"):
         path = written(tmp_path, "a.yaml", text + "\n")
         with pytest.raises(DocumentError) as refusal:
-            read_mapping(path)
+            read_mapping(path, "case")
         place = re.escape(f"{path}: line 2, `{text[5:65]}`:")
         assert re.search(rf"{place}.*{re.escape(word[:25])}", str(refusal.value)) and message in str(refusal.value)
     for quoted in (f"'{word}'", f'"{word}"'):
-        assert read_mapping(written(tmp_path, "a.yaml", f"b: {quoted}")) == {"b": word}
+        assert read_mapping(written(tmp_path, "a.yaml", f"b: {quoted}"), "case") == {"b": word}
 
 
 def test_other_words_are_read_by_yaml_1_2(tmp_path: Path) -> None:
@@ -112,20 +112,20 @@ def test_other_words_are_read_by_yaml_1_2(tmp_path: Path) -> None:
         **{"1.2.3": "1.2.3", "10.0.0.1:8080": "10.0.0.1:8080", "12:70": "12:70", "=": "=", "1,000": "1,000"},
     }
     for word, value in expected.items():
-        found = read_mapping(written(tmp_path, "a.yaml", f"b: {word}"))["b"]
+        found = read_mapping(written(tmp_path, "a.yaml", f"b: {word}"), "case")["b"]
         assert (type(found), found) == (type(value), value), word
 
 
 def test_what_show_prints_is_read_back(tmp_path: Path) -> None:
     content = {"a": ["1e3", "0o17", "017", "y", "no", "1_000", "2024-01-31", "08", "plain"], "b": [1e-5, 3, True, None]}
     text = yaml.dump(content, Dumper=WordDumper)
-    assert read_mapping(written(tmp_path, "a.yaml", text)) == content and "- plain\n" in text
+    assert read_mapping(written(tmp_path, "a.yaml", text), "case") == content and "- plain\n" in text
 
 
 @pytest.mark.parametrize("text", ["!!bool maybe", "!!timestamp x", "!!float ''", "!!int x", "!other x"])
 def test_a_tag_that_does_not_fit_its_value_is_an_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(DocumentError, match=r": not.*yaml"):
-        read_mapping(written(tmp_path, "a.yaml", f"b: {text}"))
+        read_mapping(written(tmp_path, "a.yaml", f"b: {text}"), "case")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 import pytest
 from changed_documents import TINY, written
 from levelfield.errors import DocumentError
-from levelfield.specs.base import LATER, Document, Value, dump, load
+from levelfield.node.file_sizes import MAX_BYTES
+from levelfield.specs.base import LATER, MAX_FAULTS, Document, Value, dump, load, parse
 from levelfield.specs.case import Case
 from levelfield.specs.derivation import Extension
 from levelfield.specs.implementation import ImplementationFile
@@ -235,6 +236,13 @@ def test_documents_are_frozen() -> None:
     [
         ({"launch.argv": ["{python}", "{host}"]}, "unknown placeholder ['host'] in '{host}'; known: ["),
         ({"launch.environment": {"A": "{gpu}"}}, "unknown placeholder ['gpu']"),
+        *(({"launch.argv": ["a", text]}, "found '") for text in ("{", "}", "{python", "a}b", "{rank:d}", "{rank!r}")),
+        *(({"launch.argv": ["a", text]}, "unknown placeholder") for text in ("{}", "{0}", "{rank.x}", "{rank[0]}")),
+        *(({"launch.environment": {"A": text}}, text) for text in ("{", "}", "{}", "{0}", "{rank.x}")),
+        *(({"reaches": {"cpu": {"device": "a", "backend": "b", "environment": {"A": text}}}}, text) for text in "{}"),
+        ({"launch.peak_probe": ["{python}", "{rank}"]}, "unknown placeholder ['rank']"),
+        ({"launch.environment": {"A=B": "1"}}, "found the name 'A=B', expected letters"),
+        ({"launch.argv": ["{python}", "a\0b"]}, "found a NUL character"),
         ({"launch.argv": []}, "key 'launch.argv': found []"),
         ({"requirements.cpu.packages": ["numpy>=2"]}, "packages: found numpy>=2, expected every version pinned"),
         ({"architecture": ["bert"]}, "key 'architecture.0': found 'bert'"),
@@ -245,6 +253,59 @@ def test_an_implementation_that_cannot_be_launched_is_refused(
 ) -> None:
     path = written(tmp_path, change, PLUGINS / "models/fake/implementation.yaml")
     assert message in refusal(path, ImplementationFile)
+
+
+def test_braces_that_are_written_twice_are_braces(tmp_path: Path) -> None:
+    change = {"launch.environment": {"A": '{{"rank": {rank}}}'}}
+    path = written(tmp_path, change, PLUGINS / "models/fake/implementation.yaml")
+    assert load(ImplementationFile, path).launch.environment["A"].format(rank=3) == '{"rank": 3}'
+
+
+# ---- many errors, and those that follow from others
+
+
+def test_of_very_many_errors_the_first_are_named(tmp_path: Path) -> None:
+    path = written(tmp_path, {f"x{number}": number for number in range(20_000)})
+    lines = refusal(path, Case).splitlines()
+    assert len(lines) == MAX_FAULTS + 1 and lines[-1] == f"{path}: and {20_000 - MAX_FAULTS:,} more"
+
+
+def test_many_values_of_a_wrong_type_are_cut_too(tmp_path: Path) -> None:
+    text = refusal(written(tmp_path, {"evidence.gradient_steps": ["1"] * 9_000}), Case)
+    assert f"and {9_000 - MAX_FAULTS:,} more" in text and len(text) < 10_000
+
+
+def test_a_list_whose_entries_are_wrong_is_not_called_too_short() -> None:
+    class Part(Value):
+        a: int
+
+    class Whole(Value):
+        parts: tuple[Part, ...] = Field(min_length=1)
+
+    with pytest.raises(DocumentError) as caught:
+        parse(Whole, {"parts": [{}]}, "x")
+    assert str(caught.value) == "x: key 'parts.0.a': missing; it is required"
+    with pytest.raises(DocumentError, match=r"^x: key 'parts': found \[\], expected at least 1 entries$"):
+        parse(Whole, {"parts": []}, "x")
+
+
+def test_a_long_schema_key_or_value_is_cut() -> None:
+    long = "x" * 30_000_000
+    named = {"schema": "levelfield.case/1"}
+    for content in ({"schema": long}, {**named, long: 1}, {**named, "name": [long]}):
+        with pytest.raises(DocumentError) as caught:
+            parse(Case, content, "x")
+        assert len(str(caught.value)) < 5_000
+
+
+def test_every_document_of_a_file_has_a_largest_size() -> None:
+    """These are lines of a store, or rows of it."""
+    rows = {"event", "expectation", "finding"}
+    sources = (ROOT / "platform").rglob("*.py")
+    kinds = {
+        kind for path in sources for kind in re.findall(r'^    KIND: ClassVar\[str\] = "(.+)"', path.read_text(), re.M)
+    }
+    assert len(kinds) > 20 and kinds - rows <= MAX_BYTES.keys()
 
 
 # ---- digests

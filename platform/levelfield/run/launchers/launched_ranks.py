@@ -65,7 +65,7 @@ def rank_ends(node: NodeWork, content: Any) -> tuple[ProcessEnd, ...]:
 def rank_ends_on_disk(node: NodeWork) -> tuple[ProcessEnd, ...]:
     """Return how each rank of a node ended, as the first process of its container wrote it during the run."""
     try:
-        return rank_ends(node, json.loads(read_regular(Path(str(node.ends)))))
+        return rank_ends(node, json.loads(read_regular(Path(str(node.ends)), "node")))
     except (OSError, ValueError):
         return rank_ends(node, ())
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from levelfield.contracts.execution import NodeWork, Request
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
-from levelfield.node.regular_files import MAX_BYTES, open_regular, read_regular
+from levelfield.node.regular_files import open_regular, read_regular
 from levelfield.node.step_draw import StepDraw
 from levelfield.rundir.follower import event_file_sizes
 
@@ -67,7 +67,7 @@ class Liveness:
         return hang_evidence + group
 
     def _contains(self, names: Iterable[str], *marks: bytes) -> bool:
-        contents = (read_regular(self._events / name, MAX_BYTES) for name in names)
+        contents = (read_regular(self._events / name, "log") for name in names)
         return any(mark in content for content in contents for mark in marks)
 
 

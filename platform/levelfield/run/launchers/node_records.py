@@ -16,7 +16,6 @@ from levelfield.rundir.raw_files import clipped_text
 
 _RECORD = "nodes/node{}.record.jsonl"  # by the node's rank
 FULL_DISK_BYTES = 2**20  # a disk with less free space is full
-MAX_RECORD_BYTES = 4 * 2**20  # of a record; the longest real one is some kilobytes
 MAX_RESENT_SHARE = 0.01  # of TCP's segments; a sound network of a cluster is below a thousandth
 MIN_RESENT = 20  # segments; fewer give no remark
 _STATUSES: dict[str, NodeWord] = {  # by cause; all others: failed
@@ -157,6 +156,6 @@ def disk_remark(last: Mapping[str, Any]) -> str:
 def _text(path: Path) -> str:
     """Return a file's text, or an empty one. It is opened each time: a client of a file server then asks for news."""
     try:
-        return read_regular(path, MAX_RECORD_BYTES).decode(errors="replace")
+        return read_regular(path, "node").decode(errors="replace")
     except OSError:
         return ""

@@ -135,7 +135,7 @@ class ReadyDocker(DockerRuntime):
         file = own_cache() / "images" / f"{self._built.id.rpartition(':')[2]}.json"
         versions: dict[str, str] | None
         try:
-            versions = dict(json.loads(read_regular(file)))
+            versions = dict(json.loads(read_regular(file, "wheels")))
         except (OSError, ValueError):
             try:
                 versions = packages(self, plan, LIST_PACKAGES_SECONDS)

@@ -148,7 +148,7 @@ def _run_build_steps(
 
 def _stored_digests(folder: Path) -> dict[str, str] | None:
     try:
-        return dict(json.loads(read_regular(folder / "wheels.json")))
+        return dict(json.loads(read_regular(folder / "wheels.json", "wheels")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -235,7 +235,7 @@ def _submit_job(request: Request) -> SlurmJob | Outcome:
 def submitted_job(request: Request) -> SlurmJob | None:
     """Return the job of a run: as it was recorded, else by its name."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(read_regular(Path(request.events_dir).parent / "nodes" / "engine.json"))
+        content = json.loads(read_regular(Path(request.events_dir).parent / "nodes" / "engine.json", "engine"))
         return SlurmJob(str(int(content["job"])), content["cluster"])
     return find_job(request.submissions[0].name)
 
