@@ -17,6 +17,7 @@ from typing import Any
 
 from levelfield.errors import DocumentError
 from levelfield.measure.curves import fill_lost_steps
+from levelfield.node.file_sizes import MAX_BYTES
 from levelfield.publish.foreign_logs import TOOLS, parse_log
 from levelfield.specs.bounded_reading import bounded_bytes
 
@@ -40,7 +41,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
     tag: the name of the scalar, or of the column, that holds the loss.
     Raises DocumentError for a file that cannot be read or holds no curve, and for a step with two losses.
     """
-    data = bounded_bytes(path)
+    data = bounded_bytes(path, "curve")
     try:
         if _FIRST_EVENT in data[:64]:
             curve = _curve(scalars(data, tag or "loss"))
@@ -52,6 +53,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
                 curve = log.losses
             else:
                 delimiter = "\t" if "\t" in text.split("\n", 1)[0] else ","
+                csv.field_size_limit(MAX_BYTES["curve"])  # the library's own is 131,072 characters
                 rows = csv.DictReader(io.StringIO(text), delimiter=delimiter)
                 curve = _curve(point for row in rows for point in _row_point(row, tag))
         if not curve:
@@ -61,7 +63,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
         raise DocumentError(f"{path}: found bytes that are no text, expected {EXPECTED}") from None
     except RecursionError:
         raise DocumentError(f"{path}: found lists nested too deep, expected {EXPECTED}") from None
-    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, csv.Error) as error:
         raise DocumentError(f"{path}: {error}") from None
 
 

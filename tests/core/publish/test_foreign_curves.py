@@ -117,6 +117,8 @@ def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path: Path) 
         ('{"a": 1}', "invalid literal"),
         ("[[1, 2], [3]]", "index out of range"),
         ("[[1, null]]", "found no loss"),
+        ("step,loss\n1," + "x" * 140_000 + "\n", "could not convert"),
+        ("step,loss\n1,2\0\n", "found|line contains NUL|could not convert"),
         (
             event_file(b"\x2a\x11\x0a\x0f\x0a\x04loss\x11" + bytes(8)),
             "found the scalars none",
@@ -129,6 +131,12 @@ def test_a_file_without_a_curve_is_an_error_that_names_it(content: str | bytes, 
     with pytest.raises(DocumentError, match=message) as error:
         read_curve(path)
     assert str(path) in str(error.value)
+
+
+def test_a_table_with_a_long_field_is_read(tmp_path: Path) -> None:
+    """The library refuses more than 131,072 characters by an error that is no ValueError."""
+    path = written(tmp_path, "step,loss,notes\n1,2.0," + "x" * 1_000_000 + "\n2,1.0,\n")
+    assert read_curve(path) == {1: 2.0, 2: 1.0}
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
