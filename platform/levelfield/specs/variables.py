@@ -33,9 +33,10 @@ _SYSTEM = re.compile(
     r"HOME|USER|LOGNAME|SHELL|IFS|ENV|BASH_ENV|PWD|TMP|TMPDIR|TEMP|TZ|TERM|LANG|LANGUAGE|LC_\w+|XDG_\w+|GCONV_PATH"
     r"|GLIBC_\w+|MALLOC_\w+|OMP_\w+|MKL_\w+|(?i:\w*_PROXY)"
 )
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(
-    r"TOKEN(?!IZ)|SECRET|PASSW(OR)?D|PASSPHRASE|KEY|CREDENTIAL|AUTH(?!OR)|CONNECTION_STRING|^SSHPASS$|(^|_)(PASS|PWD|PAT)$",
+    r"TOKEN(?!IZ)|SECRET|PASSW(OR)?D|PASSPHRASE|KEY|CREDENTIAL|AUTH(?!OR)|CONNECTION_STRING|COOKIE|LICEN[CS]E"
+    r"|NETRC|^SSHPASS$|(^|_)(PASS|PWD|PAT|PIN(_?CODE)?)$",
     re.IGNORECASE,
 )
 SECRET_VALUE = re.compile(
@@ -43,6 +44,7 @@ SECRET_VALUE = re.compile(
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]*:[^/\s@]+@|\bhttps?://[^/\s@]+@|\bBearer\s+\S{8,}"
     r"|\b(?i:AccountKey|SharedAccessKey|password|pwd)=[^;&\s\"']{4,}"
+    r"|\b(?:machine\s+\S+|default)\s+(?:(?:login|account)\s+\S+\s+){0,2}password\s+\S+"  # a netrc
 )
 # Of what a training inherits from the user's shell. A list of names that matter is never complete: each library reads
 # its own. So these are lists of names that do not. First the terminal, the session, the login, the language, jobs of
@@ -89,7 +91,7 @@ def reserved_reason(name: str, by: str = "tuning") -> str | None:
 def check(variables: dict[str, str], by: str) -> dict[str, str]:
     """Return the variables. Raises ValueError for a name that is none or is reserved, and for a value with a NUL."""
     for name, value in variables.items():
-        if not _NAME.fullmatch(name):
+        if not VARIABLE_NAME.fullmatch(name):
             raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
         if reason := reserved_reason(name, by):
             raise ValueError(f"{name} cannot be set here: {reason}; leave it out")
@@ -102,7 +104,7 @@ def check(variables: dict[str, str], by: str) -> dict[str, str]:
 
 def check_visible(name: str) -> str:
     """Return the name of a variable that names devices. Raises ValueError for one with another meaning."""
-    if not _NAME.fullmatch(name):
+    if not VARIABLE_NAME.fullmatch(name):
         raise ValueError(f"found the name {name!r}, expected letters, digits and underscores")
     reason = reserved_reason(name)
     if reason != _DEVICES and (reason or _SYSTEM.fullmatch(name)):

@@ -39,11 +39,14 @@ SECRETS = {
     "db_pwd": "x", "GH_PAT": "x", "AZURE_STORAGE_CONNECTION_STRING": "x",
     "A": "hf_" + "a" * 20, "B": "ghp_" + "a" * 36, "C": "sk-" + "a" * 20, "D": "AKIA" + "A" * 16,
     "E": "https://user:word@host/x", "E2": "https://abcdef@host/x", "E3": "Server=a;User=b;Password=long",
+    "SESSION_COOKIE": "x", "CARD_PIN": "1", "PINCODE": "1", "MY_LICENSE": "x", "LM_LICENCE_FILE": "x",
+    "H": "machine a.b login me password long", "I": "default password long", "J": "machine a\nlogin b\npassword c",
     "F": "eyJ" + "a" * 20 + "." + "b" * 20 + ".c", "G": "-----BEGIN PRIVATE KEY-----",
 }  # fmt: skip
 OPEN = {
     "TOKENIZERS_PARALLELISM": "false", "NCCL_DEBUG": "INFO", "AUTHOR": "me", "URL": "https://host:443/x@y", "N": "sk-8",
     "BYPASS": "1", "XPAT": "1", "GIT": "ssh://git@host/x", "PWDS": "1",
+    "PIN_MEMORY": "1", "GOMP_SPINCOUNT": "1", "SPIN": "1", "KMP_PINNED": "1", "K": "the machine has no password",
 }  # fmt: skip
 
 
