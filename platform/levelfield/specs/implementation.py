@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from string import Formatter
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -15,7 +16,9 @@ from levelfield.specs.case import Precision, Work
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.requirements import FurtherVersion, Requirements, require_pin
 from levelfield.specs.selector import versioned_framework
+from levelfield.specs.short_names import clipped
 from levelfield.specs.tuning import Tuning
+from levelfield.specs.variables import VARIABLE_NAME
 from levelfield.specs.vendor import HOST_KIND, NAME, FrameworkAccess
 
 # uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; expert: ranks of data
@@ -29,7 +32,9 @@ ANY_ACCELERATOR = "accelerator"
 ANY_KIND = "any"
 # Of a further version: a part of folder names, of images' names and of case strings.
 _VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+)+(\+[0-9a-z.]+)?")
-PLACEHOLDERS = frozenset({"python", "folder", "rank", "local_rank", "node_rank", "world_size"})
+PROBE_PLACEHOLDERS = frozenset({"python", "folder"})
+PLACEHOLDERS = PROBE_PLACEHOLDERS | {"rank", "local_rank", "node_rank", "world_size"}
+_MAX_CHARACTERS = 200  # of a text in a message
 # Choices that an implementation may refuse by name, each with a reason.
 Refusable = Literal[
     "compile",
@@ -69,7 +74,7 @@ class Launch(Value):
     """The argv of one process.
 
     The platform starts one process for each device. Placeholders in braces: python, folder, rank, local_rank,
-    node_rank, world_size.
+    node_rank, world_size; of the probe, which is no rank, the first two. {{ and }} stand for braces.
     """
 
     argv: tuple[str, ...] = Field(min_length=1)
@@ -80,20 +85,49 @@ class Launch(Value):
 
     @model_validator(mode="after")
     def _known_placeholders(self) -> Launch:
-        for text in (*self.argv, *self.environment.values(), *self.peak_probe, *self.preflight):
-            unknown = set(re.findall(r"\{(\w*)\}", text)) - PLACEHOLDERS
-            if unknown:
-                raise ValueError(f"unknown placeholder {sorted(unknown)} in '{text}'; known: {sorted(PLACEHOLDERS)}")
+        _check_templates((*self.argv, *self.preflight), PLACEHOLDERS)
+        _check_templates(self.peak_probe, PROBE_PLACEHOLDERS)
+        _check_variables(self.environment)
         return self
+
+
+def _check_variables(variables: dict[str, str]) -> None:
+    """Raises ValueError for names that no variable can have, and for values as `_check_templates` does."""
+    if unusable := [name for name in variables if not VARIABLE_NAME.fullmatch(name)]:
+        name = clipped(repr(unusable[0]), _MAX_CHARACTERS)
+        raise ValueError(f"environment: found the name {name}, expected letters, digits and underscores")
+    _check_templates(variables.values(), PLACEHOLDERS)
+
+
+def _check_templates(texts: Iterable[str], placeholders: frozenset[str]) -> None:
+    """Raises ValueError for a text that has other placeholders or single braces, and for one that no process takes."""
+    for text in texts:
+        quoted = clipped(repr(text), _MAX_CHARACTERS)
+        if "\0" in text:
+            raise ValueError(f"found a NUL character in {quoted}, expected none")
+        try:
+            fields = [field for field in Formatter().parse(text) if field[1] is not None]
+        except ValueError as error:
+            raise ValueError(f"found {quoted}: {error}; write {{{{ or }}}} for a brace") from None
+        unknown = {str(name) for _, name, _, _ in fields} - placeholders
+        if unknown:
+            raise ValueError(f"unknown placeholder {sorted(unknown)} in {quoted}; known: {sorted(placeholders)}")
+        if any(layout or conversion for _, _, layout, conversion in fields):
+            raise ValueError(f"found {quoted}, expected placeholders without ':' and '!', such as {{rank}}")
 
 
 class DeviceReach(FrameworkAccess):
     """How the framework reaches the devices of one kind, and the variables that its processes need there.
 
-    The variables are added to those of `launch`. No placeholders.
+    The variables are added to those of `launch`, with the same placeholders.
     """
 
     environment: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _variables_can_be_set(self) -> DeviceReach:
+        _check_variables(self.environment)
+        return self
 
     @property
     def access(self) -> FrameworkAccess:
