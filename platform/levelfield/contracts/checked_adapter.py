@@ -10,10 +10,12 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.command import Ask, end_tools, run_tools_for
+from levelfield.contracts.readings import SAMPLED
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.errors import DocumentError
 from levelfield.specs.base import MAX_DEVICES
@@ -70,6 +72,8 @@ class CheckedAdapter:
         samples = self._bounded_call("sample", lambda: self.adapter.sample(devices))
         if not isinstance(samples, (list, tuple)) or not all(isinstance(sample, Sample) for sample in samples):
             raise self._fault("sample", samples, "a list of Sample")
+        if fault := next(filter(None, map(sample_fault, samples)), None):
+            raise AdapterFault(f"{self.path}: sample(): {fault}")
         return samples
 
     def software(self) -> dict[str, str]:
@@ -129,6 +133,20 @@ def checked_adapter(adapter: Vendor, path: Path) -> Vendor:
     """Return the adapter of a file with its answers checked."""
     can_replay = hasattr(adapter, "node_commands") and hasattr(adapter, "replayed")
     return (CheckedReplayableAdapter if can_replay else CheckedAdapter)(adapter, path)
+
+
+def sample_fault(sample: Sample) -> str | None:
+    """Return why a sample is none of the contract; None for one that is."""
+    if type(sample.index) is not int:
+        return f"key 'index': found {sample.index!r:.80}, expected a whole number"
+    for name in SAMPLED:
+        value = getattr(sample, name)
+        if value is not None and (type(value) is bool or not isinstance(value, (int, float)) or not isfinite(value)):
+            return f"key '{name}': found {value!r:.80}, expected a finite number or None"
+    reasons = sample.reasons
+    if not isinstance(reasons, dict) or not all(isinstance(text, str) for pair in reasons.items() for text in pair):
+        return f"key 'reasons': found {reasons!r:.80}, expected texts by the names of fields"
+    return None
 
 
 def devices_fault(devices: Sequence[object]) -> str | None:

@@ -99,7 +99,23 @@ def test_wrong_options_of_a_container_are_refused(
     assert message in error and "adapter.py" in error
 
 
-@pytest.mark.parametrize("body", ["return None", "return -1", "return 'text'", "import sys; sys.exit(7)"])
+READINGS = (
+    "return [Sample(0, '12 W')]",
+    "return [Sample(0, float('nan'))]",
+    "return [Sample('0', 12.0)]",
+    "return [Sample(0, reasons='none')]",
+)
+
+
+@pytest.mark.parametrize("body", READINGS)
+def test_a_reading_that_is_no_number_ends_no_command(
+    adapted: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], body: str
+) -> None:
+    assert main(["--case", "tiny:fake:F1:1:1", "--dry-run", "--no-store", *adapted("sample", body)]) == 0
+    assert "fault" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", ["return None", "return -1", READINGS[0], "import sys; sys.exit(7)"])
 def test_a_run_goes_on_without_readings(
     adapted: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str
 ) -> None:
@@ -109,7 +125,7 @@ def test_a_run_goes_on_without_readings(
     (root,) = (tmp_path / "runs").iterdir()
     for method, file in (("sample", "telemetry.jsonl"), ("software", "provenance.json")):
         recorded = (root / file).read_text()
-        assert f"{method}() " in recorded and "expected" in recorded, method
+        assert f"{method}()" in recorded and "expected" in recorded, method
 
 
 @pytest.mark.parametrize(
