@@ -326,6 +326,8 @@ BARE = "monitor: {command: [x], format: pattern, %sfields: {index: {}}}"
         (CSV, "  columns: 10\n", "", "key 'monitor': columns: missing"),
         (CSV, "columns: 10", "columns: 7", "found column 8, expected at most 7"),
         (CSV, "GPU-.*", "GPU-(", "key 'monitor.fields.identity.matching': found 'GPU-(', expected a regular"),
+        (CSV, "GPU-.*", "(a|b)" * 180_000, "found 900,000 characters, expected a pattern of at most 2,000"),
+        (CSV, "GPU-.*", "a{99999999999}", "expected a regular expression"),
         (CSV, "GPU-.*", ".*", "found '.*', which matches an empty text"),
         (LIST, "path: [gpu]", "column: 1", "fields.index.path: missing; format json needs it"),
         (LIST, "path: [gpu]", "path: [gpu], column: 1", "fields.index: format json uses 'path' only"),

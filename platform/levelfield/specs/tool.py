@@ -29,15 +29,18 @@ UNITS: dict[str, dict[str, str]] = {
     "temperature": {"celsius": "1"},
 }
 NOT_AVAILABLE = ("", "-", "--", "NA", "N/A", "[N/A]", "null", "[Not Supported]", "Not Supported", "[Unknown Error]")
+_MAX_PATTERN_CHARACTERS = 2000  # characters; the longest of the repository has 114
 TIMEOUT_SECONDS = Field(default=5.0, gt=0, le=60)
 
 
 def _checked_pattern(text: str) -> str:
     """Check a pattern in both libraries: `regex` matches it, within a time limit, and `re` is what authors know."""
+    if len(text) > _MAX_PATTERN_CHARACTERS:
+        raise ValueError(f"found {len(text):,} characters, expected a pattern of at most {_MAX_PATTERN_CHARACTERS:,}")
     try:
         pattern = re.compile(text)
         regex.compile(text)
-    except (re.error, regex.error) as error:
+    except (re.error, regex.error, RecursionError, OverflowError) as error:
         raise ValueError(f"found '{text}', expected a regular expression: {error}") from None
     if pattern.fullmatch(""):
         raise ValueError(f"found '{text}', which matches an empty text; expected a pattern that does not")
