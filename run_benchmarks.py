@@ -1,15 +1,13 @@
 #!/usr/bin/env python3
 """Levelfield's entry point: prepares the platform's own environment, then calls `levelfield.cli`.
 
-This file uses the standard library only, and the syntax of Python 3.6. So an old Python prints a sentence instead of
-a syntax error. LEVELFIELD_NO_BOOTSTRAP=1 uses the Python that runs this file, without changes.
+This file uses the standard library only, and syntax that Python 2.7 reads too. So an old Python prints a sentence
+instead of an error. LEVELFIELD_NO_BOOTSTRAP=1 uses the Python that runs this file, without changes.
 """
 
 import gc
 import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 FILE = os.path.realpath(__file__)  # it may be started through a link
 ROOT = os.path.dirname(FILE)
@@ -24,6 +22,8 @@ def main():
         return fail(
             "found Python %s, expected %d.%d or newer; start this file with a newer python3" % ((found,) + OLDEST)
         )
+    from pathlib import Path  # not in Python 2
+
     occupy_standard_streams()
     order_modules()
     try:
@@ -89,9 +89,12 @@ def say(text):
 
     A sentence that cannot be written is dropped: nobody reads it, or the disk is full. It ends no start.
     """
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    with suppress(OSError):
-        os.write(2, ("levelfield: " + shown + "\n").encode("utf-8", "backslashreplace"))
+    if sys.version_info >= OLDEST:  # Python 2 has no `isprintable`, and its sentence no other character
+        text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    try:  # noqa: SIM105 (Python 2 has no `suppress`)
+        os.write(2, ("levelfield: " + text + "\n").encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
 
 
 def fail(text):
