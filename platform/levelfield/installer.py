@@ -37,6 +37,8 @@ _UNREACHABLE = re.compile(
     r"NameResolutionError|ProxyError|SSLError"
 )
 _LACKING = re.compile(r"No matching distribution found for (.+)")
+# Also of an index that hangs or breaks off, and with PIP_RETRIES=0 of every failure.
+_NO_VERSIONS = "(from versions: none)"
 _CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|CERTIFICATE_VERIFY_FAILED|timed out|Tunnel connection failed: [^'\")]+")
 
 _PIP_FOR_OTHERS = (22, 3)  # the first pip with --python
@@ -320,6 +322,8 @@ def _advice(lines: Sequence[str], variables: dict[str, str]) -> str | None:
         return None
     cause = next((match[0].strip() for match in map(_CAUSE.search, unreachable) if match), None)
     what = "cannot be reached" if unreachable else f"gives no {lacking} for this system and Python"
+    if not unreachable and any(_NO_VERSIONS in line for line in lines):
+        what = f"does not answer, or has no version of {lacking} (pip prints the same for both)"
     index = "the one of `pip config list`, or else the one that pip has built in"
     if (address := variables.get("PIP_INDEX_URL")) is not None:
         index = re.sub(r"//[^/@]*@", "//", address) + " (PIP_INDEX_URL)"  # without a password

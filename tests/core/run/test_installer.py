@@ -111,6 +111,7 @@ def test_an_index_that_cannot_be_reached_is_named_with_what_to_set(
     ("line", "says"),
     [
         ("ERROR: No matching distribution found for torch==9", "gives no torch==9 for this system and Python:"),
+        ("ERROR: a (from versions: none)\nERROR: No matching distribution found for a", "does not answer, or has no"),
         ("WARNING: Retrying after connection broken by 'ConnectTimeoutError(timed out)'", "cannot be reached"),
         ("WARNING: broken by 'ProxyError('Tunnel connection failed: 403 Forbidden')'", "(Tunnel connection failed"),
         ("WARNING: SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate')", "(CERTIFICATE_VERIFY_FAILED)"),
@@ -118,7 +119,7 @@ def test_an_index_that_cannot_be_reached_is_named_with_what_to_set(
     ],
 )
 def test_each_cause_has_its_advice(line: str, says: str | None) -> None:
-    message = installer.failure(["python", "-m", "pip", "install"], 1, [line], {})
+    message = installer.failure(["python", "-m", "pip", "install"], 1, line.splitlines(), {})
     assert (says in message) if says else "index" not in message
 
 
