@@ -162,6 +162,11 @@ def _store_and_finish(paths: RunPaths, outcome: Outcome) -> Result:
     except OSError as error:
         with suppress(OSError):
             paths.outcome_of_full_disk.replace(paths.outcome)  # needs no room
+        if not paths.root.is_dir():
+            raise RunFailed(
+                f"failed (storage): {paths.root}: the folder was removed while the run wrote to it, and its steps are "
+                "lost. Find out what removes it, then run it again"
+            ) from None
         raise RunFailed(
             f"failed (storage): {write_failure_text(error, paths.root)}. The finished steps are kept. "
             f"{write_failure_remedy(error)}, then run `evidence collect {paths.root}`"
