@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ SEAL_KEY = "seal"  # of outcome.json
 FACTS_SUFFIX = " without names"  # behind the name of a file: its second digest
 VARIABLE_KEYS = ("environment", "variables", "inherited")  # keys of mappings of environment variables
 UUID_PATTERN = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
-SEAL_VERSION = 2  # of the seals that are made
+SEAL_VERSION = 3  # of the seals that are made
 EXTRA_KEY = "extra"  # of outcome.json: sentences of the launcher
 _NAMING_KEYS = (SEAL_KEY, "by", "evidence", EXTRA_KEY, "submissions")  # keys with sentences, or with the name of a user
 # The same, below a key: a bundle whose certificate names a folder has the digests of the certificate without it.
@@ -70,7 +70,7 @@ class Seal(Value):
     files: sha256 by path in the run directory; of outcome.json the digest of its keys besides the seal. Each file
     of JSON has a second digest, of what names no place, person or device: a bundle without such names keeps it.
     left_out: what was there and is not sealed. version: since 2 a second digest also has how many sentences a launcher
-    said, so that a bundle adds none.
+    said, so that a bundle adds none; since 3 the digest of all holds `left_out` and the version too.
     """
 
     version: int = 1
@@ -96,8 +96,15 @@ def add_seal(paths: RunPaths, outcome: JsonObject) -> JsonObject:
     facts[f"{OUTCOME}{FACTS_SUFFIX}"] = facts_digest(outcome, SEAL_VERSION)
     files |= {OUTCOME: outcome_digest(outcome), **facts}
     left_out = tuple(name for name in UNSEALED_NAMES if (paths.root / name).exists())
-    seal = Seal(version=SEAL_VERSION, files=files, left_out=left_out, digest=json_digest(files))
+    digest = _seal_digest(SEAL_VERSION, files, left_out)
+    seal = Seal(version=SEAL_VERSION, files=files, left_out=left_out, digest=digest)
     return {**outcome, SEAL_KEY: seal.model_dump(mode="json")}
+
+
+def _seal_digest(version: int, files: Mapping[str, str], left_out: Sequence[str]) -> str:
+    """Return the digest of a seal, of all that it says."""
+    content = {"version": version, "files": files, "left_out": left_out}
+    return json_digest(files if version < 3 else content)  # before, only the files
 
 
 def seal_finding(paths: RunPaths) -> SealFinding:
@@ -180,12 +187,12 @@ def names_something(text: str) -> bool:
 
 
 def stored_seal(outcome: JsonObject) -> Seal | None:
-    """Return the seal that outcome.json holds; None for one whose own digest is not that of its files."""
+    """Return the seal that outcome.json holds; None for one whose digest is not that of its content."""
     try:
         seal = Seal.model_validate(outcome.get(SEAL_KEY))
     except ValidationError:
         return None
-    return seal if seal.digest == json_digest(seal.files) else None
+    return seal if seal.digest == _seal_digest(seal.version, seal.files, seal.left_out) else None
 
 
 def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from levelfield.run import runner
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.directory import read_plan, write_json, write_status
 from levelfield.rundir.seal import add_seal, seal_finding
+from levelfield.specs.base import json_digest
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result
 from recorded_runs import Event, break_off, fail, seal_again, tamper
@@ -147,6 +148,22 @@ def test_what_is_written_after_the_end_changes_nothing(run: RunPaths) -> None:
         (folder / "tensor.npy").write_bytes(b"0")
     finding = seal_finding(run)
     assert (finding.word, finding.digest) == ("sealed", digest)
+
+
+@pytest.mark.parametrize("change", [{"left_out": []}, {"left_out": ["weights"]}, {"version": 2}, {"version": 9}])
+def test_no_word_of_a_seal_can_be_changed(run: RunPaths, change: dict[str, object]) -> None:
+    run.capture.mkdir()
+    seal_again(run)
+    outcome = json.loads(run.outcome.read_text())
+    write_json(run.outcome, {**outcome, "seal": {**outcome["seal"], **change}})
+    assert seal_finding(run).word == "tampered"
+
+
+def test_a_seal_of_version_2_still_holds(run: RunPaths) -> None:
+    outcome = json.loads(run.outcome.read_text())
+    before = {**outcome["seal"], "version": 2, "digest": json_digest(outcome["seal"]["files"])}
+    write_json(run.outcome, {**outcome, "seal": before})
+    assert seal_finding(run).word == "sealed"
 
 
 def test_what_is_not_sealed_is_listed(run: RunPaths) -> None:
@@ -294,6 +311,12 @@ def test_an_interrupt_while_the_files_are_sealed_keeps_the_outcome(
     with pytest.raises(KeyboardInterrupt):
         runner._store_and_finish(run, Outcome("exited", tuple(ProcessEnd(r, 0, None, False) for r in (0, 1))))
     assert collect(run).status.word == "valid"
+
+
+def test_a_folder_that_was_removed_keeps_no_steps(run: RunPaths) -> None:
+    shutil.rmtree(run.root)
+    with pytest.raises(RunFailed, match="the folder was removed while the run wrote to it, and its steps are lost"):
+        runner._store_and_finish(run, Outcome("exited", ()))
 
 
 def test_after_a_full_disk_collect_finds_the_seal(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
