@@ -150,6 +150,8 @@ def replacing(path: Path, kind: str = "", through_link: bool = False) -> Iterato
         if not is_link and path.exists() and not (path.is_file() or path.is_dir()):
             raise OSError(errno.EINVAL, "found a pipe, a socket or a device, expected a file or nothing")
         target = path.resolve(strict=True) if through_link and path.is_symlink() else path
+        if not target.name:  # `/` and `.`
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}")
         try:
             with temporary.open(f"x{kind}", encoding=encoding, errors=errors) as file:
