@@ -1,7 +1,8 @@
 """Seeded damage to what users hand to the platform, and what must come of it: a sentence and an exit code of a user.
 
-A run of a command fails the test with a traceback, exit code 5, more than ten seconds, or a write outside of the test's
-folder (guard.py). Each seed is one case; LEVELFIELD_FUZZ multiplies their number, by 60 in `make thorough`.
+A run of a command fails the test with a traceback, exit code 5, more than ten seconds of a processor, a minute of
+waiting, a very long output, or a write outside of the test's folder (guard.py). Each seed is one case; LEVELFIELD_FUZZ
+multiplies their number, by 60 in `make thorough`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from levelfield.cli import command_line
 from levelfield.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 10
+SECONDS, WAIT_SECONDS = 10, 60  # of a processor, whatever else runs on it, and of the clock
+MAX_CHARACTERS = 60_000  # of all that a command prints
+MAX_MANIFEST = 600_000  # of a dry run that prints a manifest with the code in it
 CODES = {0, 2, 3, 4}
 TIMES = int(os.environ.get("LEVELFIELD_FUZZ", "1"))
 VALUES: tuple[Any, ...] = (
@@ -39,16 +42,19 @@ def seeds(number: int) -> range:
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    def late(*_: object) -> None:
-        raise AssertionError(f"it took more than {SECONDS} s")
+    def late(number: int, _: object) -> None:
+        raise AssertionError(f"it took more than {SECONDS if number == signal.SIGPROF else WAIT_SECONDS} s")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
+    limits = {signal.SIGPROF: (signal.ITIMER_PROF, SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, WAIT_SECONDS)}
+    before = {number: signal.signal(number, late) for number in limits}
+    for timer, seconds in limits.values():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _) in limits.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 _folders: list[Path] = []  # where commands may write
@@ -79,6 +85,8 @@ def outcome(*arguments: str, named: Sequence[Path] = ()) -> tuple[int, str]:
     text = output.getvalue()
     assert code in CODES, f"exit code {code} of {list(arguments)}:\n{text[-2000:]}"
     assert "Traceback (most recent call last)" not in text, text[-2000:]
+    most = MAX_MANIFEST if "kubernetes" in arguments else MAX_CHARACTERS
+    assert len(text) <= most, f"{list(arguments)} prints {len(text):,} characters:\n{text[:2000]}"
     assert not guard.found, f"{list(arguments)} writes elsewhere: {guard.found}\n{text[-2000:]}"
     return code, text
 

@@ -33,7 +33,8 @@ VALUES = (
     "llama3_8b:torch:H100:1:8",
     "gpt2_small:torch:cpu:1:2:DP2", "DP2TP2", "torch", "nvidia", "H100", "smoke", "full", "fp8", "latest", "/dev/null",
     "/",
-    ".", "no/such", "../x.yaml", "--", "été", "a:b:c:d:e:f:g", "{}", "[]", "\u200b", "%", "*", "~",
+    ".", "no/such", "../x.yaml", "--", "été", "a:b:c:d:e:f:g", "{}", "[]", "\u200b", "%", "*", "~", "{", "}", "{0}",
+    "(", "\x1b[31m", "\udcff", "a" * 10_000, "/dev/zero",
 )  # fmt: skip
 WORDS = sorted(commands())
 FITTING = {
@@ -159,7 +160,7 @@ def test_a_fault_of_the_platform_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_command_that_hangs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzzing, "SECONDS", 1)
+    monkeypatch.setattr(fuzzing, "WAIT_SECONDS", 1)
     monkeypatch.setattr(show_command, "listing", lambda *arguments: time.sleep(20))
     with pytest.raises(AssertionError, match=r"\b1 s\b"):
         outcome("show", "cases")
