@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import jax
 from dropout import drop, rank_numbers
 from jax import numpy as jnp
-from layers import linear
+from layers import named_linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from levelfield.worker.architecture import Model
+    from samples import Samples
 
 
 def attention(
@@ -21,6 +22,7 @@ def attention(
     weights: Mapping[str, jax.Array],
     rotary: tuple[jax.Array, jax.Array] | None,
     keys: jax.Array | None,
+    samples: Samples | None = None,
 ) -> jax.Array:
     """Return the attention of this rank's heads, without the last bias.
 
@@ -29,15 +31,16 @@ def attention(
     size = model.hidden_size // model.heads
     # query [batch, sequence, heads, head_dim], key and value [batch, sequence, kv_heads, head_dim]
     query, key, value = (
-        linear(x, weights[f"attention.{name}.weight"], weights.get(f"attention.{name}.bias")).reshape(
-            *x.shape[:2], -1, size
-        )
+        named_linear(f"attention.{name}", x, weights, samples).reshape(*x.shape[:2], -1, size)
         for name in ("query", "key", "value")
     )
     if rotary is not None:
         query, key = rotate(query, rotary), rotate(key, rotary)
     mixed = mix(query, key, value, model.attention_dropout, keys)  # [batch, sequence, heads, head_dim]
-    return linear(mixed.reshape(*x.shape[:2], -1), weights["attention.output.weight"])  # [batch, sequence, hidden]
+    if samples is not None and keys is None:
+        samples.attention(query, key, value, mixed)
+    mixed = mixed.reshape(*x.shape[:2], -1)
+    return named_linear("attention.output", mixed, weights, samples, has_bias=False)  # [batch, sequence, hidden]
 
 
 def rotary_tables(head_size: int, length: int, base: float, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:

@@ -15,15 +15,18 @@ from jax import lax
 from jax import numpy as jnp
 from layers import TensorParallel, add_bias, linear, mlp, norm
 from recompute import with_recomputation
+from samples import Samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     import jax
     from levelfield.worker.job import Job
     from sharding import Sharding
 
     Weights = Mapping[str, jax.Array]
+    Shown = dict[str, Any]  # arrays by name, of samples.py
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 # On a processor XLA runs the operations of a loop one after another, and those of layers in a row beside each other.
@@ -37,63 +40,71 @@ class Decoder:
         self.model, self.job, self.sharding = job.model, job, sharding
         self.dtype, self.parallel = DTYPES[job.training.precision], TensorParallel(job.layout)
 
-    def loss(self, weights: Weights, inputs: jax.Array, targets: jax.Array, keys: jax.Array | None) -> jax.Array:
-        """Return the mean loss of this rank's rows, float32.
+    def loss(
+        self, weights: Weights, inputs: jax.Array, targets: jax.Array, keys: jax.Array | None, draws: Shown | None
+    ) -> tuple[jax.Array, Shown]:
+        """Return (the mean loss of this rank's rows, float32; what is sampled at `draws`, see samples.py).
 
         inputs, targets: [batch, sequence]. keys: of dropout.row_keys.
         """
         ends = self.sharding.end_weights(weights)
-        x = self.hidden(weights, ends, inputs, keys)[0]
-        return self.head_loss(self.parallel.enter(x), self.head(ends), targets)
+        x, _embedded, _outputs, shown = self.hidden(weights, ends, inputs, keys, draws)
+        return self.head_loss(self.parallel.enter(x), self.head(ends), targets), shown
 
     def activations(self, weights: Weights, inputs: jax.Array, keys: jax.Array | None) -> dict[str, jax.Array]:
         """Return the tensors of levelfield's Capture, of one process."""
         ends = self.sharding.end_weights(weights)
-        x, embedded, outputs = self.hidden(weights, ends, inputs, keys)
+        x, embedded, outputs, _shown = self.hidden(weights, ends, inputs, keys, None)
         blocks = {f"layers.{layer}": outputs[layer] for layer in range(self.model.layers)}
         return {"embedding": embedded, **blocks, "final_norm": x, "logits": linear(x, self.head(ends))}
 
     def hidden(
-        self, weights: Weights, ends: Weights, inputs: jax.Array, keys: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return (the hidden state after the final norm, the embedding, every block's output).
+        self, weights: Weights, ends: Weights, inputs: jax.Array, keys: jax.Array | None, draws: Shown | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Shown]:
+        """Return (the hidden state after the final norm, the embedding, every block's output, what is sampled).
 
         The first two are [batch, sequence, hidden], the third [layers, batch, sequence, hidden]. Under sequence
-        parallelism the sequence is this rank's part.
+        parallelism the sequence is this rank's part. Nothing is sampled without `draws`.
         """
         embedded = self.embed(ends, inputs, keys)
         layers = {name[7:]: x for name, x in weights.items() if name.startswith("layers.")}
         rotary = self.rotary(inputs.shape[1])
 
-        def run(x: jax.Array, row: tuple[jax.Array, Weights]) -> tuple[jax.Array, jax.Array]:
+        def run(x: jax.Array, row: tuple[jax.Array, Weights]) -> tuple[jax.Array, tuple[jax.Array, Shown]]:
             layer, layer_weights = row
-            x = block(x, layer_weights, layer)
-            return x, x
+            x, shown = block(x, layer_weights, layer)
+            return x, (x, shown)
 
-        plain = partial(self.block, rotary, keys)
+        plain = partial(self.block, rotary, keys, draws)
         block = with_recomputation(self.job, plain)
         # Without the loop XLA would find that a recomputed value is known already.
         at_once = LAYERS_AT_ONCE if self.job.device == "cpu" and block is plain else 1
-        x, outputs = lax.scan(run, embedded, (jnp.arange(self.model.layers), layers), unroll=at_once)
-        return norm(self.model, x, ends, "final_norm"), embedded, outputs
+        rows = (jnp.arange(self.model.layers), layers)
+        x, (outputs, blocks) = lax.scan(run, embedded, rows, unroll=at_once)
+        samples = None if draws is None else Samples(draws)
+        x = norm(self.model, x, ends, "final_norm", samples)
+        return x, embedded, outputs, {} if samples is None else {"blocks": blocks, "ends": samples.kept}
 
     def block(
         self,
         rotary: tuple[jax.Array, jax.Array] | None,
         keys: jax.Array | None,
+        draws: Shown | None,
         x: jax.Array,
         weights: Weights,
         layer: jax.Array,
-    ) -> jax.Array:
-        """Return x + attention(norm(x)), then x + mlp(norm(x))."""
+    ) -> tuple[jax.Array, Shown]:
+        """Return (x + attention(norm(x)), then x + mlp(norm(x)); what is sampled)."""
         weights = self.sharding.layer_weights(weights)
         scores = use_keys(keys, layer, SCORES) if self.model.attention_dropout else None
-        y = self.parallel.enter(norm(self.model, x, weights, "attention_norm"))
-        y = self.parallel.leave(attention(self.model, y, weights, rotary, scores))
+        samples = None if draws is None else Samples(draws)
+        y = self.parallel.enter(norm(self.model, x, weights, "attention_norm", samples))
+        y = self.parallel.leave(attention(self.model, y, weights, rotary, scores, samples))
         x = x + self.dropout(self.add_bias(y, weights, "attention.output"), keys, layer, ATTENTION)
-        y = self.parallel.enter(norm(self.model, x, weights, "mlp_norm"))
-        y = self.parallel.leave(mlp(self.model, y, weights))
-        return x + self.dropout(self.add_bias(y, weights, "mlp.down"), keys, layer, MLP)
+        y = self.parallel.enter(norm(self.model, x, weights, "mlp_norm", samples))
+        y = self.parallel.leave(mlp(self.model, y, weights, samples))
+        x = x + self.dropout(self.add_bias(y, weights, "mlp.down"), keys, layer, MLP)
+        return x, {} if samples is None else samples.kept
 
     def add_bias(self, y: jax.Array, weights: Weights, name: str) -> jax.Array:
         """Add the bias of a layer whose inputs are split over ranks: once, after their sum."""

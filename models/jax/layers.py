@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from levelfield.worker.architecture import Model
     from levelfield.worker.job import Layout
+    from samples import Samples
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -42,11 +43,15 @@ def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
     return (normal * weight.astype(jnp.float32)).astype(x.dtype)
 
 
-def norm(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Array:
+def norm(
+    model: Model, x: jax.Array, weights: Mapping[str, jax.Array], name: str, samples: Samples | None = None
+) -> jax.Array:
     """Apply the model's normalisation with the weights of layer `name`."""
-    if model.norm == "layernorm":
-        return layer_norm(x, weights[f"{name}.weight"], weights[f"{name}.bias"], model.norm_eps)
-    return rms_norm(x, weights[f"{name}.weight"], model.norm_eps)
+    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+    y = rms_norm(x, weight, model.norm_eps) if bias is None else layer_norm(x, weight, bias, model.norm_eps)
+    if samples is not None:
+        samples.norm(name, x, weight, bias, y)
+    return y
 
 
 class TensorParallel:
@@ -89,12 +94,21 @@ ACTIVATIONS = {
 }
 
 
-def mlp(model: Model, x: jax.Array, weights: Mapping[str, jax.Array]) -> jax.Array:
+def mlp(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], samples: Samples | None = None) -> jax.Array:
     """Apply the MLP of this rank's hidden units, without the last bias. Gated by silu it is SwiGLU (Shazeer, 2020)."""
     activate = ACTIVATIONS[model.activation]
-    up = linear(x, weights["mlp.up.weight"], weights.get("mlp.up.bias"))
-    if "mlp.gate.weight" in weights:
-        up = activate(linear(x, weights["mlp.gate.weight"], weights.get("mlp.gate.bias"))) * up
-    else:
-        up = activate(up)
-    return linear(up, weights["mlp.down.weight"])
+    up = named_linear("mlp.up", x, weights, samples)
+    is_gated = "mlp.gate.weight" in weights
+    hidden = activate(named_linear("mlp.gate", x, weights, samples)) * up if is_gated else activate(up)
+    return named_linear("mlp.down", hidden, weights, samples, has_bias=False)
+
+
+def named_linear(
+    name: str, x: jax.Array, weights: Mapping[str, jax.Array], samples: Samples | None, has_bias: bool = True
+) -> jax.Array:
+    """Apply the linear layer `name`. has_bias: whether the bias, where there is one, is added here."""
+    weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias") if has_bias else None
+    y = linear(x, weight, bias)
+    if samples is not None:
+        samples.product(name, x, weight, bias, y)
+    return y

@@ -11,6 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from optimizer import adamw, clip_gradients, square_sums
+from samples import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,13 +42,19 @@ class Program:
 
     # ---- local
 
-    def step(self, state: State, batch: Rows, numbers: Arrays) -> tuple[dict[str, Moments], jax.Array, jax.Array]:
-        """Return (state, [loss, squared norm], this rank's shares of squared norms) after one step.
+    def step(
+        self, state: State, batch: Rows, numbers: Arrays
+    ) -> tuple[dict[str, Moments], jax.Array, jax.Array, dict[str, Any]]:
+        """Return (state, [loss, squared norm], this rank's shares of squared norms, its samples) after one step.
 
         numbers: see `training.Trainer.numbers`.
         """
         training = self.job.training
-        loss, gradients = self.gradients({name: values[0] for name, values in state.items()}, batch, numbers["step"])
+        parameters = {name: values[0] for name, values in state.items()}
+        loss, gradients, shown = self.gradients(parameters, batch, numbers)
+        if shown:
+            places = numbers["columns"]
+            shown["gradients"] = {name: self.picked(name, gradient, places) for name, gradient in gradients.items()}
         shares = self.shares(gradients)
         square = lax.psum(shares.sum(), AXES)
         gradients = clip_gradients(gradients, jnp.sqrt(square), training.gradient_clip)
@@ -58,23 +65,36 @@ class Program:
             )
             for name, values in state.items()
         }  # fmt: skip
-        return new, jnp.stack((loss, square)), shares[None]
+        return new, jnp.stack((loss, square)), shares[None], jax.tree.map(lambda x: vary(x, AXES)[None], shown)
 
-    def gradients(self, parameters: Arrays, batch: Rows, step: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return (loss, gradients of this rank's parameters), of the global batch's mean loss."""
+    def gradients(
+        self, parameters: Arrays, batch: Rows, numbers: Arrays
+    ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
+        """Return (loss, gradients of this rank's parameters, the first micro-batch's samples), of the global batch's
+        mean loss."""
         weights = self.sharding.step_weights(parameters)
         count = self.job.accumulation
+        draws = {name: numbers[name] for name in ("rows", "columns")} if self.job.spot_check else None
 
-        def run_micro_batch(row: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        def run_micro_batch(
+            row: tuple[jax.Array, jax.Array, jax.Array],
+        ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
             number, inputs, targets = row
-            keys = self.keys(step, number, inputs)
-            loss, gradients = jax.value_and_grad(self.decoder.loss)(weights, inputs, targets, keys)
-            return loss, self.sharding.micro_gradients(gradients)
+            keys = self.keys(numbers["step"], number, inputs)
+            results = jax.value_and_grad(self.decoder.loss, has_aux=True)(weights, inputs, targets, keys, draws)
+            (loss, shown), gradients = results
+            first = jax.tree.map(lambda x: jnp.where(number == 0, x, jnp.zeros_like(x)), shown)
+            return loss, self.sharding.micro_gradients(gradients), first
 
-        summed = sum_over_rows(run_micro_batch, (jnp.arange(count), *batch))
+        loss, gradients, shown = sum_over_rows(run_micro_batch, (jnp.arange(count), *batch))
         share = 1 / (count * self.job.layout.data)
-        loss, gradients = jax.tree.map(lambda x: x * share, summed)
-        return lax.psum(loss, DATA), self.sharding.step_gradients(gradients)
+        loss, gradients = jax.tree.map(lambda x: x * share, (loss, gradients))
+        return lax.psum(loss, DATA), self.sharding.step_gradients(gradients), shown
+
+    def picked(self, name: str, values: jax.Array, places: jax.Array) -> jax.Array:
+        """Return some numbers of each layer's part of an array `name`, [layers or 1, ROWS]."""
+        flat = values.reshape(self.kinds[name].layers or 1, -1)
+        return flat[:, scaled(places, flat.shape[1])]
 
     def keys(self, step: jax.Array, micro: jax.Array | int, inputs: jax.Array) -> jax.Array | None:
         if not self.random:
@@ -105,7 +125,7 @@ class Program:
         parameters = {name: values[0] for name, values in state.items()}
         weights, inputs = self.sharding.step_weights(parameters), batch[0][0]
         activations = self.decoder.activations(weights, inputs, self.keys(numbers["step"], 0, inputs))
-        return activations, self.gradients(parameters, batch, numbers["step"])[1]
+        return activations, self.gradients(parameters, batch, numbers)[1]
 
     # ---- on the mesh
 
@@ -113,7 +133,10 @@ class Program:
         """Return `step`, compiled for these arguments. It takes over the memory of its state."""
         state_specs = {name: (kind.spec,) * 3 for name, kind in self.kinds.items()}
         local = jax.shard_map(
-            self.step, mesh=self.mesh, in_specs=(state_specs, ROWS, EQUAL), out_specs=(state_specs, EQUAL, EACH_RANK)
+            self.step,
+            mesh=self.mesh,
+            in_specs=(state_specs, ROWS, EQUAL),
+            out_specs=(state_specs, EQUAL, EACH_RANK, EACH_RANK),
         )
         return jax.jit(local, donate_argnums=0).lower(state, batch, numbers).compile()
 

@@ -13,10 +13,11 @@ from decoder import DTYPES, Decoder
 from device import configure, describe, memory, process_group
 from grid import make_mesh
 from jax.sharding import NamedSharding, PartitionSpec
-from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
+from levelfield.worker import Capture, Initializer, SpotCheck, coordinates, learning_rate, train_steps
 from optimizer import corrections
 from parameters import as_arrays, fill, list_kinds, save
 from program import Program
+from samples import draw, record
 from sharding import Sharding
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Trainer:
     """One rank's model and optimizer. A step is `launch`, then `finish`, which waits for the device."""
 
     def __init__(self, job: Job, place: Coordinates) -> None:
-        self.job, self.place, self.capture = job, place, Capture(job)
+        self.job, self.place, self.capture, self.spot_check = job, place, Capture(job), SpotCheck(job)
         self.mesh, initializer = make_mesh(job), Initializer(job)
         self.kinds = list_kinds(job, initializer)
         sharding = Sharding(self.kinds, job.layout.sharding_stage, DTYPES[job.training.precision])
@@ -73,24 +74,55 @@ class Trainer:
     def launch(self, batch: Batch) -> None:
         """Start the step: one program, which the host does not wait for."""
         arrays = self.program.batch((batch.inputs, batch.targets))
-        numbers = self.numbers(batch.step)
+        check = self.spot_check if self.spot_check.wants(batch.step) else None
+        draws = draw(check)
+        numbers = self.numbers(batch.step, draws)
         if self.capture.wants(batch.step):
             self.capture_step(arrays, numbers)
-        self.state, figures, self.shares = self.step(self.state, arrays, numbers)
+        before = self.picked(numbers) if check is not None else None
+        self.state, figures, self.shares, shown = self.step(self.state, arrays, numbers)
         self.launched.append(figures)
+        if check is not None and before is not None:
+            shown = jax.tree.map(lambda x: local(x)[0], shown)
+            record(check, shown["blocks"], shown["ends"], draws, self.job.training.sequence_length)
+            self.sample_update(before, shown["gradients"], self.picked(numbers))
 
-    def numbers(self, step: int) -> dict[str, jax.Array]:
-        """Return what changes from step to step, as arrays: a number in the program would compile it anew."""
+    def picked(self, numbers: dict[str, jax.Array]) -> dict[str, list[NDArray[np.generic]]]:
+        """Return some numbers of this rank's part of each array: [value, mean, square], each [layers or 1, ROWS]."""
+        places = numbers["columns"].addressable_data(0)
+        parts = {name: [x.addressable_data(0) for x in arrays] for name, arrays in self.state.items()}
+        return {name: [np.asarray(self.program.picked(name, x, places)) for x in xs] for name, xs in parts.items()}
+
+    def sample_update(
+        self,
+        before: dict[str, list[NDArray[np.generic]]],
+        gradients: dict[str, NDArray[np.generic]],
+        after: dict[str, list[NDArray[np.generic]]],
+    ) -> None:
+        for name, kind in self.kinds.items():
+            value, *moments = before[name]
+            for layer, canonical in enumerate(kind.names()):
+                rows = [x[layer] for x in (value, gradients[name], *moments)]
+                self.spot_check.update(canonical, len(kind.shape), rows, [x[layer] for x in after[name]])
+
+    def numbers(self, step: int, draws: dict[str, NDArray[np.float32]] | None = None) -> dict[str, jax.Array]:
+        """Return what changes from step to step, as arrays: a number in the program would compile it anew.
+
+        draws: where to sample; None: anywhere.
+        """
         first, second = corrections(self.job.training.optimizer, step)
         rate = learning_rate(self.job.training.schedule, step)
-        numbers = {
+        numbers: dict[str, Any] = {
             "step": np.int32(step),
             "rate": np.float32(rate),
             "first": np.float32(first),
             "second": np.float32(second),
+            **(draws or draw(None)),
         }
         sharding = NamedSharding(self.mesh, PartitionSpec())
-        return {name: jax.make_array_from_callback((), sharding, lambda _, x=x: x) for name, x in numbers.items()}
+        return {
+            name: jax.make_array_from_callback(np.shape(x), sharding, lambda _, x=x: x) for name, x in numbers.items()
+        }
 
     def capture_step(self, arrays: Rows, numbers: dict[str, jax.Array]) -> None:
         activations, gradients = self.program.capture(self.state, arrays, numbers)

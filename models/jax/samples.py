@@ -1,0 +1,97 @@
+"""What a step's program shows of itself for levelfield's SpotCheck: some rows of products, norms and attention.
+
+The program has these outputs in every step, and no other one is compiled for the step that is sampled: what is shown is
+what the other steps compute. `draws` says where: numbers in [0, 1) for rows and for columns, so that one program serves
+all places.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from levelfield.worker.spot_check import ROWS
+
+if TYPE_CHECKING:
+    from levelfield.worker import SpotCheck
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, jax.Array]
+
+OPTIONAL = ("bias",)
+
+
+class Samples:
+    """The samples of one block, while it is traced. draws: `rows` and `columns`, [ROWS] each."""
+
+    def __init__(self, draws: Arrays) -> None:
+        self.draws = draws
+        self.kept: dict[str, Arrays] = {}  # by event and name
+
+    def product(self, name: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, y: jax.Array) -> None:
+        """Keep some of y = x W^T + b. x: [..., in]; weight: [out, in]; y: [..., out]."""
+        columns = scaled(self.draws["columns"], weight.shape[0])
+        arrays = {"inputs": self.rows(x), "weight": weight[columns], "output": self.rows(y)[:, columns]}
+        self.kept[f"product {name}"] = arrays if bias is None else {**arrays, "bias": bias[columns]}
+
+    def norm(self, name: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, y: jax.Array) -> None:
+        """Keep some rows of a norm's input x and output y, [..., hidden]."""
+        arrays = {"inputs": self.rows(x), "weight": weight, "output": self.rows(y)}
+        self.kept[f"norm {name}"] = arrays if bias is None else {**arrays, "bias": bias}
+
+    def attention(self, query: jax.Array, key: jax.Array, value: jax.Array, mixed: jax.Array) -> None:
+        """Keep one head of one sequence. query, mixed: [batch, sequence, heads, D]; key, value: of kv_heads."""
+        count, groups = query.shape[2], key.shape[2]
+        sequence = scaled(self.draws["rows"][:1], query.shape[0])[0]
+        head = scaled(self.draws["columns"][:1], count)[0]
+        places, group = scaled(self.draws["rows"], query.shape[1]), head // (count // groups)
+        self.kept["attention attention"] = {
+            "query": query[sequence, places, head],
+            "key": key[sequence, :, group],
+            "value": value[sequence, :, group],
+            "output": mixed[sequence, places, head],
+        }
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        flat = x.reshape(-1, x.shape[-1])
+        return flat[scaled(self.draws["rows"], flat.shape[0])]
+
+
+def scaled(draws: jax.Array, size: int) -> jax.Array:
+    """Return the places below `size` of numbers in [0, 1)."""
+    return jnp.minimum((draws * size).astype(jnp.int32), size - 1)
+
+
+def draw(check: SpotCheck | None) -> dict[str, NDArray[np.float32]]:
+    """Return the draws of a step: of `check`, or any where it wants none."""
+    if check is None:
+        return {name: np.zeros(ROWS, np.float32) for name in ("rows", "columns")}
+    size = 2**20
+    return {name: np.array(check.places(ROWS, size), np.float32) / np.float32(size) for name in ("rows", "columns")}
+
+
+def record(
+    check: SpotCheck, blocks: dict[str, Any], ends: dict[str, Any], draws: dict[str, NDArray[np.float32]], length: int
+) -> None:
+    """Give `check` what the program showed. blocks: arrays [layers, ...]; ends: of what is outside of the layers."""
+    layers = next(iter(blocks.values()))["output"].shape[0]
+    for layer in check.layers(range(layers)):
+        for key, arrays in blocks.items():
+            _record_one(check, key, f"layers.{layer}.", {n: x[layer] for n, x in arrays.items()}, draws, length)
+    for key, arrays in ends.items():
+        _record_one(check, key, "", arrays, draws, length)
+
+
+def _record_one(
+    check: SpotCheck, key: str, prefix: str, arrays: dict[str, Any], draws: dict[str, NDArray[np.float32]], length: int
+) -> None:
+    event, name = key.split(" ")
+    values = {field: np.asarray(x, np.float32) for field, x in arrays.items()}
+    if event == "attention":
+        places = np.minimum((draws["rows"] * np.float32(length)).astype(np.int32), length - 1)
+        check.attention(prefix + name, places.tolist(), *(values[n] for n in ("query", "key", "value", "output")))
+        return
+    keep = check.product if event == "product" else check.norm
+    keep(prefix + name, values["inputs"], values["weight"], values.get("bias"), values["output"])
