@@ -80,7 +80,7 @@ def platform_run(case: str, environment: dict[str, str]) -> list[float]:
 
 def bare_run(plan: dict[str, Any], folder: Path) -> list[float]:
     job = folder / "job.json"
-    job.write_text(json.dumps(plan["job"]))
+    job.write_text(json.dumps(plan["job"] | {"events_dir": str(folder)}))  # for what a rank writes beside its events
     script = BARE.format(models=plan["plan"]["implementation"]["folder"], platform=str(ROOT / "platform"))
     process = plan["request"]["nodes"][0]["processes"][0]
     environment = {**os.environ, **process["environment"], "LEVELFIELD_JOB": str(job)}
