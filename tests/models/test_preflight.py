@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from levelfield.cli.main import main
+from trainings.warm import run_ranks
 
 ROOT = Path(__file__).parents[2]
 MEMBERS = (2, 3, 4, 5, 8)
 # Two ranks, whose collectives are right, then planted faults in one of them, in turn.
 RANK = """
-import json, sys
+import json, os, sys
 sys.path[:0] = [{torch!r}, {platform!r}]
 import torch, torch.distributed as dist
 import group_rates
 
-rank, store = int(sys.argv[1]), sys.argv[2]
+rank, store = int(os.environ["RANK"]), os.environ["RENDEZVOUS_FILE"]
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
 names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast")
 right = {{name: getattr(dist, name) for name in names}}
@@ -62,7 +63,6 @@ for members in {members}:
     found.append(["rounds", members, [list(matches) for matches in group_rates.rounds(list(range(members)))]])
 print(json.dumps(found), flush=True)
 dist.barrier()
-import os
 os._exit(0)
 """
 
@@ -74,10 +74,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     script = folder / "rank.py"
     folders = {"torch": str(ROOT / "models" / "torch"), "platform": str(ROOT / "platform")}
     script.write_text(RANK.format(members=MEMBERS, **folders))
-    argv = [[sys.executable, str(script), str(rank), str(folder / "store")] for rank in range(2)]
-    started = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in argv]
-    printed = [process.communicate(timeout=120)[0] for process in started]
-    return [json.loads(text) for text in printed]
+    common = {**os.environ, "RENDEZVOUS_FILE": str(folder / "store")}
+    ends = run_ranks(sys.executable, str(script), [{**common, "RANK": str(rank)} for rank in range(2)], folder)
+    assert [end.returncode for end in ends] == [0, 0], ends[0].output[-2000:]
+    return [json.loads(end.output.splitlines()[-1]) for end in ends]
 
 
 def wrong(ranks: list[list[Any]], rank: int, fault: str) -> dict[str, str | None]:
