@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from cpu import stand_in_for_cuda
 from device import describe, memory, open_device
 from exchange import own_work
-from levelfield.worker import Capture, Initializer, coordinates, learning_rate, part, train_steps
+from levelfield.worker import Capture, Initializer, SpotCheck, coordinates, learning_rate, part, train_steps
 from megatron.core import __version__ as megatron_version
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -20,6 +21,7 @@ from observe import observe
 from parallelize import make_optimizer, parallel_groups, replicate, set_rates
 from sending import hold_what_is_sent
 from sequence import Sequence
+from spot_check import SampledForward, SampledUpdate
 from step.transfers import on_device
 from weights import Weights
 
@@ -65,6 +67,8 @@ class Trainer:
         initializer = Initializer(job)
         self.parameters = Weights(job, place, self.chunks, self.optimizer, initializer.parameters(job.model))
         self.parameters.fill(initializer)
+        self.spot_check = SpotCheck(job)
+        self.sampled_update: SampledUpdate | None = None
         self.run_schedule = get_forward_backward_func()
         self.own_work, self.left = own_work(job, device, first_exchanging_stage=2), 0
         self.has_experts, self.routers = part(job.model, "experts") is not None, list_routers(self.chunks)
@@ -104,18 +108,25 @@ class Trainer:
             router.reset()
         self.left = self.job.accumulation
         tensors = on_device((batch.inputs, batch.targets), self.device)
-        losses = self.run_schedule(
-            forward_step_func=self.forward,
-            data_iterator=[zip(*tensors, strict=True) for _ in self.wrapped],  # each chunk goes through all of them
-            model=self.wrapped,
-            num_microbatches=self.job.accumulation,
-            seq_length=self.job.training.sequence_length,
-            micro_batch_size=self.job.tuning.micro_batch,
-        )
+        sample = self.spot_check.wants(batch.step)
+        with self.sampling() if sample else contextlib.nullcontext():
+            losses = self.run_schedule(
+                forward_step_func=self.forward,
+                data_iterator=[zip(*tensors, strict=True) for _ in self.wrapped],  # each chunk goes through all of them
+                model=self.wrapped,
+                num_microbatches=self.job.accumulation,
+                seq_length=self.job.training.sequence_length,
+                micro_batch_size=self.job.tuning.micro_batch,
+            )
+        self.sampled_update = SampledUpdate(self.parameters, self.spot_check, self.loss_scale) if sample else None
         self.loss = self.reduce(losses, self.job.layout.tensor)
         self.auxiliary_loss = self.reduce([router.loss for router in self.routers], 1) if self.has_experts else None
         for name, gradient in self.parameters.gradients(self.loss_scale) if captured else ():
             self.capture.keep(f"gradient.{name}", gradient)
+
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
+        """Sample the step's first micro-batch while the context lasts."""
+        return SampledForward(self.job, self.place, self.chunks, self.parameters, self.spot_check).hooked()
 
     def forward(self, upcoming: MicroBatches, model: nn.Module) -> tuple[torch.Tensor, Any]:
         """Run the next micro-batch for Megatron's schedule. Return a model chunk's output, and the function that makes
@@ -151,6 +162,9 @@ class Trainer:
         spent = self.own_work.seconds()
         set_rates(self.optimizer, rate, self.job.training.optimizer.weight_decay)
         done, norm, _ = self.optimizer.step()
+        if self.sampled_update is not None:
+            self.sampled_update.finish()
+            self.sampled_update = None
         self.own_work.exchanged()
         owner = self.place.tensor == self.place.pipeline == self.place.context == 0
         return {

@@ -130,6 +130,23 @@ class Weights:
                 return slice(span.start, span.end)
         return slice(0, 0)
 
+    def states(self, parameter: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Return the float32 (values, means, squares) of a parameter that this rank's optimizer updates.
+
+        Under a distributed optimizer they are of the range that it owns. None where there are none, or none yet.
+        """
+        main = getattr(parameter, "main_param", parameter)
+        for optimizer in self.optimizers:
+            if self.distributed:
+                if parameter not in optimizer.model_param_group_index_map:
+                    continue
+                group, place = optimizer.model_param_group_index_map[parameter]
+                main = optimizer.optimizer.param_groups[group]["params"][place]
+            state = optimizer.optimizer.state.get(main, {})
+            if "exp_avg" in state:
+                return main, state["exp_avg"], state["exp_avg_sq"]
+        return None
+
     # ---- gradients: valid between the schedule's end and the optimizer's step
 
     def gradient(self, parameter: Any) -> torch.Tensor:

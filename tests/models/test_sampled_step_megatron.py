@@ -1,0 +1,132 @@
+"""A step that Megatron's trainings sample: in its own layers, where those show a product, and its optimizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.in_sampled_step import LATE, QUANTISED, failed_layer, sampled_layers
+from layouts import MODELS, SINGLE, Variant, events, launch, script_of, small_job
+from levelfield.rundir.raw_files import read_raw
+from levelfield.specs.paths import RunPaths
+from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+FRAMEWORK = "megatron"
+
+
+@pytest.mark.parametrize(
+    ("precision", "family", "variant"),
+    [
+        ("fp32", "gpt", SINGLE),
+        ("bf16", "gpt", VARIANTS["recompute full"]),
+        ("bf16", "llama", VARIANTS["TP2 sequence parallel"]),
+        ("bf16", "gpt", VARIANTS["PP2"]),
+        ("bf16", "llama", VARIANTS["ZeRO 1, DP2"]),
+        ("bf16", "mixture", VARIANTS["EP2"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_an_honest_training_is_within(
+    precision: str, family: str, variant: Variant, python: Path, tmp_path: Path
+) -> None:
+    layers = sampled_layers(tmp_path, precision, family, variant, framework=FRAMEWORK, python=python)
+    assert [layer.name for layer in layers] == ["products", "update"] and failed_layer(layers) is None, layers
+
+
+@pytest.mark.parametrize("variant", ["TP2 sequence parallel", "PP2 interleaved", "CP2"])
+def test_what_a_layout_shows_is_sampled_of_its_own_layers(variant: str, python: Path, tmp_path: Path) -> None:
+    """Sums over ranks are not products of this rank's input, nor is attention to parts of a sequence."""
+    sampled_layers(tmp_path, "bf16", "llama", VARIANTS[variant], framework=FRAMEWORK, python=python)
+    (sampled,) = read_raw(RunPaths(tmp_path)).sampled
+    outputs = [operation.name for operation in sampled.operations if operation.kind != "update"]
+    of_tensor_parallel = ["attention", "attention.query", "attention_norm", "mlp.gate", "mlp_norm"]
+    names, numbers = {
+        "TP2 sequence parallel": (of_tensor_parallel, range(4)),
+        "PP2 interleaved": ([*of_tensor_parallel, "attention.output", "mlp.down"], (0, 2)),
+        "CP2": ([*of_tensor_parallel[1:], "attention.output", "mlp.down"], range(4)),
+    }[variant]
+    last = [] if variant == "PP2 interleaved" else ["final_norm"]
+    assert sorted(outputs) == sorted([f"layers.{number}.{name}" for number in numbers for name in names] + last)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_sampling_changes_no_digit(precision: str, python: Path, tmp_path: Path) -> None:
+    def figures(folder: Path, **settings: Any) -> list[tuple[float, float]]:
+        job = {
+            **small_job(MODELS["gpt"], SINGLE, 4, precision),
+            "window": {"first_step": 2, "last_step": 4},
+            **settings,
+        }
+        folder.mkdir()
+        (folder / "rank0.spot_check").write_text("a seed")
+        assert [end.returncode for end in launch(job, folder, script_of(FRAMEWORK), python)] == [0]
+        assert (folder / "rank0.spot_check.jsonl").exists() == job.get("spot_check", False)
+        return [(e["loss"], e["grad_norm"]) for e in events(folder, 0) if e["event"] == "step"]
+
+    assert figures(tmp_path / "sampled", spot_check=True) == figures(tmp_path / "plain")
+
+
+SCALED = """
+from megatron.core.tensor_parallel import layers
+multiply = layers.ColumnParallelLinear._forward_impl
+def scaled_product(self, input, weight, *settings, **options):
+    return multiply(self, input, weight * 1.02, *settings, **options)
+layers.ColumnParallelLinear._forward_impl = scaled_product
+"""
+ROUNDED_LATE = (
+    QUANTISED
+    + LATE
+    + """
+from megatron.core.tensor_parallel import layers
+multiply = layers.RowParallelLinear._forward_impl
+def rounded_product(self, input, weight, *settings, **options):
+    weight = weight + (in_bits(weight, torch.float8_e4m3fn) - weight).detach() if is_late() else weight
+    return multiply(self, input, weight, *settings, **options)
+layers.RowParallelLinear._forward_impl = rounded_product
+"""
+)
+PREVIOUS_WEIGHTS = (
+    LATE
+    + """
+from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params as Optimizer
+copy = Optimizer._copy_main_params_to_model_params
+Optimizer._copy_main_params_to_model_params = lambda self: None if is_late() else copy(self)
+"""
+)
+OPTIMIZER = """
+import training
+make_optimizer = training.make_optimizer
+def make_faulty(job, wrapped):
+    optimizer = make_optimizer(job, wrapped)
+    {change}
+    return optimizer
+training.make_optimizer = make_faulty
+"""
+UNCLIPPED = OPTIMIZER.format(change="optimizer.config.clip_grad = 0.0")
+COARSE_MOMENTS = OPTIMIZER.format(
+    change="""(part,) = optimizer.chained_optimizers
+    step = part.optimizer.step
+    def rounded_step():
+        step()
+        for state in part.optimizer.state.values():
+            state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
+    part.optimizer.step = rounded_step"""
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "layer", "variant"),
+    [
+        pytest.param(SCALED, "products", "TP2 sequence parallel", id="scaled products"),
+        pytest.param(ROUNDED_LATE, "products", SINGLE.name, id="E4M3 weights, late"),
+        pytest.param(PREVIOUS_WEIGHTS, "products", SINGLE.name, id="weights of earlier steps"),
+        pytest.param(UNCLIPPED, "update", SINGLE.name, id="no clipping"),
+        pytest.param(COARSE_MOMENTS, "update", "ZeRO 1, DP2", id="second moments in bf16"),
+    ],
+)
+def test_a_fault_is_told_by_its_layer(fault: str, layer: str, variant: str, python: Path, tmp_path: Path) -> None:
+    layers = sampled_layers(tmp_path, "bf16", "gpt", VARIANTS[variant], fault, FRAMEWORK, python)
+    assert failed_layer(layers) == layer, layers
