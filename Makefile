@@ -79,11 +79,15 @@ quick: $(STAMP)
 
 # mypy's strict rules, as far as frameworks without types allow them: every function of such a folder has annotations. The
 # first run takes a minute; the others use what it found of torch. A run for each framework, as their modules share names.
-lint: MYPY := $(PY) -m mypy --config-file tools/tests.mypy.ini
+lint: OPTIONS := .mypy_cache/options.ini
+lint: MYPY := $(PY) -m mypy --config-file $(OPTIONS)
+lint: TRAININGS = $(basename $(notdir $(wildcard models/*/*.py))) $(addsuffix .*,$(notdir $(patsubst %/,%,$(dir $(wildcard models/*/*/*.py)))))
 lint: TEST_FOLDERS = $(sort $(dir $(wildcard tests/*.py tests/*/*.py tests/*/*/*.py)))
 lint: $(WITH_TORCH)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	mkdir -p .mypy_cache
+	{ cat tools/tests.mypy.ini; echo "[mypy-$$(echo '$(sort $(TRAININGS))' | tr ' ' ,)]"; echo 'warn_return_any = true'; } > $(OPTIONS)
 	MYPYPATH=platform:tools:benchmarks/loops:benchmarks:models/torch:$$(echo $(TEST_FOLDERS) | tr ' ' :) $(MYPY) platform/levelfield vendors models/torch tests tools benchmarks
 	MYPYPATH=platform:models/deepspeed:models/torch $(MYPY) models/deepspeed
 	MYPYPATH=platform:models/megatron:models/torch $(MYPY) models/megatron

@@ -55,17 +55,6 @@ def test_platform_is_the_standard_librarys(tmp_path: Path) -> None:
         assert system == os.uname().sysname and not Path(file).is_relative_to(ROOT)
 
 
-def test_types_of_every_module_of_a_framework_are_checked_strictly() -> None:
-    """mypy's section for models/ names them: they lie in no package."""
-    options = (ROOT / "tools" / "tests.mypy.ini").read_text()
-    (listed,) = re.findall(r"^\[mypy-(accelerator,.*)\]\nwarn_return_any = true$", options, re.MULTILINE)
-    folders = [folder for folder in (ROOT / "models").iterdir() if folder.is_dir()]
-    modules = {path.stem for folder in folders for path in folder.glob("*.py")}
-    packages = {path.parent.name for folder in folders for path in folder.glob("*/*.py")}
-    expected = modules - packages | {f"{name}.*" for name in packages}
-    assert set(listed.split(",")) == expected, "name the module in tools/tests.mypy.ini"
-
-
 def test_git_tracks_no_environment() -> None:
     """Where a commit has a link of this name, git removes the ignored folder that is there when it checks it out."""
     argv = ["git", "ls-files", ".venv", ".venvs"]
