@@ -69,12 +69,12 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("case", nargs=2, metavar="CASE", help="a case string, such as gpt3_6.7B:torch; the first is the base")
-    for side in "ab":
+    for arm in "ab":
         option(
-            f"--{side}",
+            f"--{arm}",
             default="",
             metavar="OPTIONS",
-            help=f"free options of {side.upper()}, as in --{side}='--layout TP2'",
+            help=f"free options of {arm.upper()}, as in --{arm}='--layout TP2'",
         )
     option("--repeat", type=int, metavar="N", help="N runs of each (default: 3 to 7, as many as it takes)")
     option(
@@ -149,7 +149,7 @@ def _arm_runner(
     return run_arm
 
 
-def _parse_side_options(option: str, text: str) -> tuple[TuningChoice, bool]:
+def _parse_arm_options(option: str, text: str) -> tuple[TuningChoice, bool]:
     """Return the free fields that the options of --a or --b choose, and whether they have --base."""
     from levelfield.cli.run_entries import tuning_choice
 
@@ -177,10 +177,10 @@ def _plan_arms(
     from levelfield.studies.duels import refuse_other_work
 
     arm_jobs = {}
-    for side, case, text in zip("ab", cases, options, strict=True):
-        choice, base = _parse_side_options(f"--{side}", text)
+    for arm, case, text in zip("ab", cases, options, strict=True):
+        choice, base = _parse_arm_options(f"--{arm}", text)
         entries = scheduler.entries(registry, [case], [], replace(request, choice=choice, base=base))
-        arm_jobs[side] = list(scheduler.jobs(registry, entries, None))
+        arm_jobs[arm] = list(scheduler.jobs(registry, entries, None))
     refuse_other_work(series_of(arm_jobs["a"][0].plan), series_of(arm_jobs["b"][0].plan))
     return arm_jobs
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import registry_of
-from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE
+from levelfield.cli.site_options import BASE_HAS_FRAMEWORK_HELP, BASE_IMAGE_HELP
 from levelfield.cli.terminal import Terminal, short_path
 from levelfield.errors import NotHere
 from levelfield.installer import WHEELS
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from levelfield.specs.plan import EnvironmentPlan, ImagePlan
     from levelfield.specs.requirements import EnvironmentPackages
 
-ENVIRONMENT = """\
+_ENVIRONMENT_HELP = """\
 Make what the trainings of frameworks need, ahead of a run: Python environments
 in .venvs/, images, and folders of wheels for machines without network.
 
@@ -41,7 +41,7 @@ examples:
   run_benchmarks.py environment image build torch --vendor nvidia
   run_benchmarks.py environment wheels fetch DIR torch
 """
-MAKE = """\
+_MAKE_HELP = """\
 Make the environments of these frameworks, as a run makes them: from the pinned
 packages, in .venvs/FRAMEWORK-VENDOR. What is whole already stays. The driver
 is checked first, where the vendor's tool shows one; --any-driver leaves that
@@ -52,13 +52,13 @@ examples:
   run_benchmarks.py environment make torch deepspeed
   run_benchmarks.py environment make torch --vendor nvidia --any-driver
 """
-WHEELS_HELP = """\
+_WHEELS_HELP = """\
 Fetch packages into a folder, for machines without network.
 
 example:
   run_benchmarks.py environment wheels fetch DIR
 """
-FETCH = """\
+_FETCH_HELP = """\
 Download into DIR the wheels of Levelfield, of its tests and of the frameworks,
 from the index that pip is configured for. With LEVELFIELD_WHEELS=DIR every
 environment and image is then made from that folder alone, on a machine with
@@ -68,7 +68,7 @@ examples:
   run_benchmarks.py environment wheels fetch DIR torch
   run_benchmarks.py environment wheels fetch DIR torch paddle --vendor nvidia
 """
-IMAGE = """\
+_IMAGE_HELP = """\
 Make the images of --runtime docker. A run builds a missing image itself.
 `docker image ls` and `docker image prune --all` list and remove them, with
 --filter label=levelfield.image.
@@ -77,13 +77,13 @@ examples:
   run_benchmarks.py environment image build torch megatron --vendor nvidia
   run_benchmarks.py environment image export torch --output torch.tar
 """
-IMAGE_BUILD = """\
+_IMAGE_BUILD_HELP = """\
 Build the images of frameworks. An image that exists is not built again.
 
 example:
   run_benchmarks.py environment image build torch megatron --vendor nvidia
 """
-IMAGE_EXPORT = """\
+_IMAGE_EXPORT_HELP = """\
 Write an image, or its build context, to a tar file.
 
 examples:
@@ -290,17 +290,17 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_image_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vendor", default="cpu", help="build for this vendor's devices (default: cpu)")
-    parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
-    parser.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
+    parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE_HELP)
+    parser.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK_HELP)
     parser.add_argument("--offline", action="store_true", help="fetch neither wheels nor images")
 
 
 COMMANDS = {
-    "environment": Command(ENVIRONMENT),
-    "environment make": Command(MAKE, _add_make_options, _make),
-    "environment wheels": Command(WHEELS_HELP),
-    "environment wheels fetch": Command(FETCH, _add_fetch_options, _fetch),
-    "environment image": Command(IMAGE),
-    "environment image build": Command(IMAGE_BUILD, _add_build_options, _build),
-    "environment image export": Command(IMAGE_EXPORT, _add_export_options, _export),
+    "environment": Command(_ENVIRONMENT_HELP),
+    "environment make": Command(_MAKE_HELP, _add_make_options, _make),
+    "environment wheels": Command(_WHEELS_HELP),
+    "environment wheels fetch": Command(_FETCH_HELP, _add_fetch_options, _fetch),
+    "environment image": Command(_IMAGE_HELP),
+    "environment image build": Command(_IMAGE_BUILD_HELP, _add_build_options, _build),
+    "environment image export": Command(_IMAGE_EXPORT_HELP, _add_export_options, _export),
 }

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from levelfield.evidence.verification import VerifiedRun
     from levelfield.specs.paths import RunPaths
 
-EVIDENCE = """\
+_EVIDENCE_HELP = """\
 Archive results with their raw files, and recompute them on any machine.
 docs/evidence.md says what each of these shows.
 
@@ -36,7 +36,7 @@ examples:
   run_benchmarks.py evidence bundle latest --output run.zip
   run_benchmarks.py evidence verify run.zip
 """
-COLLECT = """\
+_COLLECT_HELP = """\
 Compute result.json and report.md of a run again from its raw files. The same
 raw files give the same bytes.
 
@@ -44,7 +44,7 @@ examples:
   run_benchmarks.py evidence collect latest
   run_benchmarks.py evidence collect RUN --check
 """
-BUNDLE = """\
+_BUNDLE_HELP = """\
 Write runs into one archive: raw files, and the results that follow from them.
 `evidence verify` recomputes every metric, on any machine, without a GPU.
 
@@ -62,7 +62,7 @@ examples:
   run_benchmarks.py evidence bundle RUN1 RUN2 --output night.zip
   run_benchmarks.py evidence bundle latest --output run.zip --sign ~/.ssh/id_rsa
 """
-VERIFY = """\
+_VERIFY_HELP = """\
 Recompute every metric and verdict of a bundle from the raw files in it,
 offline, and name what does not reproduce. Nothing is extracted or started.
 
@@ -253,8 +253,8 @@ def _verified_run_lines(run: VerifiedRun) -> Iterator[str]:
 
 
 COMMANDS = {
-    "evidence": Command(EVIDENCE),
-    "evidence collect": Command(COLLECT, _add_collect_options, _collect),
-    "evidence bundle": Command(BUNDLE, _add_bundle_options, _bundle),
-    "evidence verify": Command(VERIFY, _add_verify_options, _verify),
+    "evidence": Command(_EVIDENCE_HELP),
+    "evidence collect": Command(_COLLECT_HELP, _add_collect_options, _collect),
+    "evidence bundle": Command(_BUNDLE_HELP, _add_bundle_options, _bundle),
+    "evidence verify": Command(_VERIFY_HELP, _add_verify_options, _verify),
 }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from levelfield.specs.record import Point, StoreEvent
     from levelfield.store.database import Store
 
-ACCEPT = """\
+_ACCEPT_HELP = """\
 Accept the baseline of a series: from its unchanged nights, or from --run. A run
 that is not valid, was changed since it ended, or is of a bad night does not
 count. One night is enough where a finished comparison by pairs judged it.
@@ -44,7 +44,7 @@ examples:
   run_benchmarks.py nightly accept --all --reason "first baselines" --dry-run
   run_benchmarks.py nightly accept SERIES --reason "known" --until 2026-12-31
 """
-STEP = """\
+_STEP_HELP = """\
 Accept the newest change of environment of a series, such as of a driver. Then
 the series has a new baseline, from the nights after it. With --everywhere the
 same change is accepted in every series that has it.
@@ -53,20 +53,20 @@ examples:
   run_benchmarks.py nightly accept-step SERIES --reason "driver 560 costs 6 %"
   run_benchmarks.py nightly accept-step SERIES --reason "driver" --everywhere
 """
-NOTE = """\
+_NOTE_HELP = """\
 Add a remark to a series, for readers of its history. It changes no baseline.
 
 example:
   run_benchmarks.py nightly note SERIES --reason "the rack was moved"
 """
-LEVELS = """\
+_LEVELS_HELP = """\
 List the events of all series, or of one: accepted baselines, steps, remarks.
 
 examples:
   run_benchmarks.py nightly levels
   run_benchmarks.py nightly levels SERIES --json
 """
-HISTORY = """\
+_HISTORY_HELP = """\
 Print the series of a case over time: its segments between changes of
 environment, with the step at each; its level and the accepted baseline; and the
 smallest change that one night and three nights show.
@@ -309,9 +309,9 @@ def _history(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "nightly accept": Command(ACCEPT, _add_accept_options, _accept),
-    "nightly accept-step": Command(STEP, _add_step_options, partial(_add_event, kind="step")),
-    "nightly note": Command(NOTE, _add_reason_options, partial(_add_event, kind="note")),
-    "nightly levels": Command(LEVELS, _add_levels_options, _list_events),
-    "nightly history": Command(HISTORY, _add_history_options, _history),
+    "nightly accept": Command(_ACCEPT_HELP, _add_accept_options, _accept),
+    "nightly accept-step": Command(_STEP_HELP, _add_step_options, partial(_add_event, kind="step")),
+    "nightly note": Command(_NOTE_HELP, _add_reason_options, partial(_add_event, kind="note")),
+    "nightly levels": Command(_LEVELS_HELP, _add_levels_options, _list_events),
+    "nightly history": Command(_HISTORY_HELP, _add_history_options, _history),
 }

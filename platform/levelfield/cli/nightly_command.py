@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from levelfield.series.pairs import Side
     from levelfield.store.database import Store
 
-NIGHTLY = """\
+_NIGHTLY_HELP = """\
 Run a suite every night, compare each series with its accepted baseline, and
 find what made it worse. Until somebody accepts a new baseline, the old one
 stays: a regression fails every night, and a gain of less than seven nights can
@@ -55,7 +55,7 @@ examples:
   run_benchmarks.py nightly gate
   run_benchmarks.py nightly accept SERIES --reason "flash kernels, merge 12"
 """
-RUN = """\
+_RUN_HELP = """\
 Run a suite, store each result and compare each series with its baseline. A
 candidate regression is confirmed by interleaved pairs of the accepted build and
 tonight's. Under a new driver or kernel both builds run in pairs, too: it may
@@ -74,7 +74,7 @@ examples:
   run_benchmarks.py nightly run --suite nightly --budget 3h --html site
   run_benchmarks.py nightly run --suite mine.yaml --markdown n.md --junit n.xml
 """
-GATE = """\
+_GATE_HELP = """\
 Compare a nightly run with the accepted baselines of its series, without running
 anything. Metrics: tokens/s/device, memory, J/token; a training that differs
 fails by itself. Pairs that `nightly run` made in that night count; without them
@@ -89,7 +89,7 @@ examples:
   run_benchmarks.py nightly gate --format markdown --output gate.md
   run_benchmarks.py nightly gate --format junit --output gate.xml --advisory
 """
-BISECT = """\
+_BISECT_HELP = """\
 Find the first commit with which a case got worse. Each one that is tried runs
 beside the good one, in ABBA order on this machine, three to seven pairs, until
 the difference is proven or excluded. A build that cannot be decided is left
@@ -413,8 +413,8 @@ def _bisect(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "nightly": Command(NIGHTLY),
-    "nightly run": Command(RUN, _add_run_options, _run, trains=True),
-    "nightly gate": Command(GATE, _add_gate_options, _gate),
-    "nightly bisect": Command(BISECT, _add_bisect_options, _bisect, trains=True),
+    "nightly": Command(_NIGHTLY_HELP),
+    "nightly run": Command(_RUN_HELP, _add_run_options, _run, trains=True),
+    "nightly gate": Command(_GATE_HELP, _add_gate_options, _gate),
+    "nightly bisect": Command(_BISECT_HELP, _add_bisect_options, _bisect, trains=True),
 }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from levelfield.studies.chip_planner import PlanRequest
     from levelfield.studies.variations import PredictedRun
 
-PLAN = """\
+_PLAN_HELP = """\
 Predict every layout that the case, the framework and the devices allow, fastest
 first: memory of the fullest device (GiB), tokens/s of one device, and MFU.
 The devices may be absent.
@@ -59,7 +59,7 @@ examples:
 takes the constants of another training stack (configs/planner).
 docs/planner.md explains the formulas and their error against published results
 """
-SWEEP = """\
+_SWEEP_HELP = """\
 Run the best layouts of the plan on this machine's devices, one after another.
 The table shows prediction beside measurement: tokens/s of one device, and the
 memory of the fullest device in GiB. Layouts with equal predictions run once.
@@ -326,6 +326,6 @@ def _sweep_content(run: PredictedRun) -> dict[str, object]:
 
 
 COMMANDS = {
-    "plan": Command(PLAN, _add_plan_options, _plan),
-    "plan sweep": Command(SWEEP, _add_sweep_options, _sweep, trains=True),
+    "plan": Command(_PLAN_HELP, _add_plan_options, _plan),
+    "plan sweep": Command(_SWEEP_HELP, _add_sweep_options, _sweep, trains=True),
 }

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.specs.reference import Reference
 
-REFERENCES = """\
+_REFERENCES_HELP = """\
 List and make references: the trainings that runs are compared with. They are
 files in configs/references/.
 
@@ -43,20 +43,20 @@ examples:
   run_benchmarks.py align references promote RUN --reason "first run here"
   run_benchmarks.py align references noise NAME RUN1 RUN2
 """
-LIST = """\
+_LIST_HELP = """\
 List every reference with its origin and its number of noise rows.
 
 example:
   run_benchmarks.py align references list
 """
-PROMOTE = """\
+_PROMOTE_HELP = """\
 Make a valid run the reference of its case. Exit code 4 when the run fails
 against the present reference and --replace is not given.
 
 example:
   run_benchmarks.py align references promote RUN --reason "first run here"
 """
-NOISE = """\
+_NOISE_HELP = """\
 Record in a reference how far runs with other arithmetic are from it. The limits
 of later comparisons come from these rows. Exit code 4 when a run is beyond the
 present limits: its noise would widen them until it holds. It is recorded anyway
@@ -66,7 +66,7 @@ examples:
   run_benchmarks.py align references noise NAME RUN1 RUN2
   run_benchmarks.py align references noise NAME RUN --replace --reason "kernels"
 """
-CALIBRATE = """\
+_CALIBRATE_HELP = """\
 Train a case with other arithmetic (layouts, threads, frameworks) and record the
 noise in its reference. A run beyond the present limits is not recorded (exit
 code 4), unless with --replace --reason "...".
@@ -239,9 +239,9 @@ def _add_override_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "align references": Command(REFERENCES),
-    "align references list": Command(LIST, execute=_list_references),
-    "align references promote": Command(PROMOTE, _add_promote_options, _promote),
-    "align references noise": Command(NOISE, _add_noise_options, _record_noise),
-    "align calibrate": Command(CALIBRATE, _add_calibrate_options, _calibrate, trains=True),
+    "align references": Command(_REFERENCES_HELP),
+    "align references list": Command(_LIST_HELP, execute=_list_references),
+    "align references promote": Command(_PROMOTE_HELP, _add_promote_options, _promote),
+    "align references noise": Command(_NOISE_HELP, _add_noise_options, _record_noise),
+    "align calibrate": Command(_CALIBRATE_HELP, _add_calibrate_options, _calibrate, trains=True),
 }

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from levelfield.specs.result import Result
     from levelfield.specs.step_parts import StepParts
 
-REPORT = """\
+_REPORT_HELP = """\
 Report results: one run in full, or several side by side.
 RUN is a path, a run id, a part of an id, or `latest`, or of a bundle:
 FILE.zip, or FILE.zip:RUN, a part of an id or a pattern of several. What does
@@ -54,7 +54,7 @@ examples:
   run_benchmarks.py report RUN1 RUN2 --hide chip --format markdown
   run_benchmarks.py report pages site
 """
-EXPLAIN = """\
+_EXPLAIN_HELP = """\
 Show where the time of a training step goes, part by part. The run needs
 steps that were recorded: `run --explain-step`. Of two runs of the same work:
 which parts make B's step longer than A's, adding up to the difference.
@@ -64,7 +64,7 @@ examples:
   run_benchmarks.py report explain RUN_A RUN_B
   run_benchmarks.py report explain RUN --format json
 """
-PAGES = """\
+_PAGES_HELP = """\
 Write pages of this checkout's runs, of all runs of a store that you name, or of
 the named runs: static files. Open index.html, or publish the folder by any web
 server. docs/pages.md has more.
@@ -356,7 +356,7 @@ def _add_pages_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "report": Command(REPORT, _add_report_options, _report),
-    "report explain": Command(EXPLAIN, _add_explain_options, _explain),
-    "report pages": Command(PAGES, _add_pages_options, _pages),
+    "report": Command(_REPORT_HELP, _add_report_options, _report),
+    "report explain": Command(_EXPLAIN_HELP, _add_explain_options, _explain),
+    "report pages": Command(_PAGES_HELP, _add_pages_options, _pages),
 }

@@ -16,7 +16,7 @@ from levelfield.cli.options import (
     add_scale_option,
     size_in_bytes,
 )
-from levelfield.cli.site_options import BASE_HAS_FRAMEWORK, BASE_IMAGE, add_runtime_option, add_site_options
+from levelfield.cli.site_options import BASE_HAS_FRAMEWORK_HELP, BASE_IMAGE_HELP, add_runtime_option, add_site_options
 from levelfield.cli.store_options import add_recording_options
 
 _DEFAULT_EXPLAINED_STEPS = 3  # of --explain-step without a number
@@ -139,8 +139,8 @@ def _add_place_options(group: ParserOrGroup) -> None:
     group.add_argument(
         "--devices", metavar="N,N-N", help="take these devices of this machine, by the vendor's tool, such as 0-3"
     )
-    group.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
-    group.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK)
+    group.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE_HELP)
+    group.add_argument("--base-has-framework", action="store_true", help=BASE_HAS_FRAMEWORK_HELP)
     group.add_argument("--offline", action="store_true", help="fetch neither wheels nor images from a network")
     group.add_argument(
         "--allow",

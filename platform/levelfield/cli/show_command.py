@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-SHOW = """\
+_SHOW_HELP = """\
 List what there is, one line about each, or show every value of a case, at full
 and at smoke scale. NAME is a case or one of these kinds: cases, frameworks,
 vendors, chips, suites, published, programs. Without NAME: every kind. Programs
@@ -371,4 +371,4 @@ def _value_text(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-COMMANDS = {"show": Command(SHOW, _add_show_options, _show)}
+COMMANDS = {"show": Command(_SHOW_HELP, _add_show_options, _show)}

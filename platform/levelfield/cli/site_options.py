@@ -19,8 +19,8 @@ from levelfield.user_folders import config_folder
 if TYPE_CHECKING:
     from levelfield.specs.site import Host, LaunchPlan, NodePowerSite, Site
 
-BASE_IMAGE = "base of the image (default: LEVELFIELD_BASE_IMAGE, else the vendor's image)"
-BASE_HAS_FRAMEWORK = "the base image brings the framework: install nothing into it"
+BASE_IMAGE_HELP = "base of the image (default: LEVELFIELD_BASE_IMAGE, else the vendor's image)"
+BASE_HAS_FRAMEWORK_HELP = "the base image brings the framework: install nothing into it"
 DOCUMENT_SUFFIXES = (".yaml", ".yml", ".json")  # of a site's file and of hosts
 
 
@@ -48,7 +48,7 @@ def add_container_options(parser: ParserOrGroup) -> None:
     """Add --runtime and --base-image to a command that runs several builds."""
     help_text = "process: a Python environment; docker: containers, and each build makes its own image"
     parser.add_argument("--runtime", choices=("process", "docker"), default="process", help=help_text)
-    parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE)
+    parser.add_argument("--base-image", metavar="IMAGE", help=BASE_IMAGE_HELP)
 
 
 def base_image(name: str | None, runtime: str) -> str | None:
@@ -61,7 +61,8 @@ def launch_plan(
 ) -> LaunchPlan | None:
     """Return how other machines are reached; None where the run uses this machine alone.
 
-    The command line has priority over the site's file. Raises UsageError for a launcher or a site that does not exist.
+    plugins: the folders of --plugins. The command line has priority over the site's file. Raises UsageError for a
+    launcher or a site that does not exist.
     """
     from levelfield.specs.site import LaunchPlan
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from levelfield.store.database import Store
     from levelfield.store.statements import Statement
 
-STORE = """\
+_STORE_HELP = """\
 Keep results over time in a database. Every run is recorded unless --no-store.
 The store is a file in your data folder; LEVELFIELD_STORE or --store names
 another, or PostgreSQL. docs/store.md describes it.
@@ -50,7 +50,7 @@ examples:
   run_benchmarks.py store import runs/
   run_benchmarks.py store export --format csv --case gpt3_6.7B
 """
-IMPORT = """\
+_IMPORT_HELP = """\
 Add runs, folders of runs, bundles or exports (JSON lines) to the store. A run
 that is there already changes nothing. A run of the same id with other content
 is kept aside, and so is the one that was there; exit code 2 then names it.
@@ -59,7 +59,7 @@ examples:
   run_benchmarks.py store import latest
   run_benchmarks.py store import runs/ run.zip export.jsonl
 """
-EXPORT = """\
+_EXPORT_HELP = """\
 Write the runs of the store.
 
   jsonl  everything; `store import` reads it
@@ -69,7 +69,7 @@ examples:
   run_benchmarks.py store export --output results.jsonl
   run_benchmarks.py store export --format csv --case llama3_8b
 """
-PRUNE = """\
+_PRUNE_HELP = """\
 Remove runs from the store. A run that an accepted baseline or another event
 names stays. The run directories are not touched.
 
@@ -78,14 +78,14 @@ examples:
   run_benchmarks.py store prune --keep-days 90 --case gpt3_6.7B
   run_benchmarks.py store prune --run ID
 """
-CHECK = """\
+_CHECK_HELP = """\
 Check the database, and every row against its digest. Exit code 4 when something
 is wrong.
 
 example:
   run_benchmarks.py store check
 """
-BACKUP = """\
+_BACKUP_HELP = """\
 Write the whole store into one file, with all history, while others use it. A
 file that is there is never replaced. For PostgreSQL: exit code 2 and the
 command of pg_dump.
@@ -93,14 +93,14 @@ command of pg_dump.
 example:
   run_benchmarks.py store backup /mnt/nas/results-2026-11-30.sqlite
 """
-RESTORE = """\
+_RESTORE_HELP = """\
 Make a store what a backup is. A store that holds anything is refused. For
 PostgreSQL: exit code 2 and the command of pg_restore.
 
 example:
   run_benchmarks.py store restore results-2026-11-30.sqlite --store new.sqlite
 """
-INFO = """\
+_INFO_HELP = """\
 Show where the store is, how large it is, and what it holds. An older store is
 brought up to date.
 
@@ -187,7 +187,7 @@ class _ImportSource:
 
     def __init__(self, runs: Path, trusts_results: bool, terminal: Terminal) -> None:
         self._runs, self._trusts_results, self._terminal = runs, trusts_results, terminal
-        self._nights: dict[Path, dict[str, str]] = {}  # by folder of runs, by run
+        self._nights: dict[Path, dict[str, str]] = {}  # by folder of runs and by run id, the name of its night
         self.statements: list[Statement] = []
         self.problems: list[str] = []
         self.not_sealed: dict[str, str] = {}  # by run, why it counts in no comparison
@@ -233,8 +233,8 @@ class _ImportSource:
                     f"{path}: found the beginning of a zip without its end, expected a whole bundle; copy it again"
                 )
             if first_bytes[:1] not in (b"{", b""):
-                do = "`evidence read` reads the logs of other tools"
-                raise UsageError(f"{path}: found no line of an export; {do}")
+                advice = "`evidence read` reads the logs of other tools"
+                raise UsageError(f"{path}: found no line of an export; {advice}")
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                 if isinstance(document, RunRecord):
@@ -414,12 +414,12 @@ def _info(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "store": Command(STORE),
-    "store import": Command(IMPORT, _add_import_options, _import),
-    "store export": Command(EXPORT, _add_export_options, _export),
-    "store prune": Command(PRUNE, _add_prune_options, _prune),
-    "store check": Command(CHECK, _add_json_and_store_options, _check),
-    "store backup": Command(BACKUP, _add_backup_options, _backup),
-    "store restore": Command(RESTORE, _add_backup_options, _restore),
-    "store info": Command(INFO, _add_json_and_store_options, _info),
+    "store": Command(_STORE_HELP),
+    "store import": Command(_IMPORT_HELP, _add_import_options, _import),
+    "store export": Command(_EXPORT_HELP, _add_export_options, _export),
+    "store prune": Command(_PRUNE_HELP, _add_prune_options, _prune),
+    "store check": Command(_CHECK_HELP, _add_json_and_store_options, _check),
+    "store backup": Command(_BACKUP_HELP, _add_backup_options, _backup),
+    "store restore": Command(_RESTORE_HELP, _add_backup_options, _restore),
+    "store info": Command(_INFO_HELP, _add_json_and_store_options, _info),
 }
