@@ -83,7 +83,7 @@ def compare(
             if other := owners.get(run.run_id):
                 raise UsageError(f"compare: found run {run.run_id} on sides {other} and {side.name}; expected it once")
         owners |= {run.run_id: side.name for run in side.runs}
-    fields = comparability(sides, across_precision)
+    field_groups = comparability(sides, across_precision)
     counted = [run for side in sides for run in side.counted]
     quantities = [
         quantity
@@ -92,18 +92,22 @@ def compare(
     ]
     quantities += [cost_quantity(prices)] if prices else []
     figures = []
-    for quantity in quantities if fields.holds else ():
+    for quantity in quantities if field_groups.holds else ():
         base, *others = [side_values(quantity, side, histories or {}, duels) for side in sides]
-        bases = dict.fromkeys(str(value) for run in counted if (value := quantity.basis(run)) is not None)
+        basis_values = dict.fromkeys(str(value) for run in counted if (value := quantity.basis(run)) is not None)
         ratios = tuple(side_ratio(quantity, side, base) for side in others)
-        if len(bases) > 1:
-            no_ratio = Ratio(None, None, None, "no ratio", f"the figure rests on different values: {', '.join(bases)}")
+        if len(basis_values) > 1:
+            no_ratio = Ratio(
+                None, None, None, "no ratio", f"the figure rests on different values: {', '.join(basis_values)}"
+            )
             ratios = tuple(no_ratio for _ in others)
         entries = tuple(side_figure(quantity, side.counted) for side in sides)
         figures.append(ComparedFigure(quantity, entries, ratios))
     if prices:
-        fields = replace(fields, with_caution=(*fields.with_caution, *cost_cautions(cost_quantity(prices), sides)))
-    return Comparison(tuple(sides), fields, tuple(figures), prices)
+        field_groups = replace(
+            field_groups, with_caution=(*field_groups.with_caution, *cost_cautions(cost_quantity(prices), sides))
+        )
+    return Comparison(tuple(sides), field_groups, tuple(figures), prices)
 
 
 def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
@@ -188,7 +192,7 @@ def _night_noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
     """Yield the sides, the fields by what they mean for the comparison, the figures and their ratios."""
-    fields, names = comparison.comparability, tuple(side.name for side in comparison.sides)
+    field_groups, names = comparison.comparability, tuple(side.name for side in comparison.sides)
     rows = []
     for side in comparison.sides:
         first, counted = side.first, str(len(side.counted))
@@ -201,19 +205,21 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
             left_out[side.name, reason].append(run.run_id)
     notes = tuple(f"{name} leaves out {', '.join(ids)}: {reason}" for (name, reason), ids in left_out.items())
     yield Sheet("", ("side", "series", "build", "runs"), tuple(rows), notes)
-    if fields.unequal:
-        yield _field_sheet("NOT COMPARABLE: these fields must be equal, so no ratio is printed", fields.unequal, names)
-    equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in fields.equal)
+    if field_groups.unequal:
+        yield _field_sheet(
+            "NOT COMPARABLE: these fields must be equal, so no ratio is printed", field_groups.unequal, names
+        )
+    equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in field_groups.equal)
     yield Sheet("equal on all sides", notes=(equal or NO_VALUE,))
-    if fields.on_purpose:
-        yield _field_sheet("differs on purpose", fields.on_purpose, names)
-    if fields.with_caution:
+    if field_groups.on_purpose:
+        yield _field_sheet("differs on purpose", field_groups.on_purpose, names)
+    if field_groups.with_caution:
         reasons = tuple(
             f"{field.name}: {CAUTION_REASONS[field.name]}"
-            for field in fields.with_caution
+            for field in field_groups.with_caution
             if field.name in CAUTION_REASONS
         )
-        yield _field_sheet("cautions", fields.with_caution, names, reasons)
+        yield _field_sheet("cautions", field_groups.with_caution, names, reasons)
     if comparison.figures:
         yield _figure_sheet(comparison)
         yield _ratio_sheet(comparison)
@@ -224,10 +230,10 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
 
 def as_values(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as a JSON object, in full precision."""
-    fields, sides = comparison.comparability, comparison.sides
+    field_groups, sides = comparison.comparability, comparison.sides
     return {
         "schema": SCHEMA,
-        "comparable": fields.holds,
+        "comparable": field_groups.holds,
         "sides": [
             {
                 "name": side.name,
@@ -242,10 +248,10 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
             }
             for side in sides
         ],
-        "unequal": _field_values(fields.unequal, sides),
-        "equal": _field_values(fields.equal, sides),
-        "on_purpose": _field_values(fields.on_purpose, sides),
-        "with_caution": _field_values(fields.with_caution, sides),
+        "unequal": _field_values(field_groups.unequal, sides),
+        "equal": _field_values(field_groups.equal, sides),
+        "on_purpose": _field_values(field_groups.on_purpose, sides),
+        "with_caution": _field_values(field_groups.with_caution, sides),
         "figures": [_figure_values(figure, sides) for figure in comparison.figures],
         **({"prices": comparison.prices.model_dump(mode="json")} if comparison.prices else {}),
     }

@@ -73,7 +73,7 @@ class FigureRow:
         return f"{low} %" if low == high else f"{low}-{high} %"
 
     @property
-    def absent(self) -> list[str]:
+    def absence_reasons(self) -> list[str]:
         """The reasons for missing figures."""
         figures = {
             "tokens/s/device": (self.tokens_per_second_per_device, self.tokens_from),
@@ -135,13 +135,13 @@ def measured_row(result: Result) -> FigureRow:
 def published_rows(case: str, registry: Registry) -> list[FigureRow]:
     """Return the published rows of this case in all sets, converted."""
     sets = [registry.figures(name) for name in sorted(registry.published)]
-    rows = [(figures, row) for figures in sets for row in figures.rows if row.setting.case == case]
+    rows = [(figure_set, row) for figure_set in sets for row in figure_set.rows if row.setting.case == case]
     if not rows:
         return []
     work = registry.case(case).work("full")
     chips = {row.setting.chip: _chip_or_reason(row.setting.chip, registry) for _, row in rows}
     lines = []
-    for figures, row in rows:
+    for figure_set, row in rows:
         setting, (tokens, tokens_from) = row.setting, rate_and_origin(row)
         low, high, mfu_from = _converted_mfu(
             tokens, setting.precision, setting.sequence_length, work, chips[setting.chip]
@@ -150,7 +150,7 @@ def published_rows(case: str, registry: Registry) -> list[FigureRow]:
         memory_origin = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
         line = FigureRow(
             origin="published",
-            name=f"{figures.name}: {row.name}",
+            name=f"{figure_set.name}: {row.name}",
             case=setting.case or "",
             framework=f"{setting.framework} {setting.framework_version or ''}".strip(),
             hardware=f"{setting.nodes}x{setting.devices_per_node} {setting.chip or 'withheld'}",
@@ -158,7 +158,7 @@ def published_rows(case: str, registry: Registry) -> list[FigureRow]:
             micro_batch=setting.micro_batch,
             precision=setting.precision,
             status=row.status,
-            source=", ".join(source.where for source in figures.sources.values()),
+            source=", ".join(source.where for source in figure_set.sources.values()),
             tokens_per_second_per_device=tokens,
             tokens_from=tokens_from,
             mfu_low=low,
@@ -179,19 +179,21 @@ def reported_sets(registry: Registry) -> list[ReportedSet]:
 
 def reported_rows(case: str, registry: Registry) -> list[FigureRow]:
     """Return the reported runs that their readers take for this case, with what they did otherwise."""
-    rows = [(runs, row) for runs in reported_sets(registry) for row in runs.rows if row.case == case]
+    rows = [
+        (reported_set, row) for reported_set in reported_sets(registry) for row in reported_set.rows if row.case == case
+    ]
     if not rows:
         return []
-    work, absent = registry.case(case).work("full"), ReportedFigure(value=None, how="not in the document")
+    work, unlogged = registry.case(case).work("full"), ReportedFigure(value=None, how="not in the document")
     lines = []
-    for runs, row in rows:
+    for reported_set, row in rows:
         chip = _chip_or_reason(row.chip, registry) if row.chip else NO_CHIP
-        tokens, memory = row.figures.get(RATE, absent), row.figures.get("memory_bytes", absent)
+        tokens, memory = row.figures.get(RATE, unlogged), row.figures.get("memory_bytes", unlogged)
         length = row.sequence_length or work.training.sequence_length
         low, high, mfu_from = _converted_mfu(tokens.value, row.precision, length, work, chip)
         line = FigureRow(
             origin="reported",
-            name=f"{runs.name}: {row.name}",
+            name=f"{reported_set.name}: {row.name}",
             case=row.case or "",
             framework=row.framework or row.format,
             hardware=f"{f'{row.devices}x ' if row.devices else ''}{row.chip or 'chip not stated'}",
@@ -199,7 +201,7 @@ def reported_rows(case: str, registry: Registry) -> list[FigureRow]:
             micro_batch=row.micro_batch,
             precision=row.precision or words.NONE,
             status="; ".join(["reported", *differences_from_case(row, work)]),
-            source=runs.source,
+            source=reported_set.source,
             tokens_per_second_per_device=tokens.value,
             tokens_from=tokens.how,
             mfu_low=low,
@@ -251,8 +253,8 @@ def differences_from_case(row: ReportedRow, work: Work) -> list[str]:
         for name, (value, expected) in pairs.items()
         if value not in (None, expected)
     ]
-    absent = " and ".join(name for name, (value, _) in pairs.items() if value is None)
-    return [*texts, f"{absent} not printed"] if absent else texts
+    unprinted = " and ".join(name for name, (value, _) in pairs.items() if value is None)
+    return [*texts, f"{unprinted} not printed"] if unprinted else texts
 
 
 def peak_excess(flops: float, chip: Chip, precision: Precision | None) -> str | None:
@@ -261,9 +263,9 @@ def peak_excess(flops: float, chip: Chip, precision: Precision | None) -> str | 
     The peak is that of the precision, else the highest of all.
     """
     range_of_precision = peak_range(precision, chip.peaks) if precision else None
-    declared = range_of_precision and (range_of_precision.fp8 or range_of_precision.peak)
+    precision_peak = range_of_precision and (range_of_precision.fp8 or range_of_precision.peak)
     highest = max((peak.tflops for peak in chip.peaks.values()), default=None)
-    peak, kind = (declared.tflops, precision) if declared else (highest, "highest")
+    peak, kind = (precision_peak.tflops, precision) if precision_peak else (highest, "highest")
     tflops = flops / 1e12
     if peak is None or tflops <= peak:
         return None
@@ -315,7 +317,7 @@ def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
         parts = [f"{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"]
         if line.origin == "reported":
             parts.append(f"source: {line.source}")
-        if len(line.absent) < FIGURES_PER_ROW:
+        if len(line.absence_reasons) < FIGURES_PER_ROW:
             parts.append(f"{_tokens_text(line, ' tokens/s/device')}, {gib(line.memory_bytes)}")
             parts.append(f"{MFU_TITLE} {line.mfu}{_origin_suffix(line, line.mfu_from)}")
         text.append(wrapped(pad_row((line.origin, line.name), (_INDENT,), gap=""), _INDENT))
@@ -328,7 +330,7 @@ def _tokens_text(line: FigureRow, unit: str = "") -> str:
 
 
 def _absence_lines(line: FigureRow) -> list[str]:
-    return line.absent if len(line.absent) < FIGURES_PER_ROW else [f"no figures: {line.status}"]
+    return line.absence_reasons if len(line.absence_reasons) < FIGURES_PER_ROW else [f"no figures: {line.status}"]
 
 
 def _origin_suffix(line: FigureRow, origin: str) -> str:
@@ -350,7 +352,7 @@ def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
         )
         for line in lines
     ]
-    absent = [f"{line.name}: {reason}" for line in lines for reason in _absence_lines(line)]
-    absent += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
-    below = ["", _CONVENTION, "", *(f"- {escape_markdown(text)}" for text in (*absent, *notes))]
+    remarks = [f"{line.name}: {reason}" for line in lines for reason in _absence_lines(line)]
+    remarks += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
+    below = ["", _CONVENTION, "", *(f"- {escape_markdown(text)}" for text in (*remarks, *notes))]
     return "\n".join([*markdown_table((*names, *figures), rows), *below]) + "\n"

@@ -39,7 +39,7 @@ TRUST_PARTS: tuple[PartName, ...] = get_args(PartName)
 class Metric:
     """What sides are ranked by."""
 
-    name: str  # of its texts
+    name: str  # in the keys of its texts and the names of its pages
     quantity: Quantity
     is_lower_better: bool = False
 
@@ -143,8 +143,8 @@ def caution_fields(best: Contender, other: Contender, metric: Metric) -> tuple[l
     sides = [other.side] if other is best else [best.side, other.side]
     fields = [*cautions(sides), *cost_cautions(metric.quantity, sides)]
     explained = [(field.name, field.cells[-1]) for field in fields if field.name in CAUTION_REASONS]
-    grave = [(name, value) for name, value in explained if value not in (NO_VALUE, HARMLESS_VALUES.get(name))]
-    return grave, [field.name for field in fields if field.name not in CAUTION_REASONS]
+    caution_values = [(name, value) for name, value in explained if value not in (NO_VALUE, HARMLESS_VALUES.get(name))]
+    return caution_values, [field.name for field in fields if field.name not in CAUTION_REASONS]
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ class OverallRanking:
 
     rows: tuple[ColumnRatio, ...]  # the first is against itself
     is_by_chip: bool  # whether the columns are chips; else they are the frameworks of one chip
-    trainings: int  # of the answer's scale, of which any column has a bar
+    trainings: int  # of `scale`, in which any column has a bar
     left_out: tuple[str, ...] = ()  # columns that share no training with the first
-    scale: str = "smoke"  # of the answer
+    scale: str = "smoke"  # of the trainings over which the second is compared with the first
 
 
 _Table = dict[str, dict[str, RankedBar]]  # the best bar of each column by what must be equal beside the training
@@ -194,8 +194,8 @@ def _column_mean(tables: Sequence[_Table], column: str, base: str) -> ColumnRati
         for name in (name for name in bars if name in others):
             bar, other = bars[name], others[name]
             series, sides = bar.contender.side.first.series, (bar.contender.side, other.contender.side)
-            place = f"{series.case} ({series.scale}) {series.precision} {series.nodes}x{series.devices // series.nodes}"
-            pairs.append(TrainingPair(place, sides, (bar.values, other.values), number))
+            label = f"{series.case} ({series.scale}) {series.precision} {series.nodes}x{series.devices // series.nodes}"
+            pairs.append(TrainingPair(label, sides, (bar.values, other.values), number))
     return column_ratio(column, base, pairs)
 
 

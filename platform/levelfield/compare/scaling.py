@@ -186,7 +186,7 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
     efficiency = NO_VALUE if ratio is None or ratio.value is None else f"{ratio.value:.3f}"
     if ratio and ratio.value is not None and ratio.low is not None and ratio.high is not None:
         efficiency += f" [{ratio.low:.3f}, {ratio.high:.3f}]"
-    expected = "" if row.predicted_efficiency is None else f" {row.predicted_efficiency:.3f}"
+    predicted_efficiency = "" if row.predicted_efficiency is None else f" {row.predicted_efficiency:.3f}"
     return (
         str(row.devices),
         f"{len(row.rate.values)}{', disturbed' if row.side.is_disturbed else ''}",
@@ -194,5 +194,5 @@ def _cells(row: ScaledRuns) -> tuple[str, ...]:
         RATE.column.text(median),
         format_number(row.speed_up, 2),
         efficiency,
-        NO_VALUE if row.predicted is None else f"{format_number(row.predicted)}{expected}",
+        NO_VALUE if row.predicted is None else f"{format_number(row.predicted)}{predicted_efficiency}",
     )

@@ -173,7 +173,7 @@ class Quantity:
     speed_exponent: Literal[1, 0, -1] = 0
 
 
-def steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
+def count_steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
     """Return how many runs have step times without a trend or shift, and in how many that was checked."""
     steps = [run.result.throughput.step_seconds for run in runs if run.result.throughput]
     checked = [step.flags for step in steps if step.unchecked is None]

@@ -27,7 +27,7 @@ MAX_CURVE_POINTS = 120  # of a loss curve
 MEMORY_PARTS = ("allocated", "reserved", "device")  # each contains the one before it
 LONG_TABLE_ROWS = 12  # a table of more series is longer than a screen
 # Columns of the stored table, by the names of their figures in scripts.
-COLUMN_BY_FIGURE = {figure.page: column for column, figure in STORED.items()}
+COLUMN_BY_FIGURE = {figure.page_key: column for column, figure in STORED.items()}
 SummarisedSeries = tuple[SeriesRuns, SeriesSummary]
 # The points of one chart have these in common.
 _CHART_KEY_FIELDS = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")

@@ -28,7 +28,7 @@ from levelfield.compare.ranking import (
 )
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.series_runs import recent_runs
-from levelfield.compare.sides import headline_utilisation, steady_runs, tuning_of
+from levelfield.compare.sides import count_steady_runs, headline_utilisation, tuning_of
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.pages.content import PagesContent
 from levelfield.pages.series_history import SeriesRuns, StoredResults, group_by
@@ -100,7 +100,7 @@ class DrawnBar:
     csv_row: tuple[str | float | None, ...]  # under BAR_CSV_COLUMNS
     cautions: tuple[tuple[str, str], ...] = ()  # with their values
     differing_fields: tuple[str, ...] = ()  # fields that differ from the best bar's without a caution
-    steady_counts: tuple[int, int] = (0, 0)  # its steady runs, and those checked, as `steady_runs` counts them
+    steady_counts: tuple[int, int] = (0, 0)  # its steady runs, and those checked, as `count_steady_runs` counts them
     is_other_framework: bool = False  # whether it is of another framework than the bars that are compared
 
     @property
@@ -379,7 +379,7 @@ def _draw_training(training: TrainingContenders, ranked: Ranking, metric: Metric
                 subtitle=" ".join(filter(None, (rest, tuning))),
                 cautions=tuple(caution for caution in cautions if caution[0] not in named_elsewhere),
                 differing_fields=tuple(differs),
-                steady_counts=steady_runs(bar.contender.side.counted),
+                steady_counts=count_steady_runs(bar.contender.side.counted),
             )
     if metric.name != "mfu":  # the chart of the best ends at their longest bar, not at one of the folded list
         axis = _axis_end([(drawn.ranked.value, drawn.ranked.high) for drawn in best_bars.values()])

@@ -124,14 +124,14 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
-FIGURE_BY_PAGE_NAME = {figure.page: figure for figure in STORED.values()}
+FIGURE_BY_PAGE_KEY = {figure.page_key: figure for figure in STORED.values()}
 
 
 def figure(value: float, name: str) -> str:
     """Return a figure in its unit, as the scripts show it; a cost, which may be any, by its first digits."""
     if name == "cost":
         return significant(value)
-    return words.format_number(value, FIGURE_BY_PAGE_NAME[name].digits, FIGURE_BY_PAGE_NAME[name].divisor)
+    return words.format_number(value, FIGURE_BY_PAGE_KEY[name].digits, FIGURE_BY_PAGE_KEY[name].divisor)
 
 
 def ratio(value: float) -> str:
@@ -158,7 +158,7 @@ def text_table(language: str) -> dict[str, str]:
     table: dict[str, str] = {}
     for figure in STORED.values():
         names = figure.names[language]
-        table |= {f"figure.{figure.page}": names.title, f"unit.{figure.page}": names.unit}
+        table |= {f"figure.{figure.page_key}": names.title, f"unit.{figure.page_key}": names.unit}
         if figure.worse:
             table[f"js.gated.{figure.store_column}"] = names.title
     table.update(yaml.safe_load((_TEXTS_FOLDER / f"{language}.yaml").read_text(encoding="utf-8")))
@@ -168,7 +168,7 @@ def text_table(language: str) -> dict[str, str]:
 def script_figures() -> dict[str, dict[str, Any]]:
     """Return how scripts show each stored figure; gated: its name for the gate, null for others."""
     return {
-        figure.page: {
+        figure.page_key: {
             "digits": 4 if figure.digits is None else figure.digits,
             "factor": 1 / figure.divisor,
             "gated": column if figure.worse else None,

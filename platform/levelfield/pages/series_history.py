@@ -215,7 +215,7 @@ def history_data(runs: SeriesRuns, documents: CachedDocuments) -> dict[str, Any]
         }
         for column, figure in STORED.items():  # as exact as a chart and its table can show
             value = getattr(point, column)
-            row[figure.page] = None if value is None else round(value, figure.decimals)
+            row[figure.page_key] = None if value is None else round(value, figure.decimals)
         rows.append(row)
     return {
         "label": runs.series.label,

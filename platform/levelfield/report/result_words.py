@@ -257,9 +257,9 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
     "tuned": lambda r: chosen_fields(r) or NONE,
     "status": status_in_words,
     **{
-        figure.table: _CELL_WRITERS.get(figure.name, partial(_figure_cell, figure))
+        figure.run_column: _CELL_WRITERS.get(figure.name, partial(_figure_cell, figure))
         for figure in RUN_FIGURES
-        if figure.table
+        if figure.run_column
     },
     "alignment": lambda r: r.alignment.verdict,
 }

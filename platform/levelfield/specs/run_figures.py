@@ -33,9 +33,9 @@ class RunFigure:
     name: str  # in JSON and CSV
     unit: str
     path: tuple[str, ...]  # keys of result.json, to a number or to a value with its reason
-    heading: str  # over a column of a table
+    heading: str  # over its column in tables of repeats and of comparisons
     names: Mapping[str, FigureNames] = field(default_factory=dict)  # on pages, by language
-    table: str = ""  # the name of its column in tables of many runs; empty: it has none
+    run_column: str = ""  # the name of its column in tables with a row for each run; empty: it has none
     divisor: float = 1  # from the unit to what a table shows
     digits: int | None = 1  # decimals in a table; None: four significant digits
     largest: float | None = None  # the largest possible value
@@ -47,7 +47,7 @@ class RunFigure:
     is_optional: bool = False  # comparisons leave it out where no run has it
     store_column: str = ""  # the name of its column in the store; empty: it is read from the stored result
     worse: Literal[1, -1] | None = None  # the gate holds it to a level, and more (1) or less (-1) is worse
-    page: str = ""  # the name of a stored figure in the scripts of the pages
+    page_key: str = ""  # what the scripts and texts of the pages call a stored figure
     option: str = ""  # the name of a gated figure on the command line
 
     @property
@@ -58,7 +58,8 @@ class RunFigure:
     def value_and_reason(self, result: Any, is_host: bool) -> tuple[Any, Any]:
         """Return the value and the reason of a missing one. result: a Result or its JSON.
 
-        Where a text stands in the place of a section, that text is the value.
+        is_host: whether the devices are shares of a host. Where a text stands in the place of a section, that text is
+        the value.
         """
         value, reason = result, None
         for key in self.host_path if is_host and self.host_path else self.path:
@@ -94,9 +95,9 @@ RUN_FIGURES = (
         {"en": FigureNames("Throughput", "tokens/s/device"), "zh": FigureNames("吞吐量", "词元/秒/设备")},
         store_column="tokens_per_second_per_device",
         worse=-1,
-        page="tokens",
+        page_key="tokens",
         option="speed",
-        table="tokens/s/device",
+        run_column="tokens/s/device",
     ),
     RunFigure(
         "step_seconds_median",
@@ -117,9 +118,9 @@ RUN_FIGURES = (
         host_path=("memory", "process_peak"),
         store_column="memory_bytes",
         worse=1,
-        page="memory",
+        page_key="memory",
         option="memory",
-        table="memory",
+        run_column="memory",
     ),
     RunFigure(
         "joules_per_token",
@@ -130,9 +131,9 @@ RUN_FIGURES = (
         digits=4,
         store_column="joules_per_token",
         worse=1,
-        page="energy",
+        page_key="energy",
         option="energy",
-        table="J/token",
+        run_column="J/token",
     ),
     RunFigure(
         "node_joules_per_token",
@@ -153,8 +154,8 @@ RUN_FIGURES = (
         largest=1.0,
         repeats_basis=("utilisation", HEADLINE_FORMULA, "peak_tflops"),
         store_column=MFU_NAME,
-        page="mfu",
-        table=MFU_TITLE,
+        page_key="mfu",
+        run_column=MFU_TITLE,
     ),
     RunFigure(
         "seconds_to_loss",
@@ -163,7 +164,7 @@ RUN_FIGURES = (
         "s to loss",
         digits=2,
         basis=("to_loss", "level"),
-        table="s to loss",
+        run_column="s to loss",
     ),
     RunFigure(
         "loss_tail_mean",
@@ -174,8 +175,8 @@ RUN_FIGURES = (
         digits=5,
         is_noisy=False,
         store_column="loss_tail",
-        page="loss",
-        table="loss",
+        page_key="loss",
+        run_column="loss",
     ),
 )
 # Columns of version 1.0.0, with those in their places. Their numbers mean something else, so none is read.

@@ -14,7 +14,7 @@ from typing import Any
 
 from levelfield.compare.comparison import Comparison, as_values, compare, sheets
 from levelfield.compare.ratios import MIN_RUNS, Ratio, standing_of
-from levelfield.compare.sides import RATE, disturbance, excess_use, exclusion, side_of, steady_runs
+from levelfield.compare.sides import RATE, count_steady_runs, disturbance, excess_use, exclusion, side_of
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
@@ -207,7 +207,7 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
     runs = [run for pair in outcome.pairs for run in pair]
     if runs[0].series.scale == "smoke":
         notes.append("at smoke scale: this says nothing about the full case")
-    steady, checked = steady_runs(runs)
+    steady, checked = count_steady_runs(runs)
     if unsteady := checked - steady:
         notes.append(f"in {unsteady} of {len(runs)} runs the steps' time drifted or jumped: the machine was not steady")
     if outcome.disturbance:
@@ -235,7 +235,7 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
 
 def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
     """Return the duel as a JSON object: that of the comparison, with what the pairs show."""
-    steady, checked = steady_runs([run for pair in outcome.pairs for run in pair])
+    steady, checked = count_steady_runs([run for pair in outcome.pairs for run in pair])
     return {
         **as_values(comparison_of(outcome, prices)),
         "duel": {

@@ -382,10 +382,10 @@ def test_what_cannot_be_converted_is_absent_with_the_reason(valid: Pair) -> None
     lines = {line.name: line for line in figure_rows([result], REGISTRY)}
     withheld = lines["flagperf_llama3: * 1x8 bf16 PP2DP4TP1"]
     assert withheld.tokens_per_second_per_device == 2260 and withheld.mfu == "-"
-    assert [reason.partition(":")[0] for reason in withheld.absent] == ["no MFU", "no memory"]
-    assert all("withheld" in reason for reason in withheld.absent)
+    assert [reason.partition(":")[0] for reason in withheld.absence_reasons] == ["no MFU", "no memory"]
+    assert all("withheld" in reason for reason in withheld.absence_reasons)
     [oom] = [line for name, line in lines.items() if name.endswith("ablation PP1DP8TP1")]
-    assert len(oom.absent) == 3
+    assert len(oom.absence_reasons) == 3
 
 
 def test_mixed_fp8_keeps_its_range(valid: Pair) -> None:
