@@ -283,7 +283,10 @@ class Registry:
         return [versioned_framework(file.framework, version) for file in files for version in (None, *file.versions)]
 
     def frameworks_reaching(self, vendor: VendorFile) -> list[str]:
-        """Return the frameworks that reach the vendor's devices, by the vendor's words or by their own."""
+        """Return the frameworks that reach the vendor's devices.
+
+        Either vendor.yaml names them in `frameworks`, or their own manifest has the kind of device in `reaches`.
+        """
         files = (self.implementation(name)[0] for name in sorted(self.frameworks))
         reaching = {file.framework for file in files if vendor.device_kind in file.reaches}
         return [*vendor.frameworks, *sorted(reaching - set(vendor.frameworks))]
@@ -328,12 +331,12 @@ class Registry:
                     "expected one of the three to find devices"
                 )
             return self._vendors.setdefault(name, DeclaredVendor(spec))
-        source = importlib.util.spec_from_file_location(f"levelfield_vendor_{spec.name}", adapter)
-        if source is None or source.loader is None or not adapter.is_file():
+        module_spec = importlib.util.spec_from_file_location(f"levelfield_vendor_{spec.name}", adapter)
+        if module_spec is None or module_spec.loader is None or not adapter.is_file():
             raise DocumentError(f"{adapter}: not a Python file; expected the vendor's adapter, or no file")
-        module = importlib.util.module_from_spec(source)
+        module = importlib.util.module_from_spec(module_spec)
         try:
-            source.loader.exec_module(module)
+            module_spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # an adapter may raise anything: name its file
             raise DocumentError(f"{adapter}: cannot be loaded: {type(error).__name__}: {error}") from error
         if not hasattr(module, "Adapter"):

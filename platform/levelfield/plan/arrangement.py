@@ -122,7 +122,7 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
     choice = _merged_choice(decision, scale, with_case=True)
     requested = parse_layout(choice.fields.layout) if choice.fields.layout else None
     nodes = requested.nodes if requested and requested.nodes else selector.nodes
-    devices = selector.devices or (requested and requested.devices)
+    devices = selector.devices or (requested and requested.devices_per_node)
     if not devices:
         devices = max(1, requested.layout.world_size // nodes) if requested else selection.default_devices
     task, fixed = LayoutTask(selection, work, nodes, devices), _merged_choice(decision, scale, with_case=False).fields

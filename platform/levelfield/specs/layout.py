@@ -28,7 +28,7 @@ _PARTS = {
 _PART = rf"({'|'.join(_PARTS)})(\d+)"
 _PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
-_BATCH_PATTERN = re.compile(r"(\d+)n_(\d+)g(?=_\d*[dm]p)(?:_(\d*)dp)?(?:_(\d*)mp)?_(\d+)bs", re.IGNORECASE)
+_ONEFLOW_PATTERN = re.compile(r"(\d+)n_(\d+)g(?=_\d*[dm]p)(?:_(\d*)dp)?(?:_(\d*)mp)?_(\d+)bs", re.IGNORECASE)
 _MAX_SHOWN = 40  # characters of a text in a message
 
 
@@ -104,7 +104,7 @@ class LayoutText(NamedTuple):
 
     layout: Layout
     nodes: int | None = None
-    devices: int | None = None
+    devices_per_node: int | None = None
     micro_batch: int | None = None
 
 
@@ -127,7 +127,7 @@ def _parse(text: str) -> LayoutText:
     if match := _PRODUCT_PATTERN.fullmatch(body):
         data, tensor, pipeline = map(number_of, match.groups())
         return LayoutText(_build(text, suffix, data=data, tensor=tensor, pipeline=pipeline))
-    if match := _BATCH_PATTERN.fullmatch(body):
+    if match := _ONEFLOW_PATTERN.fullmatch(body):
         return _from_oneflow(text, match, suffix)
     if _PARTS_PATTERN.fullmatch(body):
         return LayoutText(_from_parts(text, body, suffix))
@@ -140,13 +140,15 @@ def _parse(text: str) -> LayoutText:
 
 def _from_oneflow(text: str, match: re.Match[str], suffix: str) -> LayoutText:
     """Return the layout of OneFlow's xn_xg_xdp_xmp_xbs. `dp` or `mp` without a number takes the remaining devices."""
-    nodes, devices, micro_batch = (number_of(match[group]) for group in (1, 2, 5))
-    world_size, dp, mp = nodes * devices, match[3], match[4]
+    nodes, devices_per_node, micro_batch = (number_of(match[group]) for group in (1, 2, 5))
+    world_size, dp, mp = nodes * devices_per_node, match[3], match[4]
     tensor = 1 if mp is None else number_of(mp) if mp else world_size // max(1, number_of(dp or "1"))
     data = number_of(dp) if dp else world_size // max(1, tensor)
     if data * tensor != world_size:
-        raise LayoutError(f"layout '{text}': found {data} x {tensor} ranks, expected {nodes} x {devices} devices")
-    return LayoutText(_build(text, suffix, data=data, tensor=tensor), nodes, devices, micro_batch)
+        raise LayoutError(
+            f"layout '{text}': found {data} x {tensor} ranks, expected {nodes} x {devices_per_node} devices"
+        )
+    return LayoutText(_build(text, suffix, data=data, tensor=tensor), nodes, devices_per_node, micro_batch)
 
 
 def _from_parts(text: str, body: str, suffix: str) -> Layout:

@@ -23,7 +23,7 @@ class RunPaths:
     root: Path
 
     plan = _Inside("plan.json")
-    request = _Inside("request.json")
+    request = _Inside("request.json")  # what a launcher is asked to start
     job = _Inside("job.json")
     provenance = _Inside("provenance.json")
     events = _Inside("events")
@@ -44,7 +44,7 @@ class RunPaths:
     certificate = _Inside("certificate.json")  # that the plan names, copied at the start
     preflight = _Inside("preflight.json")  # what nodes and process group reached before the training, where measured
     capture = _Inside("capture")  # the tensors of one step, if they were requested
-    weights = _Inside("weights")
+    weights = _Inside("weights")  # after the last step, with --save-weights
     profile = _Inside("profile")  # the steps that were recorded for --explain-step, as traces
     step_parts = _Inside("step-parts.json")  # computed from them
 

@@ -9,9 +9,11 @@ from pydantic import Field
 from levelfield.specs.base import Document, Value
 
 PreflightWord = Literal["in line", "not compared", "out of line", "incomplete", "failed"]
+# slow, fast: a rate against the other nodes. differ: two groups of nodes, and either may be the odd one. others: other
+# programs use a device or the cores. setting: of the system: nodes differ in it, or it limits RDMA.
 FindingKind = Literal["slow", "fast", "differ", "missing", "wrong", "others", "setting"]
 Fact = str | int | float | bool | None
-# They do not make a node out of line: a preflight is said to find them, and --quiet-machine refuses for `others`.
+# Kinds that do not make a node out of line: a preflight notes them, and --quiet-machine refuses a run for `others`.
 REMARK_KINDS: tuple[FindingKind, ...] = ("others", "setting")
 LONGEST_SENTENCE = 500
 
@@ -78,7 +80,8 @@ class PreflightFinding(Value):
 class PreflightReport(Document):
     """A preflight.
 
-    launcher: how the nodes were reached. evidence: why it ended early. collectives_missing: why none were measured.
+    at: when the report was made, in UTC. launcher: how the nodes were reached. short: with less time for each check.
+    evidence: why it ended early. backend: of the collectives. collectives_missing: why none were measured.
     """
 
     KIND: ClassVar[str] = "preflight"

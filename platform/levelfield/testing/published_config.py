@@ -100,10 +100,10 @@ class ConfigKeys:
             if key in self.defaults:
                 self.assumed[key] = self.defaults[key]
                 return self.defaults[key]
-            without = "missing; transformers' own default has changed between releases, or there is none"
+            fault = "missing; transformers' own default has changed between releases, or there is none"
             if key in self.ignored:
-                without = "the model needs it; it cannot be left out: give no --ignore for it"
-            self.add_problem(key, without, is_needed=True)
+                fault = "the model needs it; it cannot be left out: give no --ignore for it"
+            self.add_problem(key, fault, is_needed=True)
             return None
         value = self.content[key]
         types = kind if isinstance(kind, tuple) else (kind,)
@@ -181,10 +181,10 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
             "architectures", f"found {_short_json(classes)}, expected {expected}, the language model of {kind}"
         )
     fields = read(keys)
-    positions = "n_positions" if kind == "gpt2" else "max_position_embeddings"
-    length = keys.take(positions, int)
+    length_key = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+    length = keys.take(length_key, int)
     if length is not None and not 2 <= length <= MAX_SIZE:
-        keys.add_problem(positions, f"found {length}, expected 2 to {MAX_SIZE:,}", is_needed=True)
+        keys.add_problem(length_key, f"found {length}, expected 2 to {MAX_SIZE:,}", is_needed=True)
     if fields["vocab_size"] in range(1, MIN_VOCABULARY_SIZE):
         keys.add_problem(
             "vocab_size", f"found {fields['vocab_size']}, expected at least {MIN_VOCABULARY_SIZE}", is_needed=True
@@ -325,29 +325,31 @@ def _read_switched_window(keys: ConfigKeys, is_mixture: bool = False) -> Fields:
         return {**fields, "sliding_window": None}
     window = keys.take("sliding_window", (int, type(None))) if keys.take("use_sliding_window", bool) else None
     # layer_types says which layers have it; without it those from max_window_layers on
-    types, entry = keys.take("layer_types", (list, type(None))), None
+    types, config_value = keys.take("layer_types", (list, type(None))), None
     if types is not None:
         key, kinds = "layer_types", set(map(str, types))
-        entry = ", ".join(sorted(kinds)) or "no entry"
+        config_value = ", ".join(sorted(kinds)) or "no entry"
         if layers is not None and len(types) != layers:
             keys.add_problem(
                 key, f"found {len(types)} entries, expected one for each of {layers} layers", is_needed=True
             )
     else:
         key, kinds = "max_window_layers", {_FULL if window is None else _SLIDING}
-        entry = None if window is None else keys.take(key, int)
-        if entry is not None and layers is not None:
-            kinds = ({_FULL} if entry > 0 else set()) | ({_SLIDING} if entry < layers else set())
+        config_value = None if window is None else keys.take(key, int)
+        if config_value is not None and layers is not None:
+            kinds = ({_FULL} if config_value > 0 else set()) | ({_SLIDING} if config_value < layers else set())
     if kinds not in ({_FULL}, {_SLIDING}):
-        keys.add_problem(key, f"found {entry}: of a case, all layers have a sliding window or none", is_needed=True)
+        keys.add_problem(
+            key, f"found {config_value}: of a case, all layers have a sliding window or none", is_needed=True
+        )
     elif kinds == {_SLIDING} and window is None:
         keys.add_problem(
-            key, f"found {entry}, and use_sliding_window and sliding_window give no window", is_needed=True
+            key, f"found {config_value}, and use_sliding_window and sliding_window give no window", is_needed=True
         )
     elif kinds == {_FULL} and window is not None and is_mixture:
         keys.add_problem(
             key,
-            f"found {entry}: by it no layer has a window, and in transformers' qwen3_moe all have it",
+            f"found {config_value}: by it no layer has a window, and in transformers' qwen3_moe all have it",
             is_needed=True,
         )
     return {**fields, "sliding_window": window if kinds == {_SLIDING} else None}

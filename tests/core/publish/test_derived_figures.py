@@ -154,7 +154,7 @@ def broken_relations(row: PublishedRow) -> list[str]:
             "printed pipeline": (printed.layout.pipeline, layout.pipeline),
             "printed stage": (printed.layout.sharding_stage or layout.sharding_stage, layout.sharding_stage),
             "printed nodes": (printed.nodes or s.nodes, s.nodes),
-            "printed devices": (printed.devices or s.devices_per_node, s.devices_per_node),
+            "printed devices": (printed.devices_per_node or s.devices_per_node, s.devices_per_node),
             "printed micro-batch": (printed.micro_batch or s.micro_batch, s.micro_batch),
         }
     work = REGISTRY.case(str(s.case)).work("full")

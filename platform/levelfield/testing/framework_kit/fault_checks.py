@@ -114,7 +114,11 @@ def check_killed_rank(subject: FrameworkSubject) -> str:
         raise Fails(f"rank {finished[0]} finished although rank {victim} was killed", "exchange in every step")
     if run.outlived_ranks:
         raise Fails(f"{run.outlived_ranks} process(es) outlived their rank", "end what a rank starts, also by a signal")
-    others = "they waited and were ended" if run.was_stopped else f"they ended by themselves in {run.seconds:.0f} s"
+    others = (
+        "they waited and were ended"
+        if run.was_stopped
+        else f"they ended by themselves in {run.seconds_between_ends:.0f} s"
+    )
     subject.report_progress(f"killed: {time.monotonic() - start:.0f} s")
     return f"{variant.name}: every finished step is there{f'; the others: {others}' if victim else ''}"
 

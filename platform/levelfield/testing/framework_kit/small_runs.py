@@ -25,7 +25,10 @@ Watch = Callable[[Sequence["subprocess.Popen[bytes]"]], None]
 
 @dataclass(frozen=True)
 class RankProgram:
-    """How a framework's ranks are started: argv with placeholders, the folder, the Python, and variables."""
+    """How a framework's ranks are started. argv and the values of `environment` may have placeholders.
+
+    folder: the framework's. python: the interpreter.
+    """
 
     argv: tuple[str, ...]
     folder: Path
@@ -58,7 +61,7 @@ class SmallRun:
     ranks: tuple[SmallRank, ...]
     was_stopped: bool  # whether ranks had to be ended
     outlived_ranks: int  # ranks with processes that outlived them
-    seconds: float  # from the first end of a rank to the last one
+    seconds_between_ends: float  # from the first end of a rank to the last one
 
 
 def run_small(
@@ -106,7 +109,7 @@ def run_small(
 
 
 def _start(
-    program: RankProgram, rank: int, world_size: int, address: Mapping[str, str], folder: Path
+    program: RankProgram, rank: int, world_size: int, job_variables: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
     """Start a rank in a process group of its own, so that all that it starts can be ended."""
     values = {"python": program.python, "folder": str(program.folder), "rank": rank, "local_rank": rank}
@@ -119,7 +122,7 @@ def _start(
         "LOCAL_WORLD_SIZE": world_size,
         "NODE_RANK": 0,
     }
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables, **address}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables, **job_variables}
     environment |= {"PYTHONPATH": str(checkout() / "platform")} | {
         key: str(value) for key, value in rank_variables.items()
     }

@@ -77,7 +77,7 @@ def first_steps(curve: Curve, steps: int) -> Curve:
 def compare(curve: Curve, reference: Curve) -> Difference:
     losses = [_relative_difference(a, b) for a, b in zip(curve.losses, reference.losses, strict=True)]
     norms = [_relative_difference(a, b) for a, b in zip(curve.grad_norms, reference.grad_norms, strict=True)]
-    totals = (
+    total_differences = (
         _relative_difference(_norm(math.fsum(squares.values())), curve.grad_norms[step - 1])
         for step, squares in curve.gradients.items()
     )
@@ -87,7 +87,7 @@ def compare(curve: Curve, reference: Curve) -> Difference:
         max(losses),
         max(norms),
         _parameter_difference(curve, reference),
-        max(totals, default=math.inf),
+        max(total_differences, default=math.inf),
     )
     first_loss, loss, grad_norm, parameter_norm, total_norm = (x if math.isfinite(x) else None for x in figures)
     return Difference(
@@ -121,7 +121,7 @@ def _parameter_difference(curve: Curve, reference: Curve) -> float:
     """Infinite unless both have the same parameters in the same steps.
 
     A gradient that is nothing but rounding (a key's bias: attention does not change with it) has no relative error;
-    so differences are relative to no less than NOISE of the whole gradient's norm.
+    so differences are relative to no less than GRADIENT_NOISE of the whole gradient's norm.
     """
     names = {step: set(squares) for step, squares in curve.gradients.items()}
     if not names or names != {step: set(squares) for step, squares in reference.gradients.items()}:
