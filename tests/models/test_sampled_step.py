@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import sampled_power
+from faults.by_a_stranger import FAULTS as STRANGERS_FAULTS
+from faults.by_a_stranger import UNSEEN
 from faults.in_sampled_step import (
     FAULTS,
     HONEST,
@@ -42,6 +44,12 @@ def test_every_other_fault_is_told_by_its_layer(fault: SampledFault) -> None:
     assert failed_layer(trained_layers(fault)) == fault.layer
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", STRANGERS_FAULTS, ids=id_of)
+def test_a_strangers_fault_is_told_by_its_layer_or_by_none(fault: SampledFault) -> None:
+    assert failed_layer(trained_layers(fault)) == fault.layer
+
+
 def honest_id(run: HonestTraining) -> str:
     return f"{run.family}, {run.precision}, {run.variant.name}"
 
@@ -70,8 +78,19 @@ DATA = json.loads(sampled_power.DATA.read_text(encoding="utf-8"))
 
 
 def test_the_record_has_every_fault_and_the_layer_that_tells_of_it() -> None:
-    recorded = {(row["fault"], row["precision"]): row["layer"] for row in DATA["faults"]}
-    assert recorded == {(fault.name, fault.precision): fault.layer for fault in FAULTS}
+    recorded = {(row["by"], row["fault"], row["precision"]): row["layer"] for row in DATA["faults"]}
+    expected = {("ours", fault.name, fault.precision): fault.layer for fault in FAULTS}
+    assert recorded == expected | {("stranger", fault.name, fault.precision): fault.layer for fault in STRANGERS_FAULTS}
+
+
+def test_a_strangers_fault_changes_the_training() -> None:
+    same = [row["fault"] for row in DATA["faults"] if row["by"] == "stranger" and not (row["loss"] or row["norm"])]
+    assert same == []
+
+
+def test_every_fault_that_is_not_seen_has_what_a_check_would_need() -> None:
+    names = [name for group in UNSEEN.values() for name in group]
+    assert sorted(names) == sorted(fault.name for fault in STRANGERS_FAULTS if fault.layer is None)
 
 
 def test_the_record_has_every_honest_training_and_no_false_alarm() -> None:
