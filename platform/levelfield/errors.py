@@ -30,15 +30,17 @@ INTERRUPTED = 130
 
 
 _MAX_LINES, _MAX_CHARACTERS, _MAX_LINE_CHARACTERS = 60, 16_000, 4_000  # of a message
+_END_CHARACTERS = 1_000  # of a line whose middle is left out
 
 
 def bounded_message(text: str) -> str:
-    """Return the text of an error as it is printed: without the end of a very long line, and of very many lines."""
+    """Return the text of an error as it is printed: without the middle of a very long line, and the end of very many."""
     lines, size = list[str](), 0
     all_lines = text.split("\n")
     for line in all_lines[:_MAX_LINES]:
-        cut = len(line) - _MAX_LINE_CHARACTERS
-        lines.append(f"{line[:_MAX_LINE_CHARACTERS]}... and {cut:,} more characters" if cut > 0 else line)
+        if (cut := len(line) - _MAX_LINE_CHARACTERS) > 0:  # what was expected stands at its end
+            line = f"{line[:-cut][:-_END_CHARACTERS]} ... {cut:,} more characters ... {line[-_END_CHARACTERS:]}"
+        lines.append(line)
         size += len(lines[-1])
         if size > _MAX_CHARACTERS:
             break
