@@ -47,6 +47,7 @@ SCOPES = (
     (decoder.Decoder, "block", "elementwise", BLOCKS),
     (decoder.Decoder, "rotary", "elementwise", f"{BLOCKS}.attention"),
     (decoder.Decoder, "head_loss", "head and loss", "head"),
+    (decoder, "attention", "elementwise", f"{BLOCKS}.attention"),  # what it does besides its products and its core
     (attention, "mix", "attention core", f"{BLOCKS}.attention"),
     (decoder, "mlp", "mlp", f"{BLOCKS}.mlp"),
     (Sharding, "step_weights", "elementwise", "casts"),
@@ -136,14 +137,8 @@ def compile_in_scopes(trainer: Trainer) -> jax.stages.Compiled:
     with contextlib.ExitStack() as stack:
         for owner, name, part, place in SCOPES:
             stack.enter_context(replaced(owner, name, add_scope(getattr(owner, name), part, place)))
-        names: dict[int, str] = {}  # of the weights of the layer that is traced, by their identity
-        wrappers: tuple[tuple[Any, str, Computation], ...] = (
-            (decoder, "attention", functools.partial(scope_attention, names)),
-            (attention, "linear", functools.partial(scope_linear, names)),
-            (decoder, "norm", scope_norm),
-        )
-        for owner, name, wrap in wrappers:
-            stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
+        stack.enter_context(replaced(attention, "named_linear", scope_linear(attention.named_linear)))
+        stack.enter_context(replaced(decoder, "norm", scope_norm(decoder.norm)))
         return trainer.program.compile_step(trainer.state, trainer.program.batch((rows, rows)), trainer.numbers(1))
 
 
@@ -162,30 +157,19 @@ def add_scope(function: Computation, part: str, place: str) -> Computation:
 
 
 def scope_norm(norm: Computation) -> Computation:
-    def call(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], name: str) -> jax.Array:
+    def call(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], name: str, *samples: Any) -> jax.Array:
         with scope("elementwise", name if name == "final_norm" else f"{BLOCKS}.{name}"):
-            return norm(model, x, weights, name)
+            return norm(model, x, weights, name, *samples)
 
     return call
 
 
-def scope_attention(names: dict[int, str], attention: Computation) -> Computation:
-    """Return attention in a scope, which is that of what it does besides its products and its core."""
+def scope_linear(linear: Computation) -> Computation:
+    """Return the products of attention in scopes by the names of their layers."""
 
-    def call(model: Model, x: jax.Array, weights: Mapping[str, jax.Array], *others: Any) -> jax.Array:
-        names.update({id(weight): name for name, weight in weights.items()})
-        with scope("elementwise", f"{BLOCKS}.attention"):
-            return attention(model, x, weights, *others)
-
-    return call
-
-
-def scope_linear(names: dict[int, str], linear: Computation) -> Computation:
-    """Return the products of attention in scopes by the names of their weights."""
-
-    def call(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-        with scope("attention projections", f"{BLOCKS}.{names[id(weight)].removesuffix('.weight')}"):
-            return linear(x, weight, bias)
+    def call(name: str, *arguments: Any, **options: Any) -> jax.Array:
+        with scope("attention projections", f"{BLOCKS}.{name}"):
+            return linear(name, *arguments, **options)
 
     return call
 

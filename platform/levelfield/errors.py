@@ -34,7 +34,7 @@ _END_CHARACTERS = 1_000  # of a line whose middle is left out
 
 
 def bounded_message(text: str) -> str:
-    """Return the text of an error as it is printed: without the middle of a very long line, and the end of very many."""
+    """Return an error's text as it is printed: without the middle of a very long line, and the end of very many."""
     lines, size = list[str](), 0
     all_lines = text.split("\n")
     for line in all_lines[:_MAX_LINES]:

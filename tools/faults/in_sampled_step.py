@@ -110,6 +110,44 @@ FAULTS = (
         "products",
     ),
     SampledFault(
+        "E4M3 gradients in the backward products, late",
+        "bf16",
+        QUANTISED
+        + LATE
+        + """
+from model import casts
+backward = casts.CastLinear.backward
+def quantised(context, *gradients):
+    if is_late():
+        gradients = [in_bits(gradient, torch.float8_e4m3fn) for gradient in gradients]
+    return backward(context, *gradients)
+casts.CastLinear.backward = staticmethod(quantised)
+""",
+        "products",
+    ),
+    SampledFault(
+        "E4M3 gradients, not E5M2",
+        "fp8",
+        FP8_ROUNDED.format(change="return rounded(tensor, torch.float8_e4m3fn)"),
+        None,
+        "llama",
+    ),
+    SampledFault(
+        "bf16 products in the backward pass",
+        "fp8",
+        """
+from step import fp8_rounded
+backward = fp8_rounded._Products.backward
+def in_bf16(ctx, gradient):
+    numbers, factor, weights, weight_factor = ctx.saved_tensors
+    of_x, of_weight, of_bias = backward(ctx, gradient)
+    return (gradient.float() @ weights.float() * weight_factor).to(of_x.dtype), of_weight, of_bias
+fp8_rounded._Products.backward = staticmethod(in_bf16)
+""",
+        "products",
+        "llama",
+    ),
+    SampledFault(
         "E4M3 values in attention, late", "bf16",
         QUANTISED + LATE
         + ATTENTION.format(change="value = in_bits(value, torch.float8_e4m3fn) if is_late() else value"),
@@ -183,8 +221,8 @@ parallelize.choose_attention = lambda name, dropout, stream, window: choose(name
         "products",
     ),
     SampledFault(
-        "scores divided by the head size, not its root", "bf16",
-        ATTENTION.format(change="query = query * query.shape[-1] ** -0.5"), None,
+        "scores that are not divided by the root of the head size", "bf16",
+        ATTENTION.format(change="query = query * query.shape[-1] ** 0.5"), "products",
     ),
     SampledFault(
         "a norm's epsilon of 1e-2", "bf16",

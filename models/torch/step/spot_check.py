@@ -29,12 +29,13 @@ def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck) -> Iterator[
     """Sample the first forward pass of the layers that `check` draws, while the context lasts."""
     modules = list(model.named_modules())
     held = sorted({int(name.split(".")[1]) for name, _ in modules if name.startswith("layers.")})
+    names = {name for name, _ in modules}
     drawn = {f"layers.{layer}" for layer in check.layers(held)} | {"final_norm"}
     with contextlib.ExitStack() as stack:
         for name, module in modules:
             if ".".join(name.split(".")[:2]) not in drawn:
                 continue
-            hook = _hook_of(module, name, check)
+            hook = _hook_of(module, name, check, f"{name.rpartition('.')[0]}.gate" in names)
             if hook is not None:  # before the hooks that gather or sum a rank's part
                 stack.callback(module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
             if isinstance(module, Attention) and check.has_whole_sequences:
@@ -43,23 +44,35 @@ def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck) -> Iterator[
         yield
 
 
-def _hook_of(module: nn.Module, name: str, check: SpotCheck) -> Callable[..., None] | None:
+def _hook_of(module: nn.Module, name: str, check: SpotCheck, is_gated: bool) -> Callable[..., None] | None:
     if isinstance(module, (LayerNorm, RMSNorm)):
         return lambda layer, inputs, _options, output: _sample_norm(check, name, layer, inputs, output)
-    if hasattr(module, "in_features"):  # Linear, or another library's in its place
-        return lambda layer, inputs, _options, output: _sample_product(check, name, layer, inputs, output)
-    return None
+    if not hasattr(module, "in_features"):  # of Linear, or of another library's in its place
+        return None
+
+    def sample(layer: Any, inputs: tuple[Any, ...], _options: Any, output: Any) -> None:
+        if _sample_product(check, name, layer, inputs, output) and _has_input_alone(layer, name, is_gated):
+            _sample_input_gradient(check, name, layer, inputs[0], output)
+
+    return sample
 
 
-def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Sample y = x W^T + b. Layers that one product computes together are one product here, too."""
+def _has_input_alone(module: Any, name: str, is_gated: bool) -> bool:
+    """Return whether no other layer has this input, so that its gradient comes from this product alone."""
+    last = ".".join(name.split(".")[2:])
+    is_joint = getattr(module, "step_linear", None) is not None and len(module.step_linear.layers) > 1
+    return last in ("attention.output", "mlp.down") or is_joint or (last == "mlp.up" and not is_gated)
+
+
+def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> bool:
+    """Sample y = x W^T + b, and return whether it was. Layers that one product computes together are one here, too."""
     outputs = output if isinstance(output, tuple) else (output,)
     is_part = any(isinstance(y, DTensor) and any(p.is_partial() for p in y.placements) for y in outputs)
     joint = getattr(module, "step_linear", None)
     layers = [module] if joint is None else joint.layers
     biases = [layer.bias for layer in layers if layer.bias is not None and layer.bias.numel()]
     if check.has(name) or (is_part and biases):  # torch divides that bias over the ranks
-        return
+        return False
     x = _plain(inputs[0]).flatten(0, -2)  # [rows, in]
     parts = [_plain(y).reshape(x.shape[0], -1) for y in outputs]  # each [rows, out]
     rows = check.places(ROWS, x.shape[0])
@@ -71,6 +84,30 @@ def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any,
         _numbers(torch.cat([_plain(bias) for bias in biases])[columns]) if biases else None,
         _numbers(torch.cat([part[rows] for part in parts], -1)[:, columns]),
     )
+    return True
+
+
+def _sample_input_gradient(check: SpotCheck, name: str, module: Any, x: Any, output: Any) -> None:
+    """Sample the gradient of x, which is that of y times W, once the backward pass has it."""
+    outputs = output if isinstance(output, tuple) else (output,)
+    if isinstance(x, DTensor) or any(isinstance(y, DTensor) for y in outputs) or not x.requires_grad:
+        return  # a rank's part of the sum
+    joint, count = getattr(module, "step_linear", None), x.flatten(0, -2).shape[0]
+    layers = [module] if joint is None else joint.layers
+    rows, columns = check.places(ROWS, count), check.places(ROWS, x.shape[-1])
+    weight = torch.cat([_plain(layer.weight)[:, columns] for layer in layers]).t().clone()  # [columns, out]
+    parts: dict[int, torch.Tensor] = {}
+    for index, y in enumerate(outputs):
+        y.register_hook(lambda gradient, index=index: parts.update({index: gradient.reshape(count, -1)[rows].detach()}))
+
+    def keep(gradient: torch.Tensor) -> None:
+        if len(parts) == len(outputs):
+            steep = torch.cat([parts[index] for index in range(len(outputs))], -1)  # [rows, out]
+            check.input_gradient(
+                name, _numbers(steep), _numbers(weight), _numbers(gradient.flatten(0, -2)[rows][:, columns])
+            )
+
+    x.register_hook(keep)
 
 
 def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> None:

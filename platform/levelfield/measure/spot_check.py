@@ -26,6 +26,9 @@ Numbers = NDArray[np.float64]
 # fp16 2e-4, bf16 1.7e-3, E4M3 3.5e-2, E5M2 7e-2.
 LIMITS = {"fp32": 3e-5, "fp16": 8e-4, "bf16": 6e-3, "fp8": 5.5e-2}
 MIN_FP8_ERROR = 1.8e-2  # below it a product was computed in more than 8 bits
+# The least and the largest error of products in fp8. Gradients of the backward pass are in E5M2: 5.5e-2 beside weights
+# in E4M3.
+FP8_LIMITS = {"product": (MIN_FP8_ERROR, LIMITS["fp8"]), "input gradient": (3.2e-2, 8.5e-2)}
 OUTPUT_ROUNDING = 1.66e-3  # of a product in fp8, whose result is in bf16
 PRECISION_WORDS = {"fp32": "float32", "fp16": "TF32 or fp16", "bf16": "bf16", "fp8": "E4M3"}  # of errors up to LIMITS
 UPDATE_LIMIT = 1e-3  # of a parameter's change
@@ -35,6 +38,7 @@ MOMENT_LIMIT = 3e-4  # of AdamW's moments: 16 bits of them are off by 1.1e-3
 # The arrays of each kind of operation: those that all have, and those that some lack.
 KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "product": (("inputs", "weight", "output"), ("bias",)),
+    "input gradient": (("inputs", "weight", "output"), ()),
     "norm": (("inputs", "weight", "output"), ("bias",)),
     "attention": (("query", "key", "value", "output"), ()),
     "update": (("value", "gradient", "mean", "square", "new_value", "new_mean", "new_square"), ()),
@@ -55,11 +59,10 @@ class SampledOperation:
         """Raise ValueError where the arrays do not fit together."""
         shapes = {name: array.shape for name, array in self.arrays.items()}
         match self.kind, shapes:
-            case "product", {"inputs": (int(rows), int(size)), "weight": (int(columns), int(width)), **others}:
-                is_fitting = size == width and others == {
-                    "output": (rows, columns),
-                    **({"bias": (columns,)} if "bias" in others else {}),
-                }
+            case "product" | "input gradient", {"inputs": (int(rows), int(size)), **others}:
+                width = others.pop("weight")
+                is_fitting = width[1:] == (size,) and others.pop("output") == (rows, width[0])
+                is_fitting = is_fitting and set(others.values()) <= {width[:1]}
             case "norm", {"inputs": (int(rows), int(size)), **others}:
                 is_fitting = others.pop("output") == (rows, size) and set(others.values()) == {(size,)}
             case "attention", {"query": (int(rows), int(size)), "key": (int(length), int(width)), **others}:
@@ -104,6 +107,7 @@ def output_errors(step: SampledStep, model: Model, precision: str) -> list[Sampl
     """Return the error of each sampled product, norm and attention. precision: that of the plan."""
     compute: dict[str, Callable[[SampledOperation], tuple[Numbers, Numbers, float]]] = {
         "product": lambda operation: product(operation, precision),
+        "input gradient": lambda operation: product(operation, precision),
         "norm": lambda operation: norm(operation, model),
         "attention": lambda operation: attention(operation, model.sliding_window),
     }
@@ -112,11 +116,12 @@ def output_errors(step: SampledStep, model: Model, precision: str) -> list[Sampl
         if operation.kind not in compute:
             continue
         output, expected, terms = compute[operation.kind](operation)
-        if precision == "fp8" and operation.kind == "product":
-            value, kind, least = factor_error(output, expected, terms), "fp8", MIN_FP8_ERROR
+        if precision == "fp8" and operation.kind in FP8_LIMITS:
+            value, (least, limit) = factor_error(output, expected, terms), FP8_LIMITS[operation.kind]
         else:
-            value, kind, least = output_error(output, expected, terms), precision.replace("fp8", "bf16"), 0.0
-        errors.append(SampleError(operation.name, operation.kind, value, LIMITS[kind], least))
+            value = output_error(output, expected, terms)
+            least, limit = 0.0, LIMITS[precision.replace("fp8", "bf16")]
+        errors.append(SampleError(operation.name, operation.kind, value, limit, least))
     return errors
 
 

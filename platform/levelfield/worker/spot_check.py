@@ -90,6 +90,14 @@ class SpotCheck:
         arrays = {"inputs": inputs, "weight": weight, "bias": bias, "output": output}
         self._keep("product", name, arrays)
 
+    def input_gradient(self, name: str, gradient: Numbers, weight: Numbers, output: Numbers) -> None:
+        """Keep gradients of a linear layer's output [rows, out] and of its input [rows, columns] in the backward pass.
+
+        weight: [columns, out], the columns of the parameter that these numbers of the input meet.
+        """
+        arrays = {"inputs": gradient, "weight": weight, "output": output}
+        self._keep("input gradient", f"{name} backward", arrays)
+
     def norm(self, name: str, inputs: Numbers, weight: Numbers, bias: Numbers | None, output: Numbers) -> None:
         """Keep inputs and output [rows, hidden], weight and bias [hidden] of a normalisation."""
         self._keep("norm", name, {"inputs": inputs, "weight": weight, "bias": bias, "output": output})

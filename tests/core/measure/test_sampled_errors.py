@@ -268,6 +268,7 @@ def test_places_of_attention_lie_in_the_sequence() -> None:
 def test_each_kind_names_its_arrays() -> None:
     assert {kind: len(required) for kind, (required, _) in KINDS.items()} == {
         "product": 3,
+        "input gradient": 3,
         "norm": 3,
         "attention": 4,
         "update": 7,
