@@ -69,6 +69,12 @@ def refused(site: Path, name: str) -> None:
     assert tree(site.parent) == before, "something was changed before it was refused"
 
 
+def test_an_error_names_the_folder_and_no_option_of_another_command(site: Path) -> None:
+    """`report pages DIR` has no --html; `nightly run` has."""
+    (site / "site.json").unlink()
+    refused(site, f"^{site}: has other files; name a new folder")
+
+
 @pytest.mark.parametrize("name", ["data", "assets", "assets/uplot", "zh"])
 def test_a_folder_that_is_a_link_is_refused(site: Path, foreign: Path, name: str) -> None:
     (site / name).rename(site.parent / "away")
