@@ -281,7 +281,7 @@ decoder.rotary_tables = lambda *settings: tuple(table.bfloat16().float() for tab
         "one layer's residual branch times 0.7",
         "fp32",
         ALWAYS + BLOCKS + MLP.format(change="if is_late() and now[0] == 1: return 0.7 * mlp_forward(self, x)"),
-        None,
+        "products",
     ),
     SampledFault(
         "label smoothing of 0.1",
@@ -375,7 +375,7 @@ def coarse_attention(self, x, rotary=None):
     return Through.apply(y, lambda x: in_bits(x, torch.float8_e5m2)) if is_late() and now[0] == 2 else y
 attention.Attention.forward = coarse_attention
 """,
-        None,
+        "products",
     ),
     SampledFault(
         "a token does not see itself, late",
@@ -476,7 +476,7 @@ def coarse_state(self, x, rotary=None):
     return Through.apply(y, lambda x: in_bits(x, torch.float8_e5m2)) if is_late() and self.number == 1 else y
 decoder.Block.forward = coarse_state
 """,
-        None,
+        "products",
     ),
     SampledFault(
         "gelu as x sigmoid(1.7 x)",
@@ -485,7 +485,7 @@ decoder.Block.forward = coarse_state
         + MLP.format(
             change="if is_late(): h = self.up(x); return self.down(h * (1.702 * h).sigmoid())",
         ),
-        None,
+        "products",
     ),
     SampledFault(
         "input gradients in E5M2",
@@ -629,7 +629,7 @@ IN_FP8 = (
             change="return scaled(tensor, kind, first_scale(tensor, kind)) if tensor.dim() == 2 "
             "else rounded(tensor, kind)"
         ),
-        "products",
+        None,
         "llama",
     ),
     SampledFault(
@@ -814,12 +814,9 @@ FAULTS = (*IN_FP32, *IN_BF16, *IN_FP8)
 
 # What a check would need to see those that no layer tells of.
 UNSEEN = {
-    "what enters a layer, from what left the layers before it, at the same rows": (
+    "positions: of the embedding's rows, and of queries and keys before and after their rotation": (
         *("learned positions shifted by one", "rotary base 500,000 for 10,000", "rotary tables in bf16"),
         *("only queries are rotated, late", "positions restart in the middle of a sequence"),
-        "one layer's residual branch times 0.7",
-        *("one layer's attention output in E5M2, late", "the hidden state in E5M2 behind one layer, late"),
-        "gelu as x sigmoid(1.7 x)",
     ),
     "logits of some rows, and the loss and its gradient of all rows from the case's own tokens": (
         *("TF32 in the head", "the head in E4M3", "label smoothing of 0.1"),
@@ -839,7 +836,7 @@ UNSEEN = {
         "not clipped in odd steps, late",
     ),
     "the numbers in 8 bits with their scales, and a limit for sums of those": (
-        "scales with a margin of 64",
+        *("the weights' scales of the first step", "scales with a margin of 64"),
         "forward products summed in fp16",
     ),
     "all heads of a layer, not one that is drawn": ("one head of one layer is zero, late",),

@@ -75,14 +75,16 @@ def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any,
         return False
     x = _plain(inputs[0]).flatten(0, -2)  # [rows, in]
     parts = [_plain(y).reshape(x.shape[0], -1) for y in outputs]  # each [rows, out]
-    rows = check.places(ROWS, x.shape[0])
+    rows = check.rows(x.shape[0])
     columns = check.places(ROWS, sum(part.shape[1] for part in parts))
+    is_whole = not any(isinstance(layer.weight, DTensor) for layer in layers)
     check.product(
         name,
         _numbers(x[rows]),
         _numbers(torch.cat([_plain(layer.weight) for layer in layers])[columns]),
         _numbers(torch.cat([_plain(bias) for bias in biases])[columns]) if biases else None,
         _numbers(torch.cat([part[rows] for part in parts], -1)[:, columns]),
+        columns if is_whole else (),
     )
     return True
 
@@ -94,7 +96,7 @@ def _sample_input_gradient(check: SpotCheck, name: str, module: Any, x: Any, out
         return  # a rank's part of the sum
     joint, count = getattr(module, "step_linear", None), x.flatten(0, -2).shape[0]
     layers = [module] if joint is None else joint.layers
-    rows, columns = check.places(ROWS, count), check.places(ROWS, x.shape[-1])
+    rows, columns = check.rows(count), check.places(ROWS, x.shape[-1])
     weight = torch.cat([_plain(layer.weight)[:, columns] for layer in layers]).t().clone()  # [columns, out]
     parts: dict[int, torch.Tensor] = {}
     for index, y in enumerate(outputs):
@@ -115,7 +117,7 @@ def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ..
         return
     # fused/add_norm.py returns the sum that it normalised, too
     x, y = (_plain(part) for part in (output if isinstance(output, tuple) else (inputs[0], output)))
-    rows = check.places(ROWS, x.flatten(0, -2).shape[0])
+    rows = check.rows(x.flatten(0, -2).shape[0])
     bias = getattr(module, "bias", None)
     check.norm(
         name,

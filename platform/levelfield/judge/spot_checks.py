@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from levelfield.measure.spot_check import (
     SampledStep,
     SampleError,
+    chain_errors,
     has_bf16_gradients,
     output_errors,
     precision_word,
@@ -53,6 +54,7 @@ def spot_check_layers(raw: RawRecords, work: Work, summands: int) -> list[Alignm
     """
     precision = work.training.precision
     outputs = [(s, error) for s in raw.sampled for error in output_errors(s, work.model, precision)]
+    chain = [(s, error) for s in raw.sampled for error in chain_errors(s, work.model, precision)]
     updates = [(s, error) for s in raw.sampled for error in _updates(s, work, raw)]
     layers = []
     if outputs:
@@ -62,6 +64,12 @@ def spot_check_layers(raw: RawRecords, work: Work, summands: int) -> list[Alignm
             expected = f"below {worst.limit:.1e}" if worst.value > worst.limit else f"above {worst.least:.1e}"
             detail += f", expected {expected}: it is that of {precision_word(worst)}, planned is {precision}"
         layer = _layer(OUTPUTS, worst, f"{detail}; {len(outputs)} outputs computed again")
+        if layer.passed and chain and not (broken := _worst(chain))[1].is_within:
+            sampled, worst = broken
+            detail = (
+                f"{worst.name} at step {sampled.step}: not what the operations before it gave, by {worst.value:.1e}"
+            )
+            layer = _layer(OUTPUTS, worst, f"{detail}, limit {worst.limit:.1e}")
         missing = next(filter(None, map(_missing_output, raw.sampled)), None) if work.model.experts is None else None
         if layer.passed and missing is not None:
             layer = layer.model_copy(update={"passed": False, "detail": missing})

@@ -52,7 +52,9 @@ class SampledOperation:
     kind: str  # one of KINDS
     name: str  # of the module or parameter
     arrays: Mapping[str, Numbers]
-    places: tuple[int, ...] = ()  # of attention: the positions of the queries
+    places: tuple[
+        int, ...
+    ] = ()  # of attention: the queries' positions; of a product: its columns, where they are known
     dimensions: int = 0  # of an updated parameter
 
     def check_shapes(self) -> None:
@@ -62,6 +64,7 @@ class SampledOperation:
             case "product" | "input gradient", {"inputs": (int(rows), int(size)), **others}:
                 width = others.pop("weight")
                 is_fitting = width[1:] == (size,) and others.pop("output") == (rows, width[0])
+                is_fitting = is_fitting and len(self.places) in (0, width[0]) and all(p >= 0 for p in self.places)
                 is_fitting = is_fitting and set(others.values()) <= {width[:1]}
             case "norm", {"inputs": (int(rows), int(size)), **others}:
                 is_fitting = others.pop("output") == (rows, size) and set(others.values()) == {(size,)}
@@ -157,6 +160,71 @@ def attention(operation: SampledOperation, window: int | None) -> tuple[Numbers,
     scores = np.where(is_hidden, -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return operation.arrays["output"], weights @ value / weights.sum(-1, keepdims=True), 0.0
+
+
+def chain_errors(step: SampledStep, model: Model, precision: str) -> list[SampleError]:
+    """Return the errors of what lies between the sampled operations of a block x + f(norm(x)), at the same rows.
+
+    A product's input is what its norm gave; the hidden state grows by what attention and MLP gave; the last product's
+    input is the activation of the first one's output. What is not known of a rank's part, or of dropout, is left out.
+    """
+    operations = {o.name: o for o in step.operations if o.kind in ("product", "norm")}
+    if model.hidden_dropout or model.norm_place == "after" or model.experts is not None:
+        return []
+    errors = []
+    for layer in range(model.layers):
+        block, following = f"layers.{layer}", f"layers.{layer + 1}.attention_norm"
+        following = following if layer + 1 < model.layers else "final_norm"
+        pairs = [
+            _fed(operations, f"{block}.attention_norm", f"{block}.attention.query"),
+            _fed(operations, f"{block}.mlp_norm", f"{block}.mlp.up"),
+            _grown(operations, f"{block}.attention_norm", f"{block}.attention.output", f"{block}.mlp_norm"),
+            _grown(operations, f"{block}.mlp_norm", f"{block}.mlp.down", following),
+            _activated(operations, f"{block}.mlp.up", f"{block}.mlp.down", model.activation),
+        ]
+        for name, pair in zip(CHAIN, pairs, strict=True):
+            if pair is not None:
+                limit = CHAIN_LIMITS[precision]
+                errors.append(SampleError(f"{block}.{name}", "chain", relative_error(*pair), limit))
+    return errors
+
+
+# Where in a block the errors of `chain_errors` are.
+CHAIN = ("attention's input", "mlp's input", "attention's sum", "mlp's sum", "mlp.activation")
+CHAIN_LIMITS = {"fp32": 3e-6, "fp16": 5e-4, "bf16": 4e-3, "fp8": 4e-3}  # two roundings of a number
+Chain = tuple[Numbers, Numbers] | None  # (what was sampled, what it has to be)
+
+
+def _fed(operations: Mapping[str, SampledOperation], norm: str, product: str) -> Chain:
+    if not {norm, product} <= operations.keys() or not operations[product].places:
+        return None
+    pair = operations[product].arrays["inputs"], operations[norm].arrays["output"]
+    return pair if pair[0].shape == pair[1].shape else None
+
+
+def _grown(operations: Mapping[str, SampledOperation], before: str, product: str, after: str) -> Chain:
+    if not {before, product, after} <= operations.keys() or not operations[product].places:
+        return None
+    columns, first, last = list(operations[product].places), operations[before].arrays, operations[after].arrays
+    output = operations[product].arrays["output"]
+    if first["inputs"].shape != last["inputs"].shape or len(output) != len(first["inputs"]):
+        return None
+    return last["inputs"][:, columns], first["inputs"][:, columns] + output
+
+
+def _activated(operations: Mapping[str, SampledOperation], up: str, down: str, activation: str) -> Chain:
+    if activation not in GELUS or not {up, down} <= operations.keys() or not operations[up].places:
+        return None
+    output, hidden = operations[up].arrays["output"], operations[down].arrays["inputs"]
+    if len(output) != len(hidden):
+        return None
+    return hidden[:, list(operations[up].places)], GELUS[activation](output)
+
+
+GELUS: Mapping[str, Callable[[Numbers], Numbers]] = {
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+}
 
 
 def update_errors(step: SampledStep, training: Training, grad_norm: float, updates: int) -> list[SampleError]:

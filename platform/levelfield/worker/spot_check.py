@@ -42,6 +42,7 @@ class SpotCheck:
         self._random: random.Random | None = None
         self.step: int | None = None
         self._lines: dict[str, dict[str, Any]] = {}
+        self._rows: dict[int, list[int]] = {}
 
     def wants(self, step: int) -> bool:
         """Return whether `step` is the one to sample. Asked once at the start of each step."""
@@ -60,6 +61,12 @@ class SpotCheck:
     def places(self, count: int, size: int) -> list[int]:
         """Return `count` different numbers below `size`, in order; all where there are fewer."""
         return sorted(self._drawn.sample(range(size), min(count, size)))
+
+    def rows(self, count: int) -> list[int]:
+        """Return which of `count` tokens are sampled: the same of every operation, so that one leads to the next."""
+        if count not in self._rows:
+            self._rows[count] = self.places(ROWS, count)
+        return self._rows[count]
 
     @property
     def has_whole_sequences(self) -> bool:
@@ -82,13 +89,22 @@ class SpotCheck:
         """Return whether `name` was sampled. What runs again, as in recomputation, is sampled once."""
         return name in self._lines
 
-    def product(self, name: str, inputs: Numbers, weight: Numbers, bias: Numbers | None, output: Numbers) -> None:
+    def product(
+        self,
+        name: str,
+        inputs: Numbers,
+        weight: Numbers,
+        bias: Numbers | None,
+        output: Numbers,
+        columns: Sequence[int] = (),
+    ) -> None:
         """Keep inputs [rows, in], weight [columns, in], bias [columns] and output [rows, columns] of a linear layer.
 
         weight, bias: the parameters that the optimizer updates, in their own precision, not the layer's copies.
+        columns: which ones of the output, where this is the layer's whole output and its rows are those of `rows`.
         """
         arrays = {"inputs": inputs, "weight": weight, "bias": bias, "output": output}
-        self._keep("product", name, arrays)
+        self._keep("product", name, arrays, places=list(columns))
 
     def input_gradient(self, name: str, gradient: Numbers, weight: Numbers, output: Numbers) -> None:
         """Keep gradients of a linear layer's output [rows, out] and of its input [rows, columns] in the backward pass.

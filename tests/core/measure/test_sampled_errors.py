@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.measure.spot_check import (
+    GELUS,
     KINDS,
     LIMITS,
     SampledOperation,
     SampledStep,
     SampleError,
+    chain_errors,
     has_bf16_gradients,
     output_errors,
     precision_word,
@@ -167,6 +169,81 @@ def test_attention_is_causal_and_as_wide_as_the_window(work: Work) -> None:
     assert not output_errors(step(attention_of(6)), model, "fp32")[0].is_within
     assert not output_errors(step(attention_of(5)), narrow, "fp32")[0].is_within
     assert not output_errors(step(attention_of(scale=1.1)), model, "bf16")[0].is_within
+
+
+def block_of(layer: int, x: Numbers, activation: Any) -> tuple[list[SampledOperation], Numbers]:
+    """The operations of a GPT's block as they are sampled, and its output. A product shows its first 16 columns."""
+    names, size = f"layers.{layer}", x.shape[1]
+    operations: list[SampledOperation] = []
+
+    def normed(name: str, rows: Numbers) -> Numbers:
+        operations.append(replace(norm_of(rows, "rmsnorm", 1e-5), name=f"{names}.{name}"))
+        return operations[-1].arrays["output"]
+
+    def multiplied(name: str, rows: Numbers, width: int) -> Numbers:
+        weight = 0.02 * RANDOM.normal(size=(width, rows.shape[1]))
+        whole = rows @ weight.T
+        arrays = {"inputs": rows, "weight": weight[:16], "output": whole[:, :16]}
+        operations.append(SampledOperation("product", f"{names}.{name}", arrays, tuple(range(16))))
+        return whole
+
+    multiplied("attention.query", normed("attention_norm", x), 48)
+    x = x + multiplied("attention.output", RANDOM.normal(size=x.shape), size)
+    up = multiplied("mlp.up", normed("mlp_norm", x), 64)
+    return operations, x + multiplied("mlp.down", activation(up), size)
+
+
+@pytest.fixture
+def chain(work: Work) -> tuple[dict[str, SampledOperation], Any]:
+    model, x, operations = work.model.model_copy(update={"layers": 2}), X, []
+    for layer in range(2):
+        block, x = block_of(layer, x, GELUS[model.activation])
+        operations += block
+    operations.append(replace(norm_of(x, "rmsnorm", 1e-5), name="final_norm"))
+    return {operation.name: operation for operation in operations}, model
+
+
+def broken_places(operations: dict[str, SampledOperation], model: Any, precision: str = "fp32") -> list[str]:
+    errors = chain_errors(SampledStep(0, 5, True, tuple(operations.values())), model, precision)
+    return [error.name for error in errors if not error.is_within]
+
+
+def test_operations_that_lead_to_each_other_are_within(chain: Any) -> None:
+    operations, model = chain
+    step = SampledStep(0, 5, True, tuple(operations.values()))
+    errors = chain_errors(step, model, "fp32")
+    assert len(errors) == 10 and max(error.value for error in errors) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "places"),
+    [
+        ("layers.0.attention.query", "inputs", ["layers.0.attention's input"]),
+        ("layers.1.mlp.up", "inputs", ["layers.1.mlp's input"]),
+        ("layers.1.mlp_norm", "inputs", ["layers.1.attention's sum", "layers.1.mlp's sum"]),
+        ("final_norm", "inputs", ["layers.1.mlp's sum"]),
+        ("layers.1.attention_norm", "inputs", ["layers.0.mlp's sum", "layers.1.attention's sum"]),
+        ("layers.0.mlp.down", "inputs", ["layers.0.mlp.activation"]),
+    ],
+)
+@pytest.mark.parametrize("change", [lambda x: 1.01 * x, lambda x: x[::-1], lambda x: x * np.nan], ids=str)
+def test_what_does_not_follow_from_the_operation_before_is_told(
+    name: str, array: str, places: list[str], change: Any, chain: Any
+) -> None:
+    operations, model = chain
+    operations[name] = changed(operations[name], **{array: change(operations[name].arrays[array])})
+    assert sorted(broken_places(operations, model)) == sorted(places)
+
+
+def test_what_is_not_known_is_left_out(chain: Any) -> None:
+    operations, model = chain
+    operations["layers.0.mlp.down"] = replace(operations["layers.0.mlp.down"], places=())
+    operations["layers.1.mlp_norm"] = changed(operations["layers.1.mlp_norm"], inputs=X[:3])
+    assert broken_places(operations, model) == []
+    for update in ({"hidden_dropout": 0.1}, {"norm_place": "after"}):
+        assert chain_errors(SampledStep(0, 5, True, ()), model.model_copy(update=update), "bf16") == []
+    operations.pop("layers.0.mlp.up")
+    assert broken_places(operations, model) == []
 
 
 def update_of(work: Work, step: int, norm: float, rate: float = 1.0, dimensions: int = 2) -> SampledOperation:

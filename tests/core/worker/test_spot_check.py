@@ -65,6 +65,15 @@ def test_places_follow_from_the_seed(job: Job) -> None:
     assert check.places(5, 3) == [0, 1, 2]
 
 
+def test_rows_of_one_number_of_tokens_are_the_same(job: Job) -> None:
+    tell(job)
+    check = SpotCheck(job)
+    check.wants(3)
+    first = check.rows(1000)
+    check.rows(2000)
+    assert check.rows(1000) == first and check.places(ROWS, 1000) != first
+
+
 def test_wide_layers_are_sampled_as_far_as_the_bytes_go(job: Job) -> None:
     tell(job)
     check = SpotCheck(job)
