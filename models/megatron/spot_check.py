@@ -154,5 +154,6 @@ def _picked(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(tensor: torch.Tensor) -> NDArray[np.float32]:
-    numbers: NDArray[np.float32] = tensor.detach().float().cpu().numpy()
+    # a copy: numpy's view of a parameter's memory would keep it from being resized
+    numbers: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32, copy=True).numpy()
     return numbers

@@ -14,7 +14,12 @@ FRAMEWORK = "deepspeed"
 
 @pytest.mark.parametrize(
     ("precision", "variant"),
-    [("bf16", SINGLE), ("bf16", VARIANTS["ZeRO 3, DP2"]), ("fp32", VARIANTS["ZeRO 1, DP2"])],
+    [
+        ("bf16", SINGLE),
+        ("bf16", VARIANTS["ZeRO 3, DP2"]),
+        ("fp32", VARIANTS["ZeRO 1, DP2"]),
+        ("fp32", VARIANTS["ZeRO 3, DP2"]),
+    ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_an_honest_training_is_within(precision: str, variant: Variant, python: Path, tmp_path: Path) -> None:

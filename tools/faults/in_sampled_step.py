@@ -323,7 +323,7 @@ class HonestTraining:
 
 # The first ones are trained by `make test`.
 HONEST = (
-    *(HonestTraining("fp32"), HonestTraining("fp8", "llama")),
+    *(HonestTraining("fp32", "gpt", VARIANTS["ZeRO 3, DP2"]), HonestTraining("fp8", "llama")),
     HonestTraining("bf16", "gpt", VARIANTS["recompute full"]),
     HonestTraining("bf16", "llama", VARIANTS["TP2 sequence parallel"]),
     HonestTraining("bf16", "gpt", VARIANTS["ZeRO 3, DP2"]),
@@ -333,7 +333,7 @@ HONEST = (
         for name in ("DP2", "TP2", "PP2", "PP2 interleaved", "ZeRO 3, DP2 x TP2")
     ),
     *(HonestTraining(precision, "llama") for precision in ("fp32", "bf16", "fp16")),
-    *(HonestTraining(precision) for precision in ("bf16", "fp16", "fp8")),
+    *(HonestTraining(precision) for precision in ("fp32", "bf16", "fp16", "fp8")),
     HonestTraining("fp8", "llama", VARIANTS["ZeRO 3, DP2"]),
 )
 

@@ -181,4 +181,5 @@ def _plain(tensor: torch.Tensor | Any) -> torch.Tensor:
 
 
 def _numbers(tensor: torch.Tensor) -> NDArray[np.float32]:
-    return tensor.detach().float().cpu().numpy()
+    # a copy: numpy's view of a parameter's memory would keep FSDP2 from freeing it
+    return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
