@@ -208,9 +208,9 @@ program.adamw = lambda settings, held, *others: right(settings, (*held[:3], True
         """
 import program
 right = program.Program.gradients
-def summed(self, held, batch, step):
-    loss, found = right(self, held, batch, step)
-    return loss, {name: gradient * self.job.layout.data for name, gradient in found.items()}
+def summed(self, held, batch, numbers):
+    loss, gradients, samples = right(self, held, batch, numbers)
+    return loss, {name: gradient * self.job.layout.data for name, gradient in gradients.items()}, samples
 program.Program.gradients = summed
 """,
         "gradients",
