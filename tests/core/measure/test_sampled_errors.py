@@ -226,7 +226,9 @@ def test_operations_that_lead_to_each_other_are_within(chain: Any) -> None:
         ("layers.0.mlp.down", "inputs", ["layers.0.mlp.activation"]),
     ],
 )
-@pytest.mark.parametrize("change", [lambda x: 1.01 * x, lambda x: x[::-1], lambda x: x * np.nan], ids=str)
+@pytest.mark.parametrize(
+    "change", [lambda x: 1.01 * x, lambda x: x[::-1], lambda x: x * np.nan], ids=["one per cent", "swapped rows", "nan"]
+)
 def test_what_does_not_follow_from_the_operation_before_is_told(
     name: str, array: str, places: list[str], change: Any, chain: Any
 ) -> None:
