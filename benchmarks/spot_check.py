@@ -8,40 +8,22 @@ step takes beyond the median step.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import tempfile
 from pathlib import Path
-from typing import Any
 
 from platform_overhead import command, entry
-from window_gradients import trained
+from window_gradients import Row, print_rows, trained
 
 CASES = ("gpt3_6.7B_bf16:torch", "llama3_8b_fp8:torch", "gpt3_6.7B_bf16:deepspeed")
-QUICK = ("llama3_8b_bf16+steps6+seq16+batch8:torch",)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be repeated")
-    parser.add_argument("--turns", type=int, default=5, help="trainings of each kind (default %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    cases, turns = (QUICK, 1) if arguments.quick else (arguments.case or CASES, arguments.turns)
-    with tempfile.TemporaryDirectory() as folder:
-        rows = []
-        for case in cases:
-            rows.append(measure(case, turns, Path(folder)))
-            if not arguments.json:
-                print(text(rows[-1]), flush=True)
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
+    print_rows(__doc__, CASES, measure, text, turns=5)
 
 
-def measure(case: str, turns: int, folder: Path) -> dict[str, Any]:
+def measure(case: str, turns: int, folder: Path) -> Row:
     """Milliseconds, and the ratio of the windows. A run before them makes the environment and is not counted."""
     environment = {**os.environ, "LEVELFIELD_RUNS": str(folder)}
     command([*entry(case), "--no-certificate"], environment)
@@ -64,7 +46,7 @@ def measure(case: str, turns: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def text(row: dict[str, Any]) -> str:
+def text(row: Row) -> str:
     return (
         f"{row['case']}\n"
         f"  without a sampled step  {row['without_ms']:8.1f} ms for the window (median)\n"

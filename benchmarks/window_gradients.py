@@ -13,6 +13,7 @@ import os
 import socket
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,28 @@ CASES = tuple(f"llama3_8b_bf16:{framework}" for framework in ("torch", "megatron
 QUICK = ("llama3_8b_bf16+steps6+seq16+batch8:torch",)
 
 
+Row = dict[str, Any]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be repeated")
-    parser.add_argument("--turns", type=int, default=3, help="trainings of each kind (default %(default)s)")
+    print_rows(__doc__, CASES, measure, text, turns=3)
+
+
+def print_rows(
+    description: str | None,
+    case_choices: Sequence[str],
+    measure: Callable[[str, int, Path], Row],
+    text: Callable[[Row], str],
+    turns: int,
+) -> None:
+    """Measure the cases that the arguments of this process name, and print a row of each. turns: by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=case_choices, help="only this one; may be repeated")
+    parser.add_argument("--turns", type=int, default=turns, help="trainings of each kind (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="run all the code once, on little: for tests")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    cases, turns = (QUICK, 1) if arguments.quick else (arguments.case or CASES, arguments.turns)
+    cases, turns = (QUICK, 1) if arguments.quick else (arguments.case or case_choices, arguments.turns)
     with tempfile.TemporaryDirectory() as folder:
         rows = []
         for case in cases:
@@ -40,7 +55,7 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
 
 
-def measure(case: str, turns: int, folder: Path) -> dict[str, Any]:
+def measure(case: str, turns: int, folder: Path) -> Row:
     """Medians in milliseconds, and their ratio. A run before them makes the environment and is not counted."""
     environment = {**os.environ, "LEVELFIELD_RUNS": str(folder)}
     command([*entry(case), "--no-certificate"], environment)
@@ -77,7 +92,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def text(row: dict[str, Any]) -> str:
+def text(row: Row) -> str:
     return (
         f"{row['case']}\n"
         f"  without the window  {row['without_ms']:8.1f} ms a step (median)\n"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sharding import Sharding
 
     Weights = Mapping[str, jax.Array]
-    Shown = dict[str, Any]  # arrays by name, of samples.py
+    Sampled = dict[str, Any]  # arrays by name, of samples.py
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
 # On a processor XLA runs the operations of a loop one after another, and those of layers in a row beside each other.
@@ -41,26 +41,26 @@ class Decoder:
         self.dtype, self.parallel = DTYPES[job.training.precision], TensorParallel(job.layout)
 
     def loss(
-        self, weights: Weights, inputs: jax.Array, targets: jax.Array, keys: jax.Array | None, draws: Shown | None
-    ) -> tuple[jax.Array, Shown]:
+        self, weights: Weights, inputs: jax.Array, targets: jax.Array, keys: jax.Array | None, draws: Sampled | None
+    ) -> tuple[jax.Array, Sampled]:
         """Return (the mean loss of this rank's rows, float32; what is sampled at `draws`, see samples.py).
 
         inputs, targets: [batch, sequence]. keys: of dropout.row_keys.
         """
         ends = self.sharding.end_weights(weights)
-        x, _embedded, _outputs, shown = self.hidden(weights, ends, inputs, keys, draws)
-        return self.head_loss(self.parallel.enter(x), self.head(ends), targets), shown
+        x, _embedded, _outputs, sampled = self.hidden(weights, ends, inputs, keys, draws)
+        return self.head_loss(self.parallel.enter(x), self.head(ends), targets), sampled
 
     def activations(self, weights: Weights, inputs: jax.Array, keys: jax.Array | None) -> dict[str, jax.Array]:
         """Return the tensors of levelfield's Capture, of one process."""
         ends = self.sharding.end_weights(weights)
-        x, embedded, outputs, _shown = self.hidden(weights, ends, inputs, keys, None)
+        x, embedded, outputs, _sampled = self.hidden(weights, ends, inputs, keys, None)
         blocks = {f"layers.{layer}": outputs[layer] for layer in range(self.model.layers)}
         return {"embedding": embedded, **blocks, "final_norm": x, "logits": linear(x, self.head(ends))}
 
     def hidden(
-        self, weights: Weights, ends: Weights, inputs: jax.Array, keys: jax.Array | None, draws: Shown | None
-    ) -> tuple[jax.Array, jax.Array, jax.Array, Shown]:
+        self, weights: Weights, ends: Weights, inputs: jax.Array, keys: jax.Array | None, draws: Sampled | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Sampled]:
         """Return (the hidden state after the final norm, the embedding, every block's output, what is sampled).
 
         The first two are [batch, sequence, hidden], the third [layers, batch, sequence, hidden]. Under sequence
@@ -70,10 +70,10 @@ class Decoder:
         layers = {name[7:]: x for name, x in weights.items() if name.startswith("layers.")}
         rotary = self.rotary(inputs.shape[1])
 
-        def run(x: jax.Array, row: tuple[jax.Array, Weights]) -> tuple[jax.Array, tuple[jax.Array, Shown]]:
+        def run(x: jax.Array, row: tuple[jax.Array, Weights]) -> tuple[jax.Array, tuple[jax.Array, Sampled]]:
             layer, layer_weights = row
-            x, shown = block(x, layer_weights, layer)
-            return x, (x, shown)
+            x, sampled = block(x, layer_weights, layer)
+            return x, (x, sampled)
 
         plain = partial(self.block, rotary, keys, draws)
         block = with_recomputation(self.job, plain)
@@ -83,17 +83,17 @@ class Decoder:
         x, (outputs, blocks) = lax.scan(run, embedded, rows, unroll=at_once)
         samples = None if draws is None else Samples(draws)
         x = norm(self.model, x, ends, "final_norm", samples)
-        return x, embedded, outputs, {} if samples is None else {"blocks": blocks, "ends": samples.kept}
+        return x, embedded, outputs, {} if samples is None else {"blocks": blocks, "ends": samples.arrays}
 
     def block(
         self,
         rotary: tuple[jax.Array, jax.Array] | None,
         keys: jax.Array | None,
-        draws: Shown | None,
+        draws: Sampled | None,
         x: jax.Array,
         weights: Weights,
         layer: jax.Array,
-    ) -> tuple[jax.Array, Shown]:
+    ) -> tuple[jax.Array, Sampled]:
         """Return (x + attention(norm(x)), then x + mlp(norm(x)); what is sampled)."""
         weights = self.sharding.layer_weights(weights)
         scores = use_keys(keys, layer, SCORES) if self.model.attention_dropout else None
@@ -104,7 +104,7 @@ class Decoder:
         y = self.parallel.enter(norm(self.model, x, weights, "mlp_norm", samples))
         y = self.parallel.leave(mlp(self.model, y, weights, samples))
         x = x + self.dropout(self.add_bias(y, weights, "mlp.down"), keys, layer, MLP)
-        return x, {} if samples is None else samples.kept
+        return x, {} if samples is None else samples.arrays
 
     def add_bias(self, y: jax.Array, weights: Weights, name: str) -> jax.Array:
         """Add the bias of a layer whose inputs are split over ranks: once, after their sum."""

@@ -11,7 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from optimizer import adamw, clip_gradients, square_sums
-from samples import scaled
+from samples import DRAWS, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,10 +51,10 @@ class Program:
         """
         training = self.job.training
         parameters = {name: values[0] for name, values in state.items()}
-        loss, gradients, shown = self.gradients(parameters, batch, numbers)
-        if shown:
+        loss, gradients, sampled = self.gradients(parameters, batch, numbers)
+        if sampled:
             places = numbers["columns"]
-            shown["gradients"] = {name: self.picked(name, gradient, places) for name, gradient in gradients.items()}
+            sampled["gradients"] = {name: self.picked(name, gradient, places) for name, gradient in gradients.items()}
         shares = self.shares(gradients)
         square = lax.psum(shares.sum(), AXES)
         gradients = clip_gradients(gradients, jnp.sqrt(square), training.gradient_clip)
@@ -65,7 +65,7 @@ class Program:
             )
             for name, values in state.items()
         }  # fmt: skip
-        return new, jnp.stack((loss, square)), shares[None], jax.tree.map(lambda x: vary(x, AXES)[None], shown)
+        return new, jnp.stack((loss, square)), shares[None], jax.tree.map(lambda x: vary(x, AXES)[None], sampled)
 
     def gradients(
         self, parameters: Arrays, batch: Rows, numbers: Arrays
@@ -74,7 +74,7 @@ class Program:
         mean loss."""
         weights = self.sharding.step_weights(parameters)
         count = self.job.accumulation
-        draws = {name: numbers[name] for name in ("rows", "columns")} if self.job.spot_check else None
+        draws = {name: numbers[name] for name in DRAWS} if self.job.spot_check else None
 
         def run_micro_batch(
             row: tuple[jax.Array, jax.Array, jax.Array],
@@ -82,14 +82,14 @@ class Program:
             number, inputs, targets = row
             keys = self.keys(numbers["step"], number, inputs)
             results = jax.value_and_grad(self.decoder.loss, has_aux=True)(weights, inputs, targets, keys, draws)
-            (loss, shown), gradients = results
-            first = jax.tree.map(lambda x: jnp.where(number == 0, x, jnp.zeros_like(x)), shown)
+            (loss, sampled), gradients = results
+            first = jax.tree.map(lambda x: jnp.where(number == 0, x, jnp.zeros_like(x)), sampled)
             return loss, self.sharding.micro_gradients(gradients), first
 
-        loss, gradients, shown = sum_over_rows(run_micro_batch, (jnp.arange(count), *batch))
+        loss, gradients, sampled = sum_over_rows(run_micro_batch, (jnp.arange(count), *batch))
         share = 1 / (count * self.job.layout.data)
         loss, gradients = jax.tree.map(lambda x: x * share, (loss, gradients))
-        return lax.psum(loss, DATA), self.sharding.step_gradients(gradients), shown
+        return lax.psum(loss, DATA), self.sharding.step_gradients(gradients), sampled
 
     def picked(self, name: str, values: jax.Array, places: jax.Array) -> jax.Array:
         """Return some numbers of each layer's part of an array `name`, [layers or 1, ROWS]."""

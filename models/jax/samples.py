@@ -20,26 +20,24 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, jax.Array]
 
-OPTIONAL = ("bias",)
-
 
 class Samples:
     """The samples of one block, while it is traced. draws: `rows` and `columns`, [ROWS] each."""
 
     def __init__(self, draws: Arrays) -> None:
         self.draws = draws
-        self.kept: dict[str, Arrays] = {}  # by event and name
+        self.arrays: dict[str, Arrays] = {}  # by event and name
 
     def product(self, name: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, y: jax.Array) -> None:
         """Keep some of y = x W^T + b. x: [..., in]; weight: [out, in]; y: [..., out]."""
         columns = scaled(self.draws["columns"], weight.shape[0])
         arrays = {"inputs": self.rows(x), "weight": weight[columns], "output": self.rows(y)[:, columns]}
-        self.kept[f"product {name}"] = arrays if bias is None else {**arrays, "bias": bias[columns]}
+        self.arrays[f"product {name}"] = arrays if bias is None else {**arrays, "bias": bias[columns]}
 
     def norm(self, name: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, y: jax.Array) -> None:
         """Keep some rows of a norm's input x and output y, [..., hidden]."""
         arrays = {"inputs": self.rows(x), "weight": weight, "output": self.rows(y)}
-        self.kept[f"norm {name}"] = arrays if bias is None else {**arrays, "bias": bias}
+        self.arrays[f"norm {name}"] = arrays if bias is None else {**arrays, "bias": bias}
 
     def attention(self, query: jax.Array, key: jax.Array, value: jax.Array, mixed: jax.Array) -> None:
         """Keep one head of one sequence. query, mixed: [batch, sequence, heads, D]; key, value: of kv_heads."""
@@ -47,7 +45,7 @@ class Samples:
         sequence = scaled(self.draws["rows"][:1], query.shape[0])[0]
         head = scaled(self.draws["columns"][:1], count)[0]
         places, group = scaled(self.draws["rows"], query.shape[1]), head // (count // groups)
-        self.kept["attention attention"] = {
+        self.arrays["attention attention"] = {
             "query": query[sequence, places, head],
             "key": key[sequence, :, group],
             "value": value[sequence, :, group],
@@ -64,12 +62,14 @@ def scaled(draws: jax.Array, size: int) -> jax.Array:
     return jnp.minimum((draws * size).astype(jnp.int32), size - 1)
 
 
-def draw(check: SpotCheck | None) -> dict[str, NDArray[np.float32]]:
-    """Return the draws of a step: of `check`, or any where it wants none."""
-    if check is None:
-        return {name: np.zeros(ROWS, np.float32) for name in ("rows", "columns")}
+DRAWS = ("rows", "columns")
+ANYWHERE = {name: np.zeros(ROWS, np.float32) for name in DRAWS}  # the draws of a step that is not sampled
+
+
+def draw(check: SpotCheck) -> dict[str, NDArray[np.float32]]:
+    """Return the draws of the step that is sampled."""
     size = 2**20
-    return {name: np.array(check.places(ROWS, size), np.float32) / np.float32(size) for name in ("rows", "columns")}
+    return {name: np.array(check.places(ROWS, size), np.float32) / np.float32(size) for name in DRAWS}
 
 
 def record(

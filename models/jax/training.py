@@ -17,7 +17,7 @@ from levelfield.worker import Capture, Initializer, SpotCheck, coordinates, lear
 from optimizer import corrections
 from parameters import as_arrays, fill, list_kinds, save
 from program import Program
-from samples import draw, record
+from samples import ANYWHERE, draw, record
 from sharding import Sharding
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Trainer:
     def __init__(self, job: Job, place: Coordinates) -> None:
         self.job, self.place, self.capture, self.spot_check = job, place, Capture(job), SpotCheck(job)
         self.mesh, initializer = make_mesh(job), Initializer(job)
+        self.anywhere = self.on_mesh(ANYWHERE)
         self.kinds = list_kinds(job, initializer)
         sharding = Sharding(self.kinds, job.layout.sharding_stage, DTYPES[job.training.precision])
         self.program = Program(job, self.mesh, self.kinds, sharding, Decoder(job, sharding))
@@ -74,18 +75,27 @@ class Trainer:
     def launch(self, batch: Batch) -> None:
         """Start the step: one program, which the host does not wait for."""
         arrays = self.program.batch((batch.inputs, batch.targets))
-        check = self.spot_check if self.spot_check.wants(batch.step) else None
-        draws = draw(check)
-        numbers = self.numbers(batch.step, draws)
+        draws = draw(self.spot_check) if self.spot_check.wants(batch.step) else None
+        numbers = self.numbers(batch.step)
         if self.capture.wants(batch.step):
             self.capture_step(arrays, numbers)
-        before = self.picked(numbers) if check is not None else None
-        self.state, figures, self.shares, shown = self.step(self.state, arrays, numbers)
+        if draws is None:
+            self.state, figures, self.shares, _sampled = self.step(self.state, arrays, numbers)
+        else:
+            figures = self.sampled_step(arrays, numbers, draws)
         self.launched.append(figures)
-        if check is not None and before is not None:
-            shown = jax.tree.map(lambda x: local(x)[0], shown)
-            record(check, shown["blocks"], shown["ends"], draws, self.job.training.sequence_length)
-            self.sample_update(before, shown["gradients"], self.picked(numbers))
+
+    def sampled_step(
+        self, arrays: Rows, numbers: dict[str, jax.Array], draws: dict[str, NDArray[np.float32]]
+    ) -> jax.Array:
+        """Run the step with samples at `draws`, and give them to SpotCheck. Return the figures."""
+        numbers = {**numbers, **self.on_mesh(draws)}
+        before = self.picked(numbers)
+        self.state, figures, self.shares, sampled = self.step(self.state, arrays, numbers)
+        sampled = jax.tree.map(lambda x: local(x)[0], sampled)
+        record(self.spot_check, sampled["blocks"], sampled["ends"], draws, self.job.training.sequence_length)
+        self.sample_update(before, sampled["gradients"], self.picked(numbers))
+        return figures
 
     def picked(self, numbers: dict[str, jax.Array]) -> dict[str, list[NDArray[np.generic]]]:
         """Return some numbers of this rank's part of each array: [value, mean, square], each [layers or 1, ROWS]."""
@@ -105,20 +115,20 @@ class Trainer:
                 rows = [x[layer] for x in (value, gradients[name], *moments)]
                 self.spot_check.update(canonical, len(kind.shape), rows, [x[layer] for x in after[name]])
 
-    def numbers(self, step: int, draws: dict[str, NDArray[np.float32]] | None = None) -> dict[str, jax.Array]:
-        """Return what changes from step to step, as arrays: a number in the program would compile it anew.
-
-        draws: where to sample; None: anywhere.
-        """
+    def numbers(self, step: int) -> dict[str, jax.Array]:
+        """Return what changes from step to step, as arrays: a number in the program would compile it anew."""
         first, second = corrections(self.job.training.optimizer, step)
         rate = learning_rate(self.job.training.schedule, step)
-        numbers: dict[str, Any] = {
+        numbers = {
             "step": np.int32(step),
             "rate": np.float32(rate),
             "first": np.float32(first),
             "second": np.float32(second),
-            **(draws or draw(None)),
         }
+        return {**self.on_mesh(numbers), **self.anywhere}
+
+    def on_mesh(self, numbers: dict[str, Any]) -> dict[str, jax.Array]:
+        """Return arrays that are equal on all ranks."""
         sharding = NamedSharding(self.mesh, PartitionSpec())
         return {
             name: jax.make_array_from_callback(np.shape(x), sharding, lambda _, x=x: x) for name, x in numbers.items()

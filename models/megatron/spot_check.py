@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from levelfield.worker.spot_check import ROWS, UPDATED
+from step.transfers import numbers_at, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from levelfield.worker.job import Coordinates, Job
     from levelfield.worker.spot_check import SpotCheck
     from megatron.core.models.gpt.gpt_model import GPTModel
-    from numpy.typing import NDArray
     from torch import nn
     from weights import Weights
 
@@ -78,10 +77,10 @@ class SampledForward:
             bias = layer.bias if later_bias is None and layer.bias is not None and layer.bias.numel() else None
             self.check.product(
                 name,
-                _numbers(x[rows]),
-                _numbers(_updated(layer.weight)[columns]),
-                None if bias is None else _numbers(_updated(bias)[columns]),
-                _numbers(y[rows][:, columns]),
+                on_host(x[rows]),
+                on_host(_updated(layer.weight)[columns]),
+                None if bias is None else on_host(_updated(bias)[columns]),
+                on_host(y[rows][:, columns]),
             )
 
         return module.register_forward_hook(hook)
@@ -92,8 +91,8 @@ class SampledForward:
                 return
             x, y = inputs[0].flatten(0, -2), output.flatten(0, -2)
             rows, bias = self.check.places(ROWS, x.shape[0]), getattr(layer, "bias", None)
-            parameters = _numbers(_updated(layer.weight)), None if bias is None else _numbers(_updated(bias))
-            self.check.norm(name, _numbers(x[rows]), *parameters, _numbers(y[rows]))
+            parameters = on_host(_updated(layer.weight)), None if bias is None else on_host(_updated(bias))
+            self.check.norm(name, on_host(x[rows]), *parameters, on_host(y[rows]))
 
         return module.register_forward_hook(hook)
 
@@ -110,10 +109,10 @@ class SampledForward:
             self.check.attention(
                 name,
                 places,
-                _numbers(query[places, sequence, head]),
-                _numbers(key[:, sequence, group]),
-                _numbers(value[:, sequence, group]),
-                _numbers(mixed[places, sequence, head]),
+                on_host(query[places, sequence, head]),
+                on_host(key[:, sequence, group]),
+                on_host(value[:, sequence, group]),
+                on_host(mixed[places, sequence, head]),
             )
 
         return module.register_forward_hook(hook)
@@ -131,15 +130,15 @@ class SampledUpdate:
             part = local.parts[0]
             name = f"{part.name}[{part.slices[0].start}]" if len(part.shape) == 3 else part.name
             places = torch.tensor(check.places(UPDATED, states[0].numel()), device=states[0].device)
-            before = [_picked(tensor, places) for tensor in states]
+            before = [numbers_at(tensor, places) for tensor in states]
             gradient = local.parameter.main_grad.view(-1)[weights.owned(local.parameter)]
-            before.insert(1, _picked(gradient, places) / loss_scale)
+            before.insert(1, numbers_at(gradient, places) / loss_scale)
             self.rows.append((name, len(part.shape), places, states, before))
 
     def finish(self) -> None:
         for name, dimensions, places, states, before in self.rows:
-            after = [_numbers(_picked(tensor, places)) for tensor in states]
-            self.check.update(name, dimensions, [_numbers(tensor) for tensor in before], after)
+            after = [on_host(numbers_at(tensor, places)) for tensor in states]
+            self.check.update(name, dimensions, [on_host(tensor) for tensor in before], after)
 
 
 def _updated(parameter: Any) -> torch.Tensor:
@@ -147,13 +146,3 @@ def _updated(parameter: Any) -> torch.Tensor:
     main = getattr(parameter, "main_param", None)
     values: torch.Tensor = parameter if main is None or main.numel() != parameter.numel() else main
     return values.view(parameter.shape)
-
-
-def _picked(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1)[places]
-
-
-def _numbers(tensor: torch.Tensor) -> NDArray[np.float32]:
-    # a copy: numpy's view of a parameter's memory would keep it from being resized
-    numbers: NDArray[np.float32] = tensor.detach().to("cpu", torch.float32, copy=True).numpy()
-    return numbers

@@ -21,6 +21,8 @@ from faults.in_sampled_step import (
 from matrix import VARIANTS
 from power import PAGE
 
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
 # A training of each kind; the others are thorough.
 FIRST = (
     *("E4M3 weights in all products, late", "attention skipped in one layer, late", "bf16 products in one layer"),
@@ -50,24 +52,15 @@ def test_a_strangers_fault_is_told_by_its_layer_or_by_none(fault: SampledFault) 
     assert failed_layer(trained_layers(fault)) == fault.layer
 
 
-def honest_id(run: HonestTraining) -> str:
-    return f"{run.family}, {run.precision}, {run.variant.name}"
-
-
-def assert_within(run: HonestTraining, folder: Path) -> None:
-    layers = sampled_layers(folder, run.precision, run.family, run.variant)
-    assert layers and failed_layer(layers) is None, layers
-
-
-@pytest.mark.parametrize("run", HONEST[:6], ids=honest_id)
+@pytest.mark.parametrize("run", HONEST[:6], ids=str)
 def test_an_honest_training_is_within(run: HonestTraining, tmp_path: Path) -> None:
-    assert_within(run, tmp_path)
+    run.check(tmp_path, ("products", "update"))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("run", HONEST[6:], ids=honest_id)
+@pytest.mark.parametrize("run", HONEST[6:], ids=str)
 def test_other_honest_trainings_are_within(run: HonestTraining, tmp_path: Path) -> None:
-    assert_within(run, tmp_path)
+    run.check(tmp_path, ("products", "update"))
 
 
 def test_a_compiled_training_samples_nothing(tmp_path: Path) -> None:

@@ -5,29 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults.in_sampled_step import failed_layer, sampled_layers
-from layouts import SINGLE, Variant
+from faults.in_sampled_step import HonestTraining, failed_layer, sampled_layers
 from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 FRAMEWORK = "jax"
 
 
-@pytest.mark.parametrize(
-    ("precision", "family", "variant"),
-    [
-        ("fp32", "gpt", SINGLE),
-        ("bf16", "llama", SINGLE),
-        ("bf16", "gpt", VARIANTS["TP2 sequence parallel"]),
-        ("bf16", "gpt", VARIANTS["ZeRO 3, DP2"]),
-        ("bf16", "llama", VARIANTS["recompute full"]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.name,
+HONEST = (
+    *(HonestTraining("fp32"), HonestTraining("bf16", "llama")),
+    *(HonestTraining("bf16", "gpt", VARIANTS[name]) for name in ("TP2 sequence parallel", "ZeRO 3, DP2")),
+    HonestTraining("bf16", "llama", VARIANTS["recompute full"]),
 )
-def test_an_honest_training_is_within(
-    precision: str, family: str, variant: Variant, python: Path, tmp_path: Path
-) -> None:
-    layers = sampled_layers(tmp_path, precision, family, variant, framework=FRAMEWORK, python=python)
-    assert [layer.name for layer in layers] == ["products", "update"] and failed_layer(layers) is None, layers
+
+
+@pytest.mark.parametrize("run", HONEST, ids=str)
+def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
+    run.check(tmp_path, ("products", "update"), FRAMEWORK, python)
 
 
 FAULTS = {

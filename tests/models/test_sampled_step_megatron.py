@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.in_sampled_step import LATE, QUANTISED, failed_layer, sampled_layers
-from layouts import MODELS, SINGLE, Variant, events, launch, script_of, small_job
+from faults.in_sampled_step import LATE, QUANTISED, HonestTraining, failed_layer, sampled_layers
+from layouts import MODELS, SINGLE, events, launch, script_of, small_job
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from matrix import VARIANTS
@@ -17,23 +17,17 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 FRAMEWORK = "megatron"
 
 
-@pytest.mark.parametrize(
-    ("precision", "family", "variant"),
-    [
-        ("fp32", "gpt", SINGLE),
-        ("bf16", "gpt", VARIANTS["recompute full"]),
-        ("bf16", "llama", VARIANTS["TP2 sequence parallel"]),
-        ("bf16", "gpt", VARIANTS["PP2"]),
-        ("bf16", "llama", VARIANTS["ZeRO 1, DP2"]),
-        ("bf16", "mixture", VARIANTS["EP2"]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.name,
+HONEST = (
+    *(HonestTraining("fp32"), HonestTraining("bf16", "gpt", VARIANTS["recompute full"])),
+    *(HonestTraining("bf16", "llama", VARIANTS[name]) for name in ("TP2 sequence parallel", "ZeRO 1, DP2")),
+    HonestTraining("bf16", "gpt", VARIANTS["PP2"]),
+    HonestTraining("bf16", "mixture", VARIANTS["EP2"]),
 )
-def test_an_honest_training_is_within(
-    precision: str, family: str, variant: Variant, python: Path, tmp_path: Path
-) -> None:
-    layers = sampled_layers(tmp_path, precision, family, variant, framework=FRAMEWORK, python=python)
-    assert [layer.name for layer in layers] == ["products", "update"] and failed_layer(layers) is None, layers
+
+
+@pytest.mark.parametrize("run", HONEST, ids=str)
+def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
+    run.check(tmp_path, ("products", "update"), FRAMEWORK, python)
 
 
 @pytest.mark.parametrize("variant", ["TP2 sequence parallel", "PP2 interleaved", "CP2"])

@@ -320,6 +320,14 @@ class HonestTraining:
     family: str = "gpt"
     variant: Variant = SINGLE
 
+    def __str__(self) -> str:
+        return f"{self.family}, {self.precision}, {self.variant.name}"
+
+    def check(self, folder: Path, layers: Sequence[str], framework: str = "torch", python: Path | None = None) -> None:
+        """Train it, and raise AssertionError unless it gives these layers and all hold."""
+        sampled = sampled_layers(folder, self.precision, self.family, self.variant, framework=framework, python=python)
+        assert [layer.name for layer in sampled] == list(layers) and failed_layer(sampled) is None, sampled
+
 
 # The first ones are trained by `make test`.
 HONEST = (

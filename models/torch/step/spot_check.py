@@ -10,15 +10,14 @@ from levelfield.worker.spot_check import ROWS, UPDATED
 from model.attention import Attention
 from model.layers import LayerNorm, RMSNorm
 from model.parameters import local_memory
+from step.transfers import numbers_at, on_host
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     from levelfield.worker.spot_check import SpotCheck
     from model.decoder import Decoder
-    from numpy.typing import NDArray
     from parallelism.model_chunks import ModelChunks
     from step.optimizer import LocalAdamW
     from torch import nn
@@ -80,10 +79,10 @@ def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any,
     is_whole = not any(isinstance(layer.weight, DTensor) for layer in layers)
     check.product(
         name,
-        _numbers(x[rows]),
-        _numbers(torch.cat([_plain(layer.weight) for layer in layers])[columns]),
-        _numbers(torch.cat([_plain(bias) for bias in biases])[columns]) if biases else None,
-        _numbers(torch.cat([part[rows] for part in parts], -1)[:, columns]),
+        on_host(x[rows]),
+        on_host(torch.cat([_plain(layer.weight) for layer in layers])[columns]),
+        on_host(torch.cat([_plain(bias) for bias in biases])[columns]) if biases else None,
+        on_host(torch.cat([part[rows] for part in parts], -1)[:, columns]),
         columns if is_whole else (),
     )
     return True
@@ -102,14 +101,13 @@ def _sample_input_gradient(check: SpotCheck, name: str, module: Any, x: Any, out
     for index, y in enumerate(outputs):
         y.register_hook(lambda gradient, index=index: parts.update({index: gradient.reshape(count, -1)[rows].detach()}))
 
-    def keep(gradient: torch.Tensor) -> None:
+    def sample(gradient: torch.Tensor) -> None:
         if len(parts) == len(outputs):
-            steep = torch.cat([parts[index] for index in range(len(outputs))], -1)  # [rows, out]
-            check.input_gradient(
-                name, _numbers(steep), _numbers(weight), _numbers(gradient.flatten(0, -2)[rows][:, columns])
-            )
+            output_gradient = torch.cat([parts[index] for index in range(len(outputs))], -1)  # [rows, out]
+            input_gradient = gradient.flatten(0, -2)[rows][:, columns]
+            check.input_gradient(name, on_host(output_gradient), on_host(weight), on_host(input_gradient))
 
-    x.register_hook(keep)
+    x.register_hook(sample)
 
 
 def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -121,10 +119,10 @@ def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ..
     bias = getattr(module, "bias", None)
     check.norm(
         name,
-        _numbers(x.flatten(0, -2)[rows]),
-        _numbers(_plain(module.weight)),
-        None if bias is None else _numbers(_plain(bias)),
-        _numbers(y.flatten(0, -2)[rows]),
+        on_host(x.flatten(0, -2)[rows]),
+        on_host(_plain(module.weight)),
+        None if bias is None else on_host(_plain(bias)),
+        on_host(y.flatten(0, -2)[rows]),
     )
 
 
@@ -138,10 +136,10 @@ def _sampling_attention(attend: Callable[..., torch.Tensor], name: str, check: S
             check.attention(
                 name,
                 places,
-                _numbers(query[sequence, places, head]),
-                _numbers(key[sequence, :, group]),
-                _numbers(value[sequence, :, group]),
-                _numbers(mixed[sequence, places, head]),
+                on_host(query[sequence, places, head]),
+                on_host(key[sequence, :, group]),
+                on_host(value[sequence, :, group]),
+                on_host(mixed[sequence, places, head]),
             )
         return output
 
@@ -162,24 +160,15 @@ class SampledUpdate:
             if id(local) in moments:
                 places = torch.tensor(check.places(UPDATED, local.numel()), device=local.device)
                 tensors = [local, *moments[id(local)]]
-                before = [_picked(tensor, places) for tensor in tensors]
-                before.insert(1, _picked(local.grad, places) / scale)
+                before = [numbers_at(tensor, places) for tensor in tensors]
+                before.insert(1, numbers_at(local.grad, places) / scale)
                 self.rows.append((name, whole.dim(), places, tensors, before))
 
     def finish(self) -> None:
         for name, dimensions, places, tensors, before in self.rows:
-            after = [_numbers(_picked(tensor, places)) for tensor in tensors]
-            self.check.update(name, dimensions, [_numbers(tensor) for tensor in before], after)
-
-
-def _picked(tensor: torch.Tensor | Any, places: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1)[places]
+            after = [on_host(numbers_at(tensor, places)) for tensor in tensors]
+            self.check.update(name, dimensions, [on_host(tensor) for tensor in before], after)
 
 
 def _plain(tensor: torch.Tensor | Any) -> torch.Tensor:
     return local_memory(tensor.detach())
-
-
-def _numbers(tensor: torch.Tensor) -> NDArray[np.float32]:
-    # a copy: numpy's view of a parameter's memory would keep FSDP2 from freeing it
-    return tensor.detach().to("cpu", torch.float32, copy=True).numpy()

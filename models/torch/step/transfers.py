@@ -9,6 +9,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -18,6 +19,16 @@ def on_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> list[torc
     if device.type == "cuda":
         tensors = [tensor.pin_memory() for tensor in tensors]
     return [tensor.to(device, non_blocking=True) for tensor in tensors]
+
+
+def numbers_at(tensor: torch.Tensor | Any, places: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor at `places` of its memory, in a tensor of their own."""
+    return tensor.detach().reshape(-1)[places]
+
+
+def on_host(tensor: torch.Tensor) -> NDArray[np.float32]:
+    """Return a copy in float32: numpy's view of a parameter's memory would keep FSDP2 from freeing it."""
+    return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
 
 
 class FiguresOnTheirWay:

@@ -174,8 +174,8 @@ def _foreign_names(registry: Registry, spec: VendorFile, devices: Sequence[Devic
     others = [registry.vendor_file(other) for other in registry.vendors if other != spec.name]
     first_devices = {(device.description, device.chip): device for device in reversed(devices)}
     for device in reversed(first_devices.values()):
-        own = chip_named(spec, device.description)
-        named = [(own, spec.name)] if own not in (None, device.chip) else []
+        chip_of_maker = chip_named(spec, device.description)
+        named = [(chip_of_maker, spec.name)] if chip_of_maker not in (None, device.chip) else []
         named += [(chip, other.name) for other in others if (chip := chip_named(other, device.description))]
         for chip, maker in named:
             yield (

@@ -79,10 +79,10 @@ def _unplanned_versions(plan: Plan, raw: RawRecords) -> Iterator[str]:
     if not isinstance(packages, dict):
         return
     texts = {plan.implementation.version, *map(str, mapping(packages).values())}
-    known = {text.partition("+")[0] for text in texts}
+    expected = {text.partition("+")[0] for text in texts}
     for rank, event in sorted(raw.framework_events.items()):
         version = str(event.get("version"))
-        if version.partition("+")[0] not in known:
+        if version.partition("+")[0] not in expected:
             yield (
                 f"rank {rank} reports version {version[:40]} of its framework; {plan.implementation.version} was "
                 "planned, and no package of its environment has that version"

@@ -27,7 +27,7 @@ OUTPUTS, UPDATE = "products", "update"
 _DECIDED = ("not comparable", "different", "diverged")
 
 
-def with_spot_checks(alignment: Alignment, plan: Plan, raw: RawRecords) -> Alignment:
+def add_spot_checks(alignment: Alignment, plan: Plan, raw: RawRecords) -> Alignment:
     """Return the verdict with the layers of the sampled step.
 
     A layer that fails makes the run different, also where it has no reference. Below fp32 a run that sampled nothing
@@ -66,10 +66,8 @@ def spot_check_layers(raw: RawRecords, work: Work, summands: int) -> list[Alignm
         layer = _layer(OUTPUTS, worst, f"{detail}; {len(outputs)} outputs computed again")
         if layer.passed and chain and not (broken := _worst(chain))[1].is_within:
             sampled, worst = broken
-            detail = (
-                f"{worst.name} at step {sampled.step}: not what the operations before it gave, by {worst.value:.1e}"
-            )
-            layer = _layer(OUTPUTS, worst, f"{detail}, limit {worst.limit:.1e}")
+            off = f"{worst.value:.1e} off what the operations before it gave, limit {worst.limit:.1e}"
+            layer = _layer(OUTPUTS, worst, f"{worst.name} at step {sampled.step}: {off}")
         missing = next(filter(None, map(_missing_output, raw.sampled)), None) if work.model.experts is None else None
         if layer.passed and missing is not None:
             layer = layer.model_copy(update={"passed": False, "detail": missing})

@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from levelfield.judge.noise import limits_from
-from levelfield.judge.spot_checks import with_spot_checks
+from levelfield.judge.spot_checks import add_spot_checks
 from levelfield.measure import alignment as rules
 from levelfield.measure.routing import sum_expert_shares, summarise_own_choices
 from levelfield.measure.validity import loss_curve
@@ -31,7 +31,7 @@ MIN_FP8_SHARE = 0.5
 
 def training_verdict(plan: Plan, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:
     """Return the verdict on a run of the plan."""
-    return with_spot_checks(_reference_verdict(plan, raw, identity, reference), plan, raw)
+    return add_spot_checks(_reference_verdict(plan, raw, identity, reference), plan, raw)
 
 
 def _reference_verdict(plan: Plan, raw: RawRecords, identity: Identity, reference: Reference | None) -> Alignment:

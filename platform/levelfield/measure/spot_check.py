@@ -25,10 +25,9 @@ Numbers = NDArray[np.float64]
 # The largest error of an output, between that of honest ones and of the next coarser precision: fp32 5e-7, TF32 3e-4,
 # fp16 2e-4, bf16 1.7e-3, E4M3 3.5e-2, E5M2 7e-2.
 LIMITS = {"fp32": 3e-5, "fp16": 8e-4, "bf16": 6e-3, "fp8": 5.5e-2}
-MIN_FP8_ERROR = 1.8e-2  # below it a product was computed in more than 8 bits
-# The least and the largest error of products in fp8. Gradients of the backward pass are in E5M2: 5.5e-2 beside weights
-# in E4M3.
-FP8_LIMITS = {"product": (MIN_FP8_ERROR, LIMITS["fp8"]), "input gradient": (3.2e-2, 8.5e-2)}
+# The least and the largest error of products in fp8; below the least one was computed in more than 8 bits. Gradients of
+# the backward pass are in E5M2: 5.5e-2 beside weights in E4M3.
+FP8_LIMITS = {"product": (1.8e-2, LIMITS["fp8"]), "input gradient": (3.2e-2, 8.5e-2)}
 OUTPUT_ROUNDING = 1.66e-3  # of a product in fp8, whose result is in bf16
 PRECISION_WORDS = {"fp32": "float32", "fp16": "TF32 or fp16", "bf16": "bf16", "fp8": "E4M3"}  # of errors up to LIMITS
 UPDATE_LIMIT = 1e-3  # of a parameter's change
@@ -52,9 +51,8 @@ class SampledOperation:
     kind: str  # one of KINDS
     name: str  # of the module or parameter
     arrays: Mapping[str, Numbers]
-    places: tuple[
-        int, ...
-    ] = ()  # of attention: the queries' positions; of a product: its columns, where they are known
+    # Of attention: the queries' positions. Of a product: its columns, where they are known.
+    places: tuple[int, ...] = ()
     dimensions: int = 0  # of an updated parameter
 
     def check_shapes(self) -> None:
@@ -176,11 +174,11 @@ def chain_errors(step: SampledStep, model: Model, precision: str) -> list[Sample
         block, following = f"layers.{layer}", f"layers.{layer + 1}.attention_norm"
         following = following if layer + 1 < model.layers else "final_norm"
         pairs = [
-            _fed(operations, f"{block}.attention_norm", f"{block}.attention.query"),
-            _fed(operations, f"{block}.mlp_norm", f"{block}.mlp.up"),
-            _grown(operations, f"{block}.attention_norm", f"{block}.attention.output", f"{block}.mlp_norm"),
-            _grown(operations, f"{block}.mlp_norm", f"{block}.mlp.down", following),
-            _activated(operations, f"{block}.mlp.up", f"{block}.mlp.down", model.activation),
+            _norm_to_product(operations, f"{block}.attention_norm", f"{block}.attention.query"),
+            _norm_to_product(operations, f"{block}.mlp_norm", f"{block}.mlp.up"),
+            _residual_sum(operations, f"{block}.attention_norm", f"{block}.attention.output", f"{block}.mlp_norm"),
+            _residual_sum(operations, f"{block}.mlp_norm", f"{block}.mlp.down", following),
+            _activation(operations, f"{block}.mlp.up", f"{block}.mlp.down", model.activation),
         ]
         for name, pair in zip(CHAIN, pairs, strict=True):
             if pair is not None:
@@ -195,14 +193,14 @@ CHAIN_LIMITS = {"fp32": 3e-6, "fp16": 5e-4, "bf16": 4e-3, "fp8": 4e-3}  # two ro
 Chain = tuple[Numbers, Numbers] | None  # (what was sampled, what it has to be)
 
 
-def _fed(operations: Mapping[str, SampledOperation], norm: str, product: str) -> Chain:
+def _norm_to_product(operations: Mapping[str, SampledOperation], norm: str, product: str) -> Chain:
     if not {norm, product} <= operations.keys() or not operations[product].places:
         return None
     pair = operations[product].arrays["inputs"], operations[norm].arrays["output"]
     return pair if pair[0].shape == pair[1].shape else None
 
 
-def _grown(operations: Mapping[str, SampledOperation], before: str, product: str, after: str) -> Chain:
+def _residual_sum(operations: Mapping[str, SampledOperation], before: str, product: str, after: str) -> Chain:
     if not {before, product, after} <= operations.keys() or not operations[product].places:
         return None
     columns, first, last = list(operations[product].places), operations[before].arrays, operations[after].arrays
@@ -212,7 +210,7 @@ def _grown(operations: Mapping[str, SampledOperation], before: str, product: str
     return last["inputs"][:, columns], first["inputs"][:, columns] + output
 
 
-def _activated(operations: Mapping[str, SampledOperation], up: str, down: str, activation: str) -> Chain:
+def _activation(operations: Mapping[str, SampledOperation], up: str, down: str, activation: str) -> Chain:
     if activation not in GELUS or not {up, down} <= operations.keys() or not operations[up].places:
         return None
     output, hidden = operations[up].arrays["output"], operations[down].arrays["inputs"]

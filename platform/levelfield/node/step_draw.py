@@ -14,7 +14,7 @@ from levelfield.node.regular_files import read_last, read_regular
 
 TOLD = "rank{rank}.spot_check"  # below the events: the seed of what is sampled
 _STEP = re.compile(rb'"event":"step","step":(\d{1,9})\b')
-_LAST_BYTES = 2**18  # of a rank's events: those of one step, with its gradients
+_LAST_BYTES = 2**12  # of a rank's events: a step is the last line that it writes of itself
 
 
 class StepDraw:

@@ -14,7 +14,7 @@ import os
 import random
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 
@@ -154,8 +154,7 @@ class SpotCheck:
 
 
 def _packed(line: dict[str, Any]) -> dict[str, Any]:
-    pack: Callable[[Any], Any] = lambda value: pack_array(value) if isinstance(value, np.ndarray) else value  # noqa: E731
-    return {key: pack(value) for key, value in line.items()}
+    return {key: pack_array(value) if isinstance(value, np.ndarray) else value for key, value in line.items()}
 
 
 def pack_array(array: NDArray[np.float32]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ HOSTILE: dict[str, Write] = {
     "wrong texts": _changed(_wrong_texts),
     "wrong types": _changed(_wrong_types),
     "a long value": _changed(_long_value),
-    "many keys": lambda path, source, draw: path.write_bytes(_with_keys(path, source, draw.choice((300_000, 60_000)))),
+    "many keys": lambda path, source, draw: path.write_bytes(_add_keys(path, source, draw.choice((300_000, 60_000)))),
     "a long line": _raw(lambda source, draw: draw.choice((b"a", b"1", b"[", b"{", b'"', b"- ")) * LINE),
     "a long field": _raw(lambda source, draw: b"step,loss\n1," + b"2" * draw.choice((140_000, 2_000_000)) + b"\n"),
     "many lines": _raw(lambda source, draw: _many((source.splitlines(keepends=True) or [b"x\n"])[-1])),
@@ -133,7 +133,7 @@ def _many(line: bytes) -> bytes:
     return line * min(60_000, LINE // len(line))
 
 
-def _with_keys(path: Path, source: bytes, count: int) -> bytes:
+def _add_keys(path: Path, source: bytes, count: int) -> bytes:
     """The document with so many further keys."""
     if path.suffix in (".yaml", ".yml"):
         return source + b"\n" + b"".join(b"k%d: 1\n" % number for number in range(count))

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.judge.spot_checks import spot_check_layers, with_spot_checks
+from levelfield.judge.spot_checks import add_spot_checks, spot_check_layers
 from levelfield.measure.raw_facts import StepRecord
 from levelfield.measure.spot_check import SampledOperation, SampledStep
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
 from levelfield.specs.result import Alignment
+from levelfield.worker.job import Schedule
+from levelfield.worker.schedule import learning_rate
 from levelfield.worker.spot_check import pack_array
 from plans import make_plan
 
@@ -41,8 +43,8 @@ def sampled(*operations: SampledOperation) -> RawRecords:
     return RawRecords(sampled=(SampledStep(0, 20, True, operations),))
 
 
-def judged(verdict: Any, plan: Plan, raw: RawRecords) -> Alignment:
-    return with_spot_checks(Alignment(verdict=verdict, reason="because"), plan, raw)
+def judge(verdict: Any, plan: Plan, raw: RawRecords) -> Alignment:
+    return add_spot_checks(Alignment(verdict=verdict, reason="because"), plan, raw)
 
 
 def test_frameworks_that_sample_are_asked_to(registry: Registry) -> None:
@@ -57,34 +59,34 @@ def test_frameworks_that_sample_are_asked_to(registry: Registry) -> None:
 
 @pytest.mark.parametrize("verdict", ["aligned", "consistent", "inconclusive", "unchecked"])
 def test_a_wrong_product_makes_the_run_different(verdict: str, plan: Plan) -> None:
-    finding = judged(verdict, plan, sampled(product(), product("layers.1.mlp.up", 1.05)))
+    finding = judge(verdict, plan, sampled(product(), product("layers.1.mlp.up", 1.05)))
     assert (finding.verdict, finding.layers[-1].passed) == ("different", False)
     assert [word for word in ("layers.1.mlp.up", "step 20", "E4M3", "bf16") if word not in finding.reason] == []
 
 
 @pytest.mark.parametrize("verdict", ["not comparable", "different", "diverged"])
 def test_a_verdict_that_names_a_difference_stays(verdict: str, plan: Plan) -> None:
-    finding = judged(verdict, plan, sampled(product(factor=1.05)))
+    finding = judge(verdict, plan, sampled(product(factor=1.05)))
     assert (finding.verdict, finding.reason) == (verdict, "because")
 
 
 @pytest.mark.parametrize("verdict", ["aligned", "consistent", "unchecked", "different"])
 def test_right_products_change_no_verdict(verdict: str, plan: Plan) -> None:
-    finding = judged(verdict, plan, sampled(product()))
+    finding = judge(verdict, plan, sampled(product()))
     assert (finding.verdict, [layer.name for layer in finding.layers]) == (verdict, ["products"])
 
 
 def test_a_run_below_fp32_that_sampled_nothing_is_consistent(plan: Plan, registry: Registry) -> None:
-    finding = judged("aligned", plan, RawRecords())
+    finding = judge("aligned", plan, RawRecords())
     assert finding.verdict == "consistent" and "no step was sampled" in finding.reason
     in_fp32 = make_plan(registry, "gpt3_6.7B:torch:cpu:1:1", scale="smoke")
-    assert judged("aligned", in_fp32, RawRecords()).verdict == "aligned"
-    assert judged("different", plan, RawRecords()).verdict == "different"
+    assert judge("aligned", in_fp32, RawRecords()).verdict == "aligned"
+    assert judge("different", plan, RawRecords()).verdict == "different"
 
 
 def test_a_plan_that_did_not_ask_is_judged_as_before(plan: Plan) -> None:
     older = plan.model_copy(update={"spot_check": False})
-    assert judged("aligned", older, sampled(product(factor=2.0))) == Alignment(verdict="aligned", reason="because")
+    assert judge("aligned", older, sampled(product(factor=2.0))) == Alignment(verdict="aligned", reason="because")
 
 
 def test_a_layer_that_skips_a_part_is_told(plan: Plan) -> None:
@@ -108,6 +110,48 @@ def test_an_update_is_judged_by_the_norm_of_its_step(plan: Plan) -> None:
     assert [layer.passed for layer in spot_check_layers(moved, plan.work, 4)] == [False]
     skipped = RawRecords(steps=tuple(StepRecord(0, s, s, skipped=True) for s in range(1, 41)), sampled=moved.sampled)
     assert spot_check_layers(skipped, plan.work, 4) == []
+
+
+def right_update(plan: Plan, gradient: float, step: int, updates: int) -> SampledOperation:
+    """AdamW's update of a number of 0 without moments, by a gradient that is not clipped."""
+    training, settings = plan.work.training, plan.work.training.optimizer
+    mean, square = (1 - settings.beta1) * gradient, (1 - settings.beta2) * gradient**2
+    rate = learning_rate(Schedule(**training.schedule.model_dump()), step)
+    direction = mean / (1 - settings.beta1**updates) / ((square / (1 - settings.beta2**updates)) ** 0.5 + settings.eps)
+    numbers = {"value": 0.0, "mean": 0.0, "square": 0.0, "gradient": gradient}
+    numbers |= {"new_value": -rate * direction, "new_mean": mean, "new_square": square}
+    arrays = {name: np.array([number]) for name, number in numbers.items()}
+    return SampledOperation("update", "embedding.weight", arrays, dimensions=2)
+
+
+@pytest.mark.parametrize(("updates", "is_right"), [(18, True), (20, False), (17, False)])
+def test_skipped_steps_are_no_updates_of_the_bias_correction(updates: int, is_right: bool, plan: Plan) -> None:
+    steps = tuple(StepRecord(0, step, step, grad_norm=0.5, skipped=step in (1, 2)) for step in range(1, 41))
+    operation = right_update(plan, 1 / 3, 20, updates)
+    (layer,) = spot_check_layers(RawRecords(steps=steps, sampled=sampled(operation).sampled), plan.work, 1)
+    assert layer.passed is is_right
+
+
+def test_sums_that_are_all_bf16_numbers_were_not_summed_in_float32(plan: Plan) -> None:
+    steps = tuple(StepRecord(0, step, step, grad_norm=0.5) for step in range(1, 41))
+    raw = RawRecords(steps=steps, sampled=sampled(right_update(plan, 0.25, 20, 20)).sampled)
+    (layer,), (summed,) = spot_check_layers(raw, plan.work, 1), spot_check_layers(raw, plan.work, 4)
+    assert (layer.passed, summed.passed) == (True, False) and "bf16 number" in summed.detail
+    exact = RawRecords(steps=steps, sampled=sampled(right_update(plan, 1 / 3, 20, 20)).sampled)
+    assert [layer.passed for layer in spot_check_layers(exact, plan.work, 4)] == [True]
+
+
+def test_an_input_that_is_not_what_the_norm_gave_is_told(plan: Plan) -> None:
+    rows = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    arrays = {"inputs": rows, "weight": np.ones(2), "bias": np.zeros(2), "output": rows}
+    norm = SampledOperation("norm", "layers.0.mlp_norm", arrays)
+    for factor, passed in ((1.0, True), (1.01, False)):
+        x, weight = factor * rows, np.eye(2)
+        product = SampledOperation(
+            "product", "layers.0.mlp.up", {"inputs": x, "weight": weight, "output": x @ weight}, (0, 1)
+        )
+        (layer,) = spot_check_layers(sampled(norm, product), plan.work, 1)
+        assert layer.passed is passed, layer
 
 
 def line(**changes: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def work() -> Work:
     return make_plan(Registry(), "gpt3_6.7B_bf16:torch:cpu:1:1", scale="smoke").work
 
 
-def in_precision(numbers: Numbers, name: str) -> Numbers:
+def round_to(numbers: Numbers, name: str) -> Numbers:
     """Rounded to nearest, without a smallest or largest number."""
     mantissa, exponent = np.frexp(numbers)
     scale = 2.0 ** (FRACTION_BITS[name] + 1)
@@ -48,9 +48,9 @@ def in_precision(numbers: Numbers, name: str) -> Numbers:
 
 def product_in(factors: str, output: str = "fp32", activations: str = "fp32") -> SampledOperation:
     """A linear layer whose input is in `activations`, whose product is of factors in a precision."""
-    x = in_precision(X, activations)
-    y = in_precision(x, factors) @ in_precision(W, factors).T + in_precision(B, activations)
-    arrays = {"inputs": x, "weight": W, "bias": B, "output": in_precision(y, output)}
+    x = round_to(X, activations)
+    y = round_to(x, factors) @ round_to(W, factors).T + round_to(B, activations)
+    arrays = {"inputs": x, "weight": W, "bias": B, "output": round_to(y, output)}
     return SampledOperation("product", "layers.0.mlp.up", arrays)
 
 
@@ -121,11 +121,11 @@ def test_one_per_cent_is_without(precision: str, work: Work) -> None:
 
 def test_a_large_sum_of_equal_signs_hides_no_precision(work: Work) -> None:
     x, w = np.abs(X), np.abs(W)
-    y = in_precision(x, "e4m3") @ in_precision(w, "e4m3").T
+    y = round_to(x, "e4m3") @ round_to(w, "e4m3").T
     operation = SampledOperation("product", "layers.0.mlp.up", {"inputs": x, "weight": w, "output": y})
-    x_in_bf16 = changed(operation, inputs=in_precision(x, "bf16"))
-    assert error_of(changed(x_in_bf16, output=in_precision(y, "bf16")), "fp8", work).is_within
-    in_bf16 = in_precision(x_in_bf16.arrays["inputs"] @ in_precision(w, "bf16").T, "bf16")
+    x_in_bf16 = changed(operation, inputs=round_to(x, "bf16"))
+    assert error_of(changed(x_in_bf16, output=round_to(y, "bf16")), "fp8", work).is_within
+    in_bf16 = round_to(x_in_bf16.arrays["inputs"] @ round_to(w, "bf16").T, "bf16")
     assert not error_of(changed(x_in_bf16, output=in_bf16), "fp8", work).is_within
 
 

@@ -5,26 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults.in_sampled_step import failed_layer, sampled_layers
-from layouts import SINGLE, Variant
+from faults.in_sampled_step import HonestTraining, failed_layer, sampled_layers
 from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 FRAMEWORK = "deepspeed"
 
 
-@pytest.mark.parametrize(
-    ("precision", "variant"),
-    [
-        ("bf16", SINGLE),
-        ("bf16", VARIANTS["ZeRO 3, DP2"]),
-        ("fp32", VARIANTS["ZeRO 1, DP2"]),
-        ("fp32", VARIANTS["ZeRO 3, DP2"]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.name,
+HONEST = (
+    *(HonestTraining("bf16"), HonestTraining("bf16", "gpt", VARIANTS["ZeRO 3, DP2"])),
+    *(HonestTraining("fp32", "gpt", VARIANTS[name]) for name in ("ZeRO 1, DP2", "ZeRO 3, DP2")),
 )
-def test_an_honest_training_is_within(precision: str, variant: Variant, python: Path, tmp_path: Path) -> None:
-    layers = sampled_layers(tmp_path, precision, "gpt", variant, framework=FRAMEWORK, python=python)
-    assert [layer.name for layer in layers] == ["products"] and failed_layer(layers) is None, layers
+
+
+@pytest.mark.parametrize("run", HONEST, ids=str)
+def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
+    run.check(tmp_path, ("products",), FRAMEWORK, python)
 
 
 FAULT = """
