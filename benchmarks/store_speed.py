@@ -41,7 +41,7 @@ from levelfield.specs.plan import job_content
 from levelfield.specs.record import RunRecord, RunTraces, StoredResult
 from levelfield.specs.run_figures import STORED
 from levelfield.store.database import Store
-from levelfield.store.record_lines import document_of, line_of
+from levelfield.store.record_lines import format_line, parse_line
 from levelfield.store.run_record import record_of
 from levelfield.store.upkeep import size_bytes
 from levelfield.worker import Batches, Initializer, Recorder, coordinates, events, learning_rate, load_job
@@ -80,9 +80,9 @@ def imported(store: Store, first: RunRecord, series: int, nights: int) -> dict[s
     """Rows of an export per second: of the processor, and of the clock. Making the lines is not counted."""
     generator, busy, wall, plain = random.Random(1), 0.0, 0.0, 0.0
     for night in range(nights):
-        lines = [line_of(varied(first, number, night, generator)).encode() for number in range(series)]
+        lines = [format_line(varied(first, number, night, generator)).encode() for number in range(series)]
         started, clock = time.process_time(), time.perf_counter()
-        store.add(document_of(line, "a line") for line in lines)  # type: ignore[misc]
+        store.add(parse_line(line, "a line") for line in lines)  # type: ignore[misc]
         busy += time.process_time() - started
         started = time.process_time()
         list(map(json.loads, lines))

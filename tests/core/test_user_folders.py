@@ -12,7 +12,7 @@ from levelfield import user_folders
 from levelfield.catalog.registry import private_chips_file
 from levelfield.corpus.facts import facts_files
 from levelfield.errors import UsageError
-from levelfield.store.address import address_of, default_url
+from levelfield.store.address import default_url, parse_address
 from levelfield.user_folders import user_name
 from plans import ROOT
 
@@ -34,7 +34,7 @@ def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def test_an_empty_home_is_none(home: Path) -> None:
-    places = [user_folders.own_cache(), facts_files(Path("/x"))[1], address_of(None).path]
+    places = [user_folders.own_cache(), facts_files(Path("/x"))[1], parse_address(None).path]
     assert all(home in place.parents for place in places if place)
     assert default_url() == f"sqlite:///{home}/.local/share/levelfield/results.sqlite"
     assert user_folders.expanded("~/x") == home / "x"

@@ -20,7 +20,7 @@ import rehearse_all
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
 from levelfield.cli.main import main
-from levelfield.evidence.bundle_reader import read_bundle, unpacked
+from levelfield.evidence.bundle_reader import read_bundle, unpack_run
 from levelfield.judge.verdict import training_verdict
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.raw_files import read_raw
@@ -131,7 +131,7 @@ def test_the_reference_in_fp8_tells_the_runs_that_lost_gradients_at_smoke_scale(
     reference, judgements = Registry().reference("llama3_8b_fp8_smoke_fp8"), {}
     for run in read_bundle(chip_page.FOLDER / "h200" / "2026-11-28.zip").runs:
         if "_llama3_8b_fp8_" in run.name:
-            with unpacked(run) as paths:
+            with unpack_run(run) as paths:
                 plan, raw, result = read_plan(paths), read_raw(paths), load(Result, paths.result)
                 judgements[plan.implementation.framework] = training_verdict(plan, raw, result.identity, reference)
     assert set(judgements) == {"torch", "megatron"}

@@ -55,10 +55,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from levelfield.corpus.preparation import prepare
+    from levelfield.corpus.preparation import prepare_corpus
 
     with Terminal().bytes_progress("preparing") as progress:
-        facts = prepare(
+        facts = prepare_corpus(
             options.input,
             options.tokenizer,
             options.output,

@@ -24,7 +24,7 @@ from levelfield.cli.terminal import Terminal, short_path
 from levelfield.errors import NotHere
 from levelfield.installer import WHEELS
 from levelfield.report.words import gib
-from levelfield.rundir.directory import replacing
+from levelfield.rundir.directory import replacement_file
 
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
@@ -238,7 +238,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.context:
         wheels = image_wheels(image, options.offline, Terminal().say)
         verify(wheels)
-        with images.build_context(image, wheels) as tar, replacing(output, "b", through_link=True) as file:
+        with images.build_context(image, wheels) as tar, replacement_file(output, "b", through_link=True) as file:
             shutil.copyfileobj(tar, file)
         print(f"{output}: the build context; build it: `docker build -t NAME - < {output}`")
         return 0

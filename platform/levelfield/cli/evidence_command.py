@@ -131,7 +131,7 @@ def _add_bundle_options(parser: argparse.ArgumentParser) -> None:
 def _bundle(options: argparse.Namespace) -> int:
     """Write the bundle and return 0. Raises GateFailed for a tampered run, and then writes nothing."""
     from levelfield.evidence.bundle_archive import make_archive, make_signature
-    from levelfield.evidence.bundle_reader import bundle_of
+    from levelfield.evidence.bundle_reader import parse_bundle
     from levelfield.evidence.packing import bundle_members, pack_runs
     from levelfield.evidence.verification import verify_run
     from levelfield.specs.base import dump
@@ -146,7 +146,7 @@ def _bundle(options: argparse.Namespace) -> int:
         bundle = pack_runs(runs, progress)
     manifest = dump(bundle.manifest).encode()
     content = make_archive(bundle_members(manifest, bundle.runs, make_signature(manifest, key) if key else None))
-    reread, registry = bundle_of(content, str(path)), registry_of(options)
+    reread, registry = parse_bundle(content, str(path)), registry_of(options)
     for run in reread.runs:  # verified here, so that nobody gets a bundle which `evidence verify` would refuse
         for contradiction in verify_run(run, registry, reread).contradictions[:1]:
             raise UsageError(
@@ -213,7 +213,7 @@ def _verify(options: argparse.Namespace) -> int:
             "platform_version": manifest.platform_version,
             "signed": bundle.signature is not None,
             "signer": signer,
-            "runs": [run.as_json() for run in runs],
+            "runs": [run.json_object() for run in runs],
             "replacements": [replacement.model_dump(mode="json") for replacement in manifest.replacements],
         }
         print(json_text(content))

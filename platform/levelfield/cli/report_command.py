@@ -319,7 +319,7 @@ def _page_results(
         if selected.names:
             nights = store.nights()
             findings_by_night = {night: store.findings(night) for night in nights}
-            expected_series_by_night = {night: store.expected(night) for night in nights}
+            expected_series_by_night = {night: store.expected_entries(night) for night in nights}
             records = [*store.records(store.run_ids()), *records]
             yield InMemoryStore(records, store.events(), findings_by_night, expected_series_by_night), [], {}
             return
@@ -331,7 +331,7 @@ def _page_results(
 
 
 def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
-    from levelfield.store.address import address_of
+    from levelfield.store.address import parse_address
 
     yield f"pages    {folder}: {built.run_count:,} run(s) in {built.series_count:,} series, {built.file_count:,} files"
     if built.rebuilt_count < built.series_count:
@@ -341,7 +341,7 @@ def _page_lines(built: BuiltPages, folder: Path) -> Iterator[str]:
         yield wrapped(f"left out {len(built.unreadable_ids):,} run(s) whose time cannot be read: {names}", 9)
     yield wrapped(f"look     open {folder / 'index.html'}", 9)
     if built.left_out_count:
-        all_runs = f"report pages {folder} --store {address_of(None).text}"
+        all_runs = f"report pages {folder} --store {parse_address(None).text}"
         yield wrapped(f"left out {built.left_out_count:,} run(s) of other checkouts; all runs: {all_runs}", 9)
 
 

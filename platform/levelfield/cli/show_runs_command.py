@@ -7,7 +7,7 @@ import argparse
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import add_json_option, runs_folder
 from levelfield.report.sheets import entry_lines
-from levelfield.rundir.run_state import state_words
+from levelfield.rundir.run_state import state_text
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
 
@@ -23,7 +23,7 @@ examples:
 def execute(options: argparse.Namespace) -> int:
     """Print a line for each run. Return 0."""
     folders = [path.parent for path in sorted(runs_folder(options).glob("*/status.json"))]
-    rows = [{"name": folder.name, "says": state_words(RunPaths(folder))} for folder in folders]
+    rows = [{"name": folder.name, "says": state_text(RunPaths(folder))} for folder in folders]
     print(json_text({"runs": rows}) if options.json else "\n".join(["runs", *entry_lines(rows)]))
     return 0
 

@@ -30,7 +30,7 @@ from levelfield.node.regular_files import read_first
 from levelfield.report.escapes import spreadsheet_cell
 from levelfield.report.sheets import labelled_line
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import PAIRS_FOLDER, find_run, replacing
+from levelfield.rundir.directory import PAIRS_FOLDER, find_run, replacement_file
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
 
@@ -297,22 +297,22 @@ def _export(options: argparse.Namespace) -> int:
     """Write the chosen runs. Raises UsageError for a place that cannot be written."""
     with open_store(options.store, read_only=True) as store:
         includes_pairs = options.format == "jsonl" or options.pairs
-        records = store.records(store.run_ids(options.case, options.since, is_trend_only=not includes_pairs))
+        records = store.records(store.run_ids(options.case, options.since, trend_only=not includes_pairs))
         if options.output is None:
             _write_records(options.format, sys.stdout, records, store)
         else:
-            with usage_error_if_unwritable(options.output), replacing(options.output, through_link=True) as file:
+            with usage_error_if_unwritable(options.output), replacement_file(options.output, through_link=True) as file:
                 _write_records(options.format, file, records, store)
     return 0
 
 
 def _write_records(form: str, file: TextIO, records: Iterator[RunRecord], store: Store) -> None:
-    from levelfield.store.record_lines import line_of, table_row
-    from levelfield.store.statements import statements_of
+    from levelfield.store.record_lines import format_line, table_row
+    from levelfield.store.statements import stored_statements
 
     if form == "jsonl":
-        file.writelines(map(line_of, records))
-        file.writelines(map(line_of, statements_of(store)))
+        file.writelines(map(format_line, records))
+        file.writelines(map(format_line, stored_statements(store)))
         return
     writer: Any = None
     for record in records:
@@ -346,13 +346,13 @@ def _prune(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from levelfield.store.connections import DamagedStore
-    from levelfield.store.upkeep import faults, row_counts
+    from levelfield.store.upkeep import find_faults, row_counts
 
     terminal = Terminal(quiet=options.json)
     try:
         with open_store(options.store, read_only=True) as store:
             with terminal.bytes_progress("checking") as progress:
-                problems = faults(store, progress)
+                problems = find_faults(store, progress)
             rows = row_counts(store)
             address = store.address.text
     except DamagedStore as error:
@@ -391,7 +391,7 @@ def _restore(options: argparse.Namespace) -> int:
 
 def _info(options: argparse.Namespace) -> int:
     from levelfield.store.address import is_missing
-    from levelfield.store.schema import VERSION
+    from levelfield.store.schema import SCHEMA_VERSION
     from levelfield.store.upkeep import row_counts, size_bytes
 
     with open_store(options.store, read_only=is_missing(options.store)) as store:
@@ -399,15 +399,15 @@ def _info(options: argparse.Namespace) -> int:
             row_counts(store), size_bytes(store), store.address.text, len(store.nights()), store.series()
         )  # fmt: skip
     first, last = (
-        min((entry.first for entry in series), default=None),
-        max((entry.last for entry in series), default=None),
+        min((entry.first_began for entry in series), default=None),
+        max((entry.last_began for entry in series), default=None),
     )
     if options.json:
-        facts = {"store": address, "schema": VERSION, "bytes": size, "rows": rows, "first": first, "last": last}
+        facts = {"store": address, "schema": SCHEMA_VERSION, "bytes": size, "rows": rows, "first": first, "last": last}
         print(json_text({**facts, "nights": nights}))
         return 0
     print(f"store    {address}")
-    print(f"schema   {VERSION}, {size / 2**20:,.1f} MiB")
+    print(f"schema   {SCHEMA_VERSION}, {size / 2**20:,.1f} MiB")
     print(labelled_line("rows", ", ".join(f"{count:,} {name}" for name, count in rows.items()), 9))
     print(f"runs     from {first or '-'} to {last or '-'}, {nights} night(s)")
     return 0

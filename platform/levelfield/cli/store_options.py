@@ -122,9 +122,9 @@ def run_recorder(address: str | None, no_store: bool) -> Callable[[RunPaths], No
     A store that cannot be written changes no run and no exit code. The messages about it go to stderr also with
     --quiet: the user has to record that run again.
     """
-    from levelfield.store.address import NOWHERE, STORE_VARIABLE
+    from levelfield.store.address import NO_STORE, STORE_VARIABLE
 
-    if no_store or (address or os.environ.get(STORE_VARIABLE)) == NOWHERE:
+    if no_store or (address or os.environ.get(STORE_VARIABLE)) == NO_STORE:
         return lambda paths: None
 
     def say(text: str) -> None:
@@ -143,9 +143,9 @@ def run_recorder(address: str | None, no_store: bool) -> Callable[[RunPaths], No
 
 def record_event(event: StoreEvent, address: str | None, no_store: bool) -> None:
     """Add an event to the store that records runs, if any. A store that cannot be written changes no exit code."""
-    from levelfield.store.address import NOWHERE, STORE_VARIABLE
+    from levelfield.store.address import NO_STORE, STORE_VARIABLE
 
-    if no_store or (address or os.environ.get(STORE_VARIABLE)) == NOWHERE:
+    if no_store or (address or os.environ.get(STORE_VARIABLE)) == NO_STORE:
         return
     try:
         with open_store(address) as store:

@@ -199,10 +199,10 @@ class Terminal:
 
     def check_corpus(self, prefix: str) -> CorpusFacts:
         """Return the facts of a corpus after reading all of it, with progress."""
-        from levelfield.corpus.integrity import check
+        from levelfield.corpus.integrity import check_corpus
 
         with self.bytes_progress(f"checking {prefix}") as progress:
-            return check(prefix, progress=progress)
+            return check_corpus(prefix, progress=progress)
 
     def _redraw(self, line: str) -> None:
         """Write the line over the last one. The carriage return is written by itself: the streams let it through so."""

@@ -1,4 +1,4 @@
-"""The facts of a corpus after a full read, and the small file that stores them."""
+"""The facts of a corpus, which a full read gives, and the small file that stores them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from levelfield.node.regular_files import open_regular
 from levelfield.specs.base import Document, Value, dump, load
 from levelfield.user_folders import cache_folder
 
-Kind = Literal["megatron", "paddle"]
-Progress = Callable[[int, int], None]
-"""A callback with the bytes done and the total bytes."""
+CorpusKind = Literal["megatron", "paddle"]
+Progress = Callable[[int, int], None]  # takes the bytes done and the total bytes
 
-SUFFIXES: Mapping[Kind, tuple[str, str]] = {"megatron": (".bin", ".idx"), "paddle": ("_ids.npy", "_idx.npz")}
+CORPUS_SUFFIXES: Mapping[CorpusKind, tuple[str, str]] = {
+    "megatron": (".bin", ".idx"),
+    "paddle": ("_ids.npy", "_idx.npz"),
+}
 
 
 class Preparation(Value):
@@ -43,7 +45,7 @@ class Preparation(Value):
 class CorpusFacts(Value):
     """A valid corpus."""
 
-    kind: Kind
+    kind: CorpusKind
     prefix: str  # absolute, without the suffixes
     tokens: int = Field(ge=1)
     documents: int = Field(ge=1)
@@ -61,15 +63,17 @@ class FileMark(Value):
 
 
 class StoredFacts(Document):
+    """The content of the file of facts."""
+
     KIND: ClassVar[str] = "corpus"
 
     facts: CorpusFacts
     marks: tuple[FileMark, FileMark]
 
 
-def corpus_files(kind: Kind, prefix: Path) -> tuple[Path, Path]:
+def corpus_files(kind: CorpusKind, prefix: Path) -> tuple[Path, Path]:
     """Return the two files of a corpus: tokens, then index."""
-    tokens, index = SUFFIXES[kind]
+    tokens, index = CORPUS_SUFFIXES[kind]
     return Path(f"{prefix}{tokens}"), Path(f"{prefix}{index}")
 
 
@@ -83,7 +87,7 @@ def open_corpus_file(path: Path) -> Iterator[BufferedReader]:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def file_marks(kind: Kind, prefix: Path) -> tuple[FileMark, FileMark]:
+def file_marks(kind: CorpusKind, prefix: Path) -> tuple[FileMark, FileMark]:
     """Return the current marks of both files. Raises CorpusError when one cannot be read."""
     marks = []
     for path in corpus_files(kind, prefix):
@@ -93,7 +97,7 @@ def file_marks(kind: Kind, prefix: Path) -> tuple[FileMark, FileMark]:
     return marks[0], marks[1]
 
 
-def load_facts(kind: Kind, prefix: Path) -> StoredFacts | None:
+def load_facts(kind: CorpusKind, prefix: Path) -> StoredFacts | None:
     """Return the stored facts of this corpus, or None when none can be read. They may be out of date."""
     for path in facts_files(prefix):
         with contextlib.suppress(DocumentError):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from levelfield.corpus.facts import (
-    SUFFIXES,
+    CORPUS_SUFFIXES,
     CorpusFacts,
-    Kind,
+    CorpusKind,
     Progress,
     corpus_files,
     file_marks,
@@ -29,8 +29,8 @@ _BLOCK_ENTRIES = 1 << 20
 _BLOCK_BYTES = 1 << 24
 
 
-def check(
-    prefix: str | Path, kind: Kind | None = None, progress: Progress | None = None, reread: bool = False
+def check_corpus(
+    prefix: str | Path, kind: CorpusKind | None = None, progress: Progress | None = None, reread: bool = False
 ) -> CorpusFacts:
     """Return the facts of the corpus at `prefix`. It is read in full, unless its files' sizes and times are unchanged.
 
@@ -54,10 +54,10 @@ def check(
     return facts
 
 
-def detect_kind(prefix: Path) -> Kind:
+def detect_kind(prefix: Path) -> CorpusKind:
     """Return the kind of the files at `prefix`. Raises CorpusError for no kind, both kinds, and half a pair."""
-    files = {kind: [path.name for path in corpus_files(kind, prefix) if path.exists()] for kind in SUFFIXES}
-    pairs = {kind: " and ".join(path.name for path in corpus_files(kind, prefix)) for kind in SUFFIXES}
+    files = {kind: [path.name for path in corpus_files(kind, prefix) if path.exists()] for kind in CORPUS_SUFFIXES}
+    pairs = {kind: " and ".join(path.name for path in corpus_files(kind, prefix)) for kind in CORPUS_SUFFIXES}
     present = [kind for kind, names in files.items() if names]
     if not present:
         hint = "; give the prefix without the suffix" if prefix.is_file() else ""
@@ -71,7 +71,7 @@ def detect_kind(prefix: Path) -> Kind:
     return kind
 
 
-def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
+def _read_all(kind: CorpusKind, prefix: Path, progress: Progress) -> CorpusFacts:
     try:
         corpus = open_corpus(kind, str(prefix))
         if kind == "paddle":
@@ -105,7 +105,7 @@ def _read_all(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
 
 
 def _check_index(index: Index) -> None:
-    """Raises CorpusError for a sequence that does not start where the one before it ends, and for documents out of
+    """Raise CorpusError for a sequence that does not start where the one before it ends, and for documents out of
     order."""
     end = 0  # the byte where the sequences so far end
     for start in range(0, len(index.lengths), _BLOCK_ENTRIES):

@@ -16,8 +16,8 @@ from typing import IO, Any
 import numpy as np
 
 from levelfield.corpus.facts import CorpusFacts, Preparation, Progress, corpus_files, file_marks, store_facts
-from levelfield.corpus.integrity import check
-from levelfield.corpus.texts import Piece, find_texts, is_text, pieces_of, read_lines, read_pieces
+from levelfield.corpus.integrity import check_corpus
+from levelfield.corpus.texts import Piece, find_texts, is_text, read_lines, read_pieces, split_text
 from levelfield.corpus.tokenization import Tokenizer, open_tokenizer
 from levelfield.errors import CorpusError
 from levelfield.worker.megatron import DTYPES, HEADER, MAGIC
@@ -28,7 +28,7 @@ _MAX_DOCUMENT_TOKENS = 2**31 - 1  # a length is an int32 in the index
 _BLOCK_ENTRIES = 1 << 20
 
 
-def prepare(
+def prepare_corpus(
     inputs: str | Path | Sequence[str | Path],
     tokenizer: str,
     output: str | Path,
@@ -58,7 +58,7 @@ def prepare(
                 f"{texts[0]}: found no text in {len(texts)} files ({source.skipped_binary} are not UTF-8 text, "
                 f"{source.skipped_empty} are empty)"
             )
-    facts = check(prefix, "megatron", reread=True)
+    facts = check_corpus(prefix, "megatron", reread=True)
     facts = facts.model_copy(update={"prepared": source.preparation(text_tokenizer)})
     store_facts(facts, file_marks("megatron", prefix))
     return facts
@@ -95,7 +95,7 @@ class TextSource:
                         self.digest.update(hashlib.sha256(line.content).digest())
                         self.read_bytes += len(line.content)
                         self.documents += 1
-                        yield from pieces_of(line.content)
+                        yield from split_text(line.content)
                     else:  # a line without text, such as a redirect's, is only counted
                         self.skipped_empty += 1
                     self._advance(line.size)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from levelfield.corpus.facts import open_corpus_file
 from levelfield.errors import CorpusError
 
-SUFFIXES = (
+TEXT_SUFFIXES = (
     *(".txt", ".text", ".md", ".rst", ".tex", ".org", ".adoc"),
     *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".rs", ".go", ".java", ".kt", ".swift", ".js", ".ts"),
     *(".rb", ".php", ".pl", ".sh", ".lua", ".r", ".jl", ".scala", ".hs", ".ml", ".lisp", ".el", ".sql"),
@@ -21,14 +21,14 @@ SUFFIXES = (
 PIECE_BYTES = 1 << 24
 _PROBE_BYTES = 8192
 
-LONGEST_LINE = 1 << 28
+MAX_LINE_BYTES = 1 << 28
 
 
 class Piece(NamedTuple):
-    """A part of a document, cut at the end of a line if there is one. `is_last`: it is the last part."""
+    """A part of a document, cut at the end of a line if there is one."""
 
     content: bytes
-    is_last: bool
+    is_last: bool  # the document ends with it
 
 
 def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = None) -> list[Path]:
@@ -37,19 +37,19 @@ def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = No
     They are sorted by name within each directory. Names that begin with a dot are left out. Links are followed,
     each directory only once. suffixes: SUFFIXES by default, ("*",) for all. Raises CorpusError for a missing input.
     """
-    endings = tuple(suffix.lower() for suffix in suffixes or SUFFIXES)
+    lower_suffixes = tuple(suffix.lower() for suffix in suffixes or TEXT_SUFFIXES)
     texts: list[Path] = []
     for path in map(Path, inputs):
         if path.is_dir():
-            texts.extend(_walk(path, endings, set()))
+            texts.extend(_find_files(path, lower_suffixes, set()))
         elif path.is_file():
             texts.append(path)
         else:
             raise CorpusError(f"{path}: found nothing, expected a file or a directory of texts")
     if not texts:
         raise CorpusError(
-            f"{', '.join(map(str, inputs))}: found no file with one of the suffixes {' '.join(endings)}; --suffix '*' "
-            "takes every file, and --field NAME reads every file as JSON lines"
+            f"{', '.join(map(str, inputs))}: found no file with one of the suffixes {' '.join(lower_suffixes)}; "
+            "--suffix '*' takes every file, and --field NAME reads every file as JSON lines"
         )
     return texts
 
@@ -70,7 +70,7 @@ def is_text(path: Path) -> bool:
     return True
 
 
-def pieces_of(content: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+def split_text(content: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Return a document's content in pieces of at most `piece_bytes`."""
     start = 0
     while len(content) - start > piece_bytes:
@@ -104,7 +104,7 @@ def _cut_position(content: bytes) -> int:
     return position
 
 
-def _walk(directory: Path, endings: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[Path]:
+def _find_files(directory: Path, suffixes: tuple[str, ...], seen: set[tuple[int, int]]) -> Iterator[Path]:
     status = directory.stat()
     if (status.st_dev, status.st_ino) in seen:
         return
@@ -120,8 +120,8 @@ def _walk(directory: Path, endings: tuple[str, ...], seen: set[tuple[int, int]])
         except OSError:  # a broken link, or a link to itself
             continue
         if stat.S_ISDIR(mode):
-            yield from _walk(path, endings, seen)
-        elif stat.S_ISREG(mode) and ("*" in endings or name.lower().endswith(endings)):
+            yield from _find_files(path, suffixes, seen)
+        elif stat.S_ISREG(mode) and ("*" in suffixes or name.lower().endswith(suffixes)):
             yield path
 
 
@@ -136,10 +136,10 @@ def read_lines(path: Path, field: str) -> Iterator[TextLine]:
     """Return the text of each line. Blank lines are left out. Raises CorpusError with file, line and reason."""
     with open_corpus_file(path) as file:
         expected, line_number = f"expected a JSON object with the text in '{field}'", 0
-        while line := file.readline(LONGEST_LINE + 1):
+        while line := file.readline(MAX_LINE_BYTES + 1):
             line_number += 1
-            if len(line) > LONGEST_LINE:
-                raise CorpusError(f"{path}:{line_number}: found a line above {LONGEST_LINE:,} bytes; split the file")
+            if len(line) > MAX_LINE_BYTES:
+                raise CorpusError(f"{path}:{line_number}: found a line above {MAX_LINE_BYTES:,} bytes; split the file")
             if not line.strip():
                 continue
             location = f"{path}:{line_number}"

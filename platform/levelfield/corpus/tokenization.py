@@ -24,27 +24,27 @@ _BATCH_WINDOWS = 4  # which the tokenizers library spreads over the cores
 
 
 class ByteTokenizer:
-    """Every byte is a token, 0 to 255. Token 256 ends a document. cut_count: as of LibraryTokenizer."""
+    """Every byte is a token, 0 to 255. Token 256 ends a document."""
 
     name = "bytes"
     digest: str | None = None
     vocab_size = 257  # above every number that `encode` returns
     end_token = 256
-    cut_count = 0
+    cut_count = 0  # as LibraryTokenizer.cut_count
 
     def encode(self, texts: Sequence[bytes]) -> list[Any]:
         """Return the token numbers of each UTF-8 text as an array, without the end-of-document token."""
         return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
     def encode_long(self, parts: Iterable[bytes]) -> Iterator[Any]:
-        """Yield the same of one text, from its parts and in parts, in bounded memory."""
+        """Yield the token numbers of one text in arrays, one for each of its parts, in bounded memory."""
         return (tokens for part in parts for tokens in self.encode([part]))
 
 
 class LibraryTokenizer(ABC):
     """A tokenizer that a library loads from a file. Raises CorpusError where it cannot.
 
-    kind: what the file should be, in words. load: makes the library's tokenizer of the file's bytes.
+    kind: what the file should be, in words. load: makes the library's tokenizer from the file's bytes.
     """
 
     def __init__(self, path: Path, kind: str, load: Callable[[bytes], Any]) -> None:
@@ -57,7 +57,7 @@ class LibraryTokenizer(ABC):
             raise CorpusError(f"{path}: not {kind}: {error}") from None
         self.name = path.name
         self.digest: str | None = "sha256:" + hashlib.sha256(content).hexdigest()
-        self._long = LongText(self._tokens_with_starts)
+        self._long = LongTextEncoder(self._tokens_with_starts)
 
     @property
     def cut_count(self) -> int:
@@ -69,7 +69,7 @@ class LibraryTokenizer(ABC):
 
     @abstractmethod
     def _tokens_with_starts(self, texts: list[str]) -> list[Tokens]:
-        """Return the tokens of each text with their places."""
+        """Return the tokens of each text, and the character at which each starts."""
 
 
 class HuggingFaceTokenizer(LibraryTokenizer):
@@ -120,10 +120,11 @@ class Tokens(NamedTuple):
 Encode = Callable[[list[str]], list[Tokens]]
 
 
-class LongText:
-    """Encodes long texts by an `encode` for lists of short ones. cut_count: joints at which two windows did not agree.
+class LongTextEncoder:
+    """Encodes long texts in windows, by a function that encodes lists of short texts.
 
-    There the text was cut, and its tokens may differ from those of the whole text.
+    cut_count: joints at which two windows did not agree. There the text was cut, and its tokens may differ from those
+    of the whole text.
     """
 
     def __init__(self, encode: Encode, window: int = WINDOW_CHARACTERS, overlap: int = OVERLAP_CHARACTERS) -> None:
@@ -164,8 +165,8 @@ class LongText:
             rest = np.searchsorted(after.starts, middle)
             return before.between(0, start + middle).numbers, Tokens(after.numbers[rest:], after.starts[rest:])
         self.cut_count += 1
-        separate = self._encode([text[overlap:]])[0]
-        return before.numbers, Tokens(separate.numbers, separate.starts + overlap)
+        tail = self._encode([text[overlap:]])[0]
+        return before.numbers, Tokens(tail.numbers, tail.starts + overlap)
 
 
 class SentencePieceTokenizer(LibraryTokenizer):

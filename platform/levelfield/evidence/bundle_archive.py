@@ -29,17 +29,18 @@ _FILE_ATTRIBUTES = 0o100644 << 16  # a regular file
 _MEMBER_HEADER = struct.Struct("<4s2B4H3L2H")  # the three records of a zip archive, by PKWARE's APPNOTE.TXT
 _LIST_ENTRY = struct.Struct("<4s4B4H3L5H2L")
 _ARCHIVE_END = struct.Struct("<4s4H2LH")
-_LONGEST_ENTRY = 400  # bytes of a member in the list; a name has at most 321
-_VERSION, _UNIX, _DATE = 20, 3, 33  # deflate; whose rights a member has; the first of January 1980
+_MAX_ENTRY_BYTES = 400  # of a member in the list, in bytes; a name has at most 321
+# Fields of a member's header: the format's version with deflate, the system of its rights, 1 January 1980.
+_VERSION, _UNIX, _DATE = 20, 3, 33
 # What the library raises for a damaged archive.
 _ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, EOFError, ValueError, OSError)
 
-NAMESPACE = "levelfield"  # of signatures
+SIGNATURE_NAMESPACE = "levelfield"  # of signatures
 _SSH_SECONDS = 120  # a key may need its passphrase
 
-MAX_BYTES = 64 * 2**20  # of all members together; the archive has the bound of every document
+MAX_BUNDLE_BYTES = 64 * 2**20  # of all members together, inflated
 MAX_MEMBERS = 2000
-MAX_RATIO = 200  # of a member to its compressed bytes
+MAX_COMPRESSION_RATIO = 200  # of a member's bytes to its compressed bytes
 _FILE_PATTERN = (
     r"(?:plan|job|request|preflight|provenance|outcome|reference|certificate|result)\.json"
     r"|(?:telemetry|node_power)\.jsonl|telemetry/node[0-9]{1,6}(?:\.raw)?\.jsonl|events/[A-Za-z0-9][\w.-]{0,99}\.jsonl"
@@ -54,16 +55,16 @@ MEMBER_NAME = re.compile(
 
 def make_archive(members: Mapping[str, bytes]) -> bytes:
     """Return a zip archive: sorted, with one date, and without anything but the members."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive_file:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive_file:
         for name, content in sorted(members.items()):
             info = zipfile.ZipInfo(name, _MEMBER_DATE)
-            info.external_attr, info.create_system = _FILE_ATTRIBUTES, 3
+            info.external_attr, info.create_system = _FILE_ATTRIBUTES, _UNIX
             # Compressed, except where a reader would take the ratio for a trap.
-            is_dense = len(content) <= MAX_RATIO / 2 * len(zlib.compress(content))
+            is_dense = len(content) <= MAX_COMPRESSION_RATIO / 2 * len(zlib.compress(content))
             info.compress_type = zipfile.ZIP_DEFLATED if is_dense else zipfile.ZIP_STORED
             archive_file.writestr(info, content)
-    return out.getvalue()
+    return buffer.getvalue()
 
 
 def read_members(content: bytes, origin: str) -> dict[str, bytes]:
@@ -75,7 +76,7 @@ def read_members(content: bytes, origin: str) -> dict[str, bytes]:
     if end >= 0 and not content[max(0, end - 20) :].startswith(b"PK\6\7"):  # the locator of a larger archive
         magic, *_, size, offset, comment = _ARCHIVE_END.unpack_from(content, end)
         is_last = magic == b"PK\5\6" and comment == 0 and offset + size == end
-        has_end = is_last and size <= MAX_MEMBERS * _LONGEST_ENTRY  # short enough to be read
+        has_end = is_last and size <= MAX_MEMBERS * _MAX_ENTRY_BYTES  # short enough to be read
     try:
         if not has_end:
             raise ValueError("its last bytes are not the end of an archive of `evidence bundle`")
@@ -100,8 +101,8 @@ def _list_fault(infos: list[zipfile.ZipInfo]) -> str | None:
         return f"found member '{duplicates[0]}' twice"
     if len({name.casefold() for name in names}) < len(names):
         return "found two members whose names differ in capitals only"
-    if (size := sum(info.file_size for info in infos)) > MAX_BYTES:
-        return f"found members of {size:,} bytes, expected at most {MAX_BYTES:,}"
+    if (size := sum(info.file_size for info in infos)) > MAX_BUNDLE_BYTES:
+        return f"found members of {size:,} bytes, expected at most {MAX_BUNDLE_BYTES:,}"
     return None
 
 
@@ -119,13 +120,13 @@ def _member_fault(info: zipfile.ZipInfo) -> str | None:
         )
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return f"member '{name}': found compression {info.compress_type}, expected none or deflate"
-    if info.file_size > MAX_RATIO * max(1, info.compress_size):
-        return f"member '{name}': found {ratio:,.0f} times its compressed size, expected {MAX_RATIO}"
+    if info.file_size > MAX_COMPRESSION_RATIO * max(1, info.compress_size):
+        return f"member '{name}': found {ratio:,.0f} times its compressed size, expected {MAX_COMPRESSION_RATIO}"
     return None
 
 
 def _stray_bytes(infos: list[zipfile.ZipInfo], content: bytes) -> str | None:
-    """Return where the archive has other bytes than its members and the headers of `evidence bundle`; None: nowhere.
+    """Return where the archive has bytes that `evidence bundle` does not write; None: nowhere.
 
     The members follow each other, then comes the list of them, then the end, and each field has its one right value.
     """
@@ -173,41 +174,52 @@ def _member_header(info: zipfile.ZipInfo) -> bytes:
 
 
 class Signer(NamedTuple):
-    """Who signed, as the file of allowed signers names them, and ssh-keygen's words about the key."""
+    """Who signed."""
 
-    name: str
-    key: str
+    name: str  # as the file of allowed signers has it
+    key: str  # in the words of ssh-keygen
 
 
 def make_signature(content: bytes, key: Path) -> bytes:
     """Return the signature of `content`. Raises UsageError for a key that does not sign."""
     if not key.is_file():
         raise UsageError(f"--sign {key}: found no file, expected a private key of ssh (or the public one of an agent)")
-    _refuse_larger("--sign", key, "key")  # ssh-keygen would search all of it for a key
-    completed = _ssh_keygen(["-Y", "sign", "-n", NAMESPACE, "-f", str(key)], content)
+    _refuse_oversized("--sign", key, "key")  # ssh-keygen would search all of it for a key
+    completed = _ssh_keygen(["-Y", "sign", "-n", SIGNATURE_NAMESPACE, "-f", str(key)], content)
     if completed.returncode or not completed.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
         raise UsageError(f"--sign {key}: ssh-keygen made no signature: {_message(completed)}")
     return completed.stdout
 
 
-def verify_signature(content: bytes, signature: bytes, allowed: Path, name: str | None) -> Signer:
-    """Return who signed `content`. name: the only signer that counts; None: any that the file allows.
+def verify_signature(content: bytes, signature: bytes, allowed_signers: Path, name: str | None) -> Signer:
+    """Return who signed `content`. allowed_signers: a file. name: the only signer that counts; None: any.
 
     Raises GateFailed for a signature that does not hold, UsageError for a missing file.
     """
-    if not allowed.is_file():
-        raise UsageError(f"--allowed-signers {allowed}: found no file, expected one as in `man ssh-keygen`")
-    _refuse_larger("--allowed-signers", allowed, "signers")
+    if not allowed_signers.is_file():
+        raise UsageError(f"--allowed-signers {allowed_signers}: found no file, expected one as in `man ssh-keygen`")
+    _refuse_oversized("--allowed-signers", allowed_signers, "signers")
     with tempfile.TemporaryDirectory(prefix="levelfield-signature-") as folder:
         path = Path(folder) / "signature"
         path.write_bytes(signature)
         signers = [name] if name else []
         if not name:
-            principals = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed), "-s", str(path)], b"")
+            principals = _ssh_keygen(["-Y", "find-principals", "-f", str(allowed_signers), "-s", str(path)], b"")
             lines = principals.stdout.decode(errors="replace").splitlines() if principals.returncode == 0 else []
             signers = [signer for line in lines for signer in line.split(",") if signer]
         for signer in signers:
-            arguments = ["-Y", "verify", "-n", NAMESPACE, "-f", str(allowed), "-I", signer, "-s", str(path)]
+            arguments = [
+                "-Y",
+                "verify",
+                "-n",
+                SIGNATURE_NAMESPACE,
+                "-f",
+                str(allowed_signers),
+                "-I",
+                signer,
+                "-s",
+                str(path),
+            ]
             completed = _ssh_keygen(arguments, content)
             if completed.returncode == 0:
                 return Signer(signer, _message(completed))
@@ -215,7 +227,7 @@ def verify_signature(content: bytes, signature: bytes, allowed: Path, name: str 
     raise GateFailed(f"the signature is not of {signer_words}, or the manifest was changed after it was signed")
 
 
-def _refuse_larger(option: str, path: Path, kind: str) -> None:
+def _refuse_oversized(option: str, path: Path, kind: str) -> None:
     if problem := size_problem(kind, path.stat().st_size):
         raise UsageError(f"{option} {path}: {problem}")
 

@@ -1,6 +1,6 @@
 """Reads a bundle in memory, without trust: a closed list of names, limits on sizes, and no bytes between members.
 
-No library extracts anything. A member is written by `unpacked` alone, under its checked name, into a private folder.
+No library extracts anything. A member is written by `unpack_run` alone, under its checked name, into a private folder.
 DocumentError: the file is no bundle. GateFailed: it is one, and something about it is not right.
 """
 
@@ -26,11 +26,11 @@ RESULT = "result.json"  # what the bundle states; every other file of a run is r
 
 @dataclass(frozen=True)
 class RunInBundle:
-    """A run of a bundle. files: by path in its run directory."""
+    """A run of a bundle."""
 
     name: str
-    files: dict[str, bytes]
-    entry: BundledRun
+    files: dict[str, bytes]  # by path in its run directory
+    entry: BundledRun  # of the manifest
 
     @property
     def seal(self) -> SealFinding:
@@ -52,7 +52,7 @@ class RunInBundle:
 
     @property
     def redacted(self) -> list[str]:
-        """The names of the files that are not as the run left them."""
+        """The names of the files that differ from those of the run directory."""
         return sorted(name for name, file in self.entry.files.items() if not file.is_whole)
 
     @property
@@ -87,14 +87,14 @@ def read_bundle(path: Path) -> Bundle:
             raise DocumentError(
                 f"{path}: found no file, expected a bundle, which `evidence bundle RUN --output FILE` writes"
             )
-    return bundle_of(bounded_bytes(path, "bundle"), str(path))
+    return parse_bundle(bounded_bytes(path, "bundle"), str(path))
 
 
-def bundle_of(content: bytes, origin: str) -> Bundle:
+def parse_bundle(content: bytes, origin: str) -> Bundle:
     """Return the bundle that an archive holds. origin: its name in errors.
 
-    Raises DocumentError for what is no bundle. Raises GateFailed where members differ from the manifest, or where JSON
-    is not strict.
+    Raises DocumentError for what is no bundle, and GateFailed where members differ from the manifest, or where JSON is
+    not strict.
     """
     members = read_members(content, origin)
     manifest = _manifest(members[MANIFEST], origin)
@@ -126,7 +126,7 @@ def bundle_of(content: bytes, origin: str) -> Bundle:
 
 
 @contextmanager
-def unpacked(run: RunInBundle) -> Iterator[RunPaths]:
+def unpack_run(run: RunInBundle) -> Iterator[RunPaths]:
     """Write the files of a run into a private folder for the block. Every name was checked when the bundle was read."""
     with tempfile.TemporaryDirectory(prefix="levelfield-bundle-") as folder:
         root = Path(folder) / run.name

@@ -1,4 +1,4 @@
-"""Packs runs into a bundle, with the result that follows from the redacted files, and holds it against the original.
+"""Packs runs into a bundle, with the result that follows from the redacted files, and compares it with the original.
 
 The same runs give the same bytes.
 """
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import levelfield
 from levelfield.errors import UsageError
-from levelfield.evidence.bundle_archive import MAX_BYTES, MAX_MEMBERS, RUN_NAME
-from levelfield.evidence.bundle_reader import RESULT, RunInBundle, unpacked
-from levelfield.evidence.bundle_redaction import placeholders_of, read_run, redacted_run
+from levelfield.evidence.bundle_archive import MAX_BUNDLE_BYTES, MAX_MEMBERS, RUN_NAME
+from levelfield.evidence.bundle_reader import RESULT, RunInBundle, unpack_run
+from levelfield.evidence.bundle_redaction import load_run, make_placeholders, redact_run
 from levelfield.judge.certification import software_digest
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
@@ -47,11 +47,11 @@ def pack_runs(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) ->
         raise UsageError(f"bundle: found run {duplicates[0]} twice; name each run once")
     if invalid := [name for name in names if not RUN_NAME.fullmatch(name)]:
         raise UsageError(f"bundle: found run id {invalid[0]!r}, expected letters, digits, '.', '_' and '-'")
-    order = sorted(zip(results, runs, strict=True), key=lambda pair: pair[0].run_id)
-    whole_runs = [read_run(paths, result.run_id) for result, paths in order]
-    placeholders, bundled = placeholders_of(whole_runs), list[RunInBundle]()
-    for (result, paths), run in zip(order, whole_runs, strict=True):
-        bundled.append(_with_result(redacted_run(run, placeholders), paths, result))
+    ordered_runs = sorted(zip(results, runs, strict=True), key=lambda pair: pair[0].run_id)
+    whole_runs = [load_run(paths, result.run_id) for result, paths in ordered_runs]
+    placeholders, bundled = make_placeholders(whole_runs), list[RunInBundle]()
+    for (result, paths), run in zip(ordered_runs, whole_runs, strict=True):
+        bundled.append(_add_result(redact_run(run, placeholders), paths, result))
         progress(len(bundled), len(runs))
     counts = sorted(placeholders.counts.items())
     draft = Manifest(
@@ -64,10 +64,10 @@ def pack_runs(runs: Sequence[RunPaths], progress: Callable[[int, int], None]) ->
     return PackedRuns(tuple(bundled), draft.model_copy(update={"digest": draft.content_digest}))
 
 
-def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
+def _add_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBundle:
     """Return the run with the result of its redacted files, which a reader computes again."""
     seal, software = run.entry.seal, software_digest(paths)
-    with unpacked(run) as folder:
+    with unpack_run(run) as folder:
         result = collect(folder, redaction=Redaction(seal, software))
     if changed := next(_changed_values(original, result), None):
         raise UsageError(
@@ -81,7 +81,7 @@ def _with_result(run: RunInBundle, paths: RunPaths, original: Result) -> RunInBu
 
 
 def _changed_values(before: Result, after: Result) -> Iterator[str]:
-    """Yield each number, and each text of _NAMES, that redaction has changed."""
+    """Yield the name of each number, and of each text of _UNREDACTED_TEXTS, that redaction has changed."""
     yield from (name for name in _UNREDACTED_TEXTS if getattr(before, name) != getattr(after, name))
     words = ("status.word", before.status.word, after.status.word), (
         "alignment.verdict", before.alignment.verdict, after.alignment.verdict,
@@ -109,10 +109,10 @@ def bundle_members(manifest: bytes, runs: Sequence[RunInBundle], signature: byte
     members = {f"runs/{run.name}/{name}": content for run in runs for name, content in run.files.items()}
     members |= {MANIFEST: manifest, **({SIGNATURE: signature} if signature else {})}
     size = sum(map(len, members.values()))
-    if size > MAX_BYTES or len(members) > MAX_MEMBERS:
+    if size > MAX_BUNDLE_BYTES or len(members) > MAX_MEMBERS:
         largest = max(members, key=lambda name: len(members[name]))
         raise UsageError(
             f"bundle: found {len(members):,} files of {size:,} bytes, expected at most "
-            f"{MAX_MEMBERS:,} of {MAX_BYTES:,}; the largest is {largest}. Give fewer runs"
+            f"{MAX_MEMBERS:,} of {MAX_BUNDLE_BYTES:,}; the largest is {largest}. Give fewer runs"
         )
     return members

@@ -12,7 +12,7 @@ from typing import Any
 import levelfield
 from levelfield.catalog.registry import Registry
 from levelfield.errors import DocumentError, LevelfieldError
-from levelfield.evidence.bundle_reader import RESULT, Bundle, RunInBundle, unpacked
+from levelfield.evidence.bundle_reader import RESULT, Bundle, RunInBundle, unpack_run
 from levelfield.evidence.packing import json_leaves
 from levelfield.judge.admission import is_wider
 from levelfield.judge.collector import collect
@@ -38,29 +38,29 @@ from levelfield.specs.step_parts import StepParts
 from levelfield.store.run_record import record_of
 
 SCHEMA = "levelfield.verification/1"
-# What a stated result may lack, as it may be older: the fields with the mark LATER, and a layer of the alignment.
+# An older stated result may lack these: the fields with the mark LATER, and a layer of the alignment.
 OPTIONAL_FIELDS = tuple(name for name, field in Result.model_fields.items() if field.json_schema_extra == LATER)
 OPTIONAL_LAYER = "norms"
 TOLERANCE = 1e-9  # of a number: another machine's library may round the last digit otherwise
 _ABSENT = "(absent)"
-# What a promoted run left. An older reference may lack the last ones.
+# Fields of a reference that come from its promoted run. An older reference may lack the last ones.
 _PROMOTED_FIELDS = ("identity", "precision", "losses", "grad_norms", "gradients", "weights", "routing", "choices")
 CERTIFICATE_FILE = "certificate.json"
-# Of a plan from elsewhere: the time to recompute grows with them, whatever the raw files hold.
+# Of a foreign plan: the time to recompute grows with its numbers, whatever the raw files hold.
 _MAX_LAYERS, _MAX_RECORDS = 10_000, 20_000_000
 
 
 @dataclass(frozen=True)
 class VerifiedRun:
-    """What was recomputed of a run of a bundle."""
+    """The finding on one run of a bundle, whose figures were computed again."""
 
     name: str
     seal: SealFinding
     contradictions: tuple[Contradiction, ...]
     notes: tuple[str, ...]
-    redacted: tuple[str, ...]  # files that are not whole, whose other content is as sealed
-    unsealed: tuple[str, ...]  # redacted files that the seal says nothing of
-    code: str  # whether the code of the run is the one of this checkout, as a part of a sentence
+    redacted: tuple[str, ...]  # redacted files whose other content is as sealed
+    unsealed: tuple[str, ...]  # redacted files that no digest of the seal covers
+    code: str  # whether the run had the code of this checkout, as a part of a sentence
 
     @property
     def conclusion(self) -> str:
@@ -69,7 +69,7 @@ class VerifiedRun:
             return "tampered"
         return "does not follow" if self.contradictions else "follows"
 
-    def as_json(self) -> dict[str, Any]:
+    def json_object(self) -> dict[str, Any]:
         return {
             "run": self.name,
             "word": self.conclusion,
@@ -88,7 +88,7 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
     code, version = "not known", bundle.manifest.platform_version
     if version != levelfield.__version__:
         notes = [f"made by levelfield {version}, recomputed by {levelfield.__version__}: formulas may differ"]
-    with unpacked(run) as paths:
+    with unpack_run(run) as paths:
         try:
             plan = read_plan(paths)
             ranks = max(plan.world_size, plan.tuning.layout.world_size)
@@ -101,11 +101,11 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
             raw = read_raw(paths)
             result = collect(paths, raw, Redaction(run.seal, run.entry.software))
             job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
-            from_launcher = set(raw.warnings) if OUTCOME in run.redacted else set()
+            launcher_warnings = set(raw.warnings) if OUTCOME in run.redacted else set()
             unsealed_warnings = [  # a launcher's sentence, or one that names a place
                 warning
                 for warning in result.warnings
-                if warning in from_launcher or (run.redacted and names_something(warning))
+                if warning in launcher_warnings or (run.redacted and names_something(warning))
             ]
             findings = [
                 *_differences(run, result),
@@ -149,7 +149,7 @@ def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | Non
 def _check_reference(
     paths: RunPaths, registry: Registry, plan: Plan, raw: RawRecords, result: Result
 ) -> Iterator[Contradiction | str]:
-    """Hold the run's reference against the one of this checkout that has its name."""
+    """Compare the run's reference with the one of this checkout that has its name."""
     if not paths.reference.exists():
         return
     stated = load(Reference, paths.reference)
@@ -187,7 +187,7 @@ def _check_reference(
 
 
 def _compare_code(plan: Plan, registry: Registry) -> str:
-    """Return whether the sealed digest of the code is the one of the code at hand."""
+    """Return whether the sealed digest of the code is that of this checkout's code, as a part of a sentence."""
     planned = plan.implementation.rests_on
     if planned is None:
         return "not known: the run is of an earlier version"
@@ -200,7 +200,7 @@ def _compare_code(plan: Plan, registry: Registry) -> str:
 
 
 def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | str]:
-    """Yield what of the stated result does not follow from the raw files, and a note on what it need not state."""
+    """Yield each stated value that does not follow from the raw files, and a note on absent optional fields."""
     stated = event_or_none(run.files.get(RESULT, b""))
     if stated is None:
         yield Contradiction(RESULT, "missing", "a result")
@@ -218,7 +218,7 @@ def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | s
     for name in [*recomputed_values, *(name for name in stated_values if name not in recomputed_values)]:
         value, recomputed = stated_values.get(name, _ABSENT), recomputed_values.get(name, _ABSENT)
         is_compared = name in stated_values or name in required_values  # an absent one states its default
-        if is_compared and not _equal(value, recomputed):
+        if is_compared and not _is_equal(value, recomputed):
             texts = (value if isinstance(value, str) else repr(value) for value in (value, recomputed))
             yield Contradiction(name, *(clipped(text, 120) for text in texts))
     if unstated := [name for name in OPTIONAL_FIELDS if name not in stated]:
@@ -226,7 +226,7 @@ def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | s
 
 
 def _without_unstated(content: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
-    """Return our result without what the first results lack and this one does not state."""
+    """Return the recomputed result without optional fields that the stated one lacks."""
     alignment = stated.get("alignment")
     layers = alignment.get("layers") if isinstance(alignment, dict) else None
     names = [layer.get("name") for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
@@ -236,7 +236,7 @@ def _without_unstated(content: dict[str, Any], stated: dict[str, Any]) -> dict[s
     return {key: value for key, value in content.items() if key in stated or key not in OPTIONAL_FIELDS}
 
 
-def _equal(stated: Any, recomputed: Any) -> bool:
+def _is_equal(stated: Any, recomputed: Any) -> bool:
     """Return whether two values are the same. NaN equals nothing; true is not 1."""
     if (isinstance(stated, float) and isinstance(recomputed, (int, float))) or isinstance(recomputed, float):
         if isinstance(stated, bool) or not isinstance(stated, (int, float)):
@@ -260,7 +260,7 @@ def _check_certificate(
         )
         return
     try:
-        with unpacked(certifying_run) as folder:
+        with unpack_run(certifying_run) as folder:
             recomputed = collect(folder, redaction=Redaction(certifying_run.seal, certifying_run.entry.software))
     except (DocumentError, *DAMAGE_ERRORS) as error:
         yield Contradiction(CERTIFICATE_FILE, f"run {certifying_run.name}", " ".join(str(error).split())[:120])

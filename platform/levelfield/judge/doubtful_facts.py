@@ -96,12 +96,13 @@ def _repeated_power(plan: Plan, part: NodePart) -> Iterator[str]:
     if window_ns is None or plan.hardware.is_host:
         return
     begin, end = window_ns
-    for index in part.indices:
+    for index in part.device_indices:
         readings = [r for r in part.telemetry.readings if r.device == index and begin <= r.time_ns <= end]
         watts = [r.power_watts for r in readings if r.power_watts is not None]
         is_counted = any(r.energy_joules is not None for r in readings)
         if len(watts) >= MIN_READINGS and len({*watts}) == 1 and not is_counted:
+            name = part.device_name(index)
             yield (
-                f"all {len(watts)} readings of device {part.device(index)}'s power in the window are {watts[0]:g} W: "
+                f"all {len(watts)} readings of device {name}'s power in the window are {watts[0]:g} W: "
                 "the tool may repeat an old one"
             )

@@ -96,10 +96,10 @@ def _resident_reason(plan: Plan, part: NodePart) -> str | None:
 def _device_peaks(plan: Plan, part: NodePart) -> Iterator[tuple[str, int | None]]:
     """Yield the used peak of each device whose readings cover the window. Before it, an idle device may show 0."""
     window_ns = part.window_ns(plan.work.window)
-    for index, used in zip(part.indices, used_peaks(part.telemetry.readings, part.indices), strict=True):
+    for index, used in zip(part.device_indices, used_peaks(part.telemetry.readings, part.device_indices), strict=True):
         readings = (r for r in part.telemetry.readings if r.device == index and r.memory_used_bytes is not None)
         if window_ns is not None and not coverage_shortfall(sorted(r.time_ns for r in readings), *window_ns):
-            yield f"device {part.device(index)}", used
+            yield f"device {part.device_name(index)}", used
 
 
 def _work_reasons(plan: Plan, parts: Sequence[NodePart], throughput: Throughput, energy: Energy) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _idle_watts(parts: Sequence[NodePart]) -> float | None:
     watts: list[float] = []
     for part in parts:
         before = {reading.device: reading for reading in part.telemetry.readings if reading.before}
-        for index in part.indices:
+        for index in part.device_indices:
             reading = before.get(index)
             if (
                 reading is None

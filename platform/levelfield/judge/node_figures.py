@@ -35,7 +35,7 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
             if plan.hardware.is_host:
                 rank_peaks += memories.process_peaks(part.steps)
             else:
-                rank_peaks += memories.used_peaks(part.telemetry.readings, part.indices)
+                rank_peaks += memories.used_peaks(part.telemetry.readings, part.device_indices)
         stages = memories.stage_peaks(rank_peaks, plan.tuning.layout.pipeline, plan.world_size)
     return Memory(
         device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
@@ -52,9 +52,9 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
 
 
 def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
-    capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(part.indices)
+    capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(part.device_indices)
     device_capacity = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
-    sizes, window_ns = dict.fromkeys(part.indices, device_capacity), part.window_ns(plan.work.window)
+    sizes, window_ns = dict.fromkeys(part.device_indices, device_capacity), part.window_ns(plan.work.window)
     peaks = memories.memory_peaks(part.telemetry.readings, part.steps, sizes, window_ns)
     if peaks.used.peak_bytes is not None:
         return peaks
@@ -143,7 +143,7 @@ def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.Nod
         use = energies.node_energy(trace.readings, *window_ns)
     elif part.telemetry.wall_clock:
         readings = [replace(reading, time_ns=reading.epoch_ns) for reading in trace.readings]
-        use = energies.node_energy(readings, *map(part.day_ns, window_ns))
+        use = energies.node_energy(readings, *map(part.time_of_day_ns, window_ns))
     else:
         return energies.NodeEnergyUse(None, "it left no time of day, which the readings of its power have")
     return replace(use, reason=_append_cause(use.reason, trace.error and f"node power: {trace.error}"))
@@ -154,11 +154,11 @@ def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.DeviceEner
     if window_ns is None or part.silence_reason:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.silence_reason
         return energies.DeviceEnergyUse(reason=reason)
-    if len(part.indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
-        reason = f"the tool shows {len(part.indices)} devices of a host that is one"
+    if len(part.device_indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
+        reason = f"the tool shows {len(part.device_indices)} devices of a host that is one"
         return energies.DeviceEnergyUse(reason=f"{reason}, so which of them trained is unknown")
     least_watts = 0.0 if plan.hardware.is_host else MIN_WATTS
-    use = energies.device_energy(part.telemetry.readings, part.indices, *window_ns, tokens, least_watts)
+    use = energies.device_energy(part.telemetry.readings, part.device_indices, *window_ns, tokens, least_watts)
     if use.joules is not None:
         return use
     causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
@@ -175,7 +175,7 @@ def device_load(plan: Plan, parts: Sequence[NodePart]) -> Figure:
             return Figure(value=None, unit="1", reason=part.labelled(part.silence_reason))
         load: float | str = f"rank {part.ranks.start} lacks the window"
         if window_ns:
-            load = mean_load(part.telemetry.readings, part.indices, *window_ns)
+            load = mean_load(part.telemetry.readings, part.device_indices, *window_ns)
         if isinstance(load, str):
             reason = _append_cause(load, part.tool_reason("utilisation")) or load
             return Figure(value=None, unit="1", reason=part.labelled(reason))
@@ -222,7 +222,7 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
 
 def _device_use(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> tuple[DeviceUse, str | None]:
     """Return the use of a device, and a warning where others use it, or where nothing of it could be read."""
-    name, memory = part.device(index), plan.hardware.memory_bytes_per_device
+    name, memory = part.device_name(index), plan.hardware.memory_bytes_per_device
     unread_sentence = f"device {name} could not be read before the training"
     if reading is None:
         reason = part.silence_reason or part.tool_reason("tool") or "the vendor's tool gave no reading in time"

@@ -129,7 +129,7 @@ def _time_of_day(part: NodePart, time_ns: int) -> str | None:
     if not part.telemetry.wall_clock:
         return None
     try:
-        moment = datetime.fromtimestamp(part.day_ns(time_ns) / NANOSECONDS, timezone.utc)
+        moment = datetime.fromtimestamp(part.time_of_day_ns(time_ns) / NANOSECONDS, timezone.utc)
     except (OverflowError, ValueError, OSError):
         return None  # a damaged time; the others are in the file
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -151,7 +151,7 @@ class NightSession:
             is_of_branch = branch_of(request.night) is not None
             if newest and not is_of_branch and request.night[:10] < newest[:10] and request.night not in store.nights():
                 store.add_finding(request.night, set_back_finding(request.night, newest).model_dump(mode="json"))
-            store.expect(request.night, suite, {run.name: run.series for run in work})
+            store.add_expected_entries(request.night, suite, {run.name: run.series for run in work})
             yield session
 
     def save(self, state: NightState) -> None:

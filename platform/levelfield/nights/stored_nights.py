@@ -34,7 +34,7 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
     A night of a branch stands behind the history of the default branch, as if it were its newest, and no other night
     has anything of it.
     """
-    expected = store.expected(night)
+    expected = store.expected_entries(night)
     if suite is not None:
         expected = {entry: series for entry, series in expected.items() if entry.startswith(f"{suite}/")}
         if not expected:
@@ -44,7 +44,7 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
     since, previous_series, nights = _days_before(night, _LOOKBACK_DAYS) or "", dict[str, str](), store.nights()
     for earlier in sorted(nights) if expected else ():
         if since <= earlier < night:
-            previous_series |= {entry: series for entry, series in store.expected(earlier).items() if series}
+            previous_series |= {entry: series for entry, series in store.expected_entries(earlier).items() if series}
     expected = {entry: previous_series.get(entry, series) for entry, series in expected.items()}
     stored = store.series()
     past, events = past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)), store.events()
@@ -142,7 +142,7 @@ def chosen_night(store: Store, name: str | None) -> str:
 
     A day on which runs were made by hand is one, too. Raises UnknownName or UsageError.
     """
-    nights = store.nights(has_branches=name is not None)
+    nights = store.nights(include_branches=name is not None)
     if name is not None:
         since = _days_before(name, 1)
         points = store.points(since=since) if since and name not in nights else {}
@@ -151,7 +151,7 @@ def chosen_night(store: Store, name: str | None) -> str:
         ):
             return name
         raise UnknownName("night", name, nights)
-    newest = nights[-1:] or sorted(stored.last[:10] for stored in store.series())[-1:]
+    newest = nights[-1:] or sorted(stored.last_began[:10] for stored in store.series())[-1:]
     if not newest:
         raise UsageError(
             f"the store {store.address.text} has no run; `nightly run` makes some, and `store import` brings recorded "
@@ -225,12 +225,12 @@ def _recent(
 
     All points are those of a series in `read_whole` that ran since, or of one that ran tonight and has few.
     """
-    whole = sorted(s.digest for s in stored if s.digest in read_whole and s.last[:10] >= night[:10])
+    whole = sorted(s.digest for s in stored if s.digest in read_whole and s.last_began[:10] >= night[:10])
     others = sorted({s.digest for s in stored}.difference(whole))
     recent = store.points(others, since=_days_before(night, RECENT_DAYS)) if others else {}
     tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
     trend_points = {series: sum(point.is_of_trend for point in points) for series, points in recent.items()}
-    few = {s.digest for s in stored if trend_points.get(s.digest, 0) < min(s.runs, ENOUGH_NIGHTS)} & tonight
+    few = {s.digest for s in stored if trend_points.get(s.digest, 0) < min(s.run_count, ENOUGH_NIGHTS)} & tonight
     if unread := sorted(few.union(whole)):
         recent |= store.points(unread)
     return {series: points for series, points in recent.items() if points}

@@ -138,7 +138,7 @@ def read_content(results: StoredResults, unpaired_findings: Sequence[Mapping[str
         series={runs.digest: runs for runs in _mark_disturbed(series, results) if runs.points},
         events=tuple(event for event in results.events() if _is_readable_time(event.at)),
         last_night=nights[-1] if nights else None,
-        expected_entries=results.expected(nights[-1]) if nights else {},
+        expected_entries=results.expected_entries(nights[-1]) if nights else {},
         findings=tuple(latest.values()),
         unreadable_ids=tuple(unreadable),
     )

@@ -14,7 +14,7 @@ from levelfield.series.segments import segments_of
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject, branch_of
 from levelfield.specs.run_figures import STORED
 from levelfield.store.database import Store, StoredSeries
-from levelfield.store.rows import Digests
+from levelfield.store.rows import DigestCache
 
 
 class InMemoryStore:
@@ -32,9 +32,9 @@ class InMemoryStore:
         self._series: dict[str, list[RunRecord]] = defaultdict(list)
         self._points: dict[str, list[Point]] = defaultdict(list)
         self._surroundings: dict[str, Conditions | Subject] = {}
-        digests, names = Digests(), Point.model_fields.keys() - {"conditions", "subject", "disturbance"}
+        digests, names = DigestCache(), Point.model_fields.keys() - {"conditions", "subject", "disturbance"}
         for record in self._records.values():
-            digest, conditions, subject = map(digests.of, (record.series, record.conditions, record.subject))
+            digest, conditions, subject = map(digests.digest, (record.series, record.conditions, record.subject))
             values = {name: getattr(record, name) for name in names}
             values["disturbance"] = excess_use(record)[1] or None
             self._series[digest].append(record)
@@ -68,7 +68,7 @@ class InMemoryStore:
         nights = {*self._expected, *self._findings, *(r.night for r in self._records.values() if r.night)}
         return sorted(night for night in nights if branch_of(night) is None)
 
-    def expected(self, night: str) -> Mapping[str, str | None]:
+    def expected_entries(self, night: str) -> Mapping[str, str | None]:
         return self._expected.get(night, {})
 
     def findings(self, night: str) -> Sequence[dict[str, Any]]:
@@ -108,18 +108,18 @@ class CheckoutRuns:
 
     def nights(self) -> list[str]:
         ran = {point.night for runs in self._points.values() for point in runs}
-        return [night for night in self._store.nights() if night in ran or self.expected(night)]
+        return [night for night in self._store.nights() if night in ran or self.expected_entries(night)]
 
-    def expected(self, night: str) -> Mapping[str, str | None]:
+    def expected_entries(self, night: str) -> Mapping[str, str | None]:
         return {
             e: series
-            for e, series in self._store.expected(night).items()
+            for e, series in self._store.expected_entries(night).items()
             if self._suites and e.startswith(self._suites)
         }
 
     def findings(self, night: str) -> Sequence[dict[str, Any]]:
         """Return the findings about its series and entries, and those about no series, such as a slow node."""
-        digests = {"", *self._points, *self.expected(night).values()}
+        digests = {"", *self._points, *self.expected_entries(night).values()}
         return [finding for finding in self._store.findings(night) if finding.get("series", "") in digests]
 
 

@@ -81,10 +81,12 @@ class PagesWriter(ExitStack):
                 self._before = _open_manifest(root, private)
                 self._folders = _open_folders(root, cleanup)
                 for name in filter(_STAGING_FOLDER.fullmatch, root.names()):  # a running command's is locked
-                    with suppress(OSError), root.below(name) as abandoned:
+                    with suppress(OSError), root.subfolder(name) as abandoned:
                         if abandoned.try_lock():
                             _remove_staging(root, abandoned)
-                self._staging = cleanup.enter_context(root.below(f".levelfield-new-{os.urandom(4).hex()}", make=True))
+                self._staging = cleanup.enter_context(
+                    root.subfolder(f".levelfield-new-{os.urandom(4).hex()}", make=True)
+                )
                 cleanup.callback(_remove_staging, root, self._staging)
                 self._staging.try_lock()
             except OSError as error:
@@ -123,7 +125,7 @@ class PagesWriter(ExitStack):
         # After an interruption from here on, the next try accepts either digest and makes the file again.
         self._write_manifest({**before.files, **dict.fromkeys(new_digests, "")}, {**before.contents, **old_or_new})
         for name, (staged_name, _) in self._staged.items():
-            self._staging.move(staged_name, *self._folder_and_name(name))
+            self._staging.move_to(staged_name, *self._folder_and_name(name))
         unchanged = {name: before.contents.get(name, ()) for name in self.stamps}
         self._write_manifest(self.stamps, {**unchanged, **{name: (digest,) for name, digest in new_digests.items()}})
         for name in removed:
@@ -135,7 +137,7 @@ class PagesWriter(ExitStack):
             files=dict(sorted(files.items())), private=self.private, contents=dict(sorted(contents.items()))
         )
         self._staging.write_new(MANIFEST_NAME, dump(manifest).encode())
-        self._staging.move(MANIFEST_NAME, self._folders[""], MANIFEST_NAME)
+        self._staging.move_to(MANIFEST_NAME, self._folders[""], MANIFEST_NAME)
 
     def _folder_and_name(self, name: str) -> tuple[FolderDescriptor, str]:
         """Return the folder of a file, and its name there."""
@@ -191,7 +193,7 @@ def _open_folders(root: FolderDescriptor, cleanup: ExitStack) -> dict[str, Folde
                     "move it away, or write the pages into a new folder"
                 )
             if kind or makes_missing:
-                folders[name] = cleanup.enter_context(folders[parent].below(file_name, make=True))
+                folders[name] = cleanup.enter_context(folders[parent].subfolder(file_name, make=True))
     return folders
 
 

@@ -98,10 +98,10 @@ class CorpusWatch:
         return [(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in statuses]
 
     def _check(self, again: bool) -> None:
-        from levelfield.corpus.integrity import check
+        from levelfield.corpus.integrity import check_corpus
 
         prefix, kind = str(self._corpus.prefix), self._corpus.kind
-        facts = check(prefix, None if kind == "synthetic" else kind, reread=again)
+        facts = check_corpus(prefix, None if kind == "synthetic" else kind, reread=again)
         if facts.digest != self._corpus.digest:
             raise CorpusError(
                 f"{prefix}: was overwritten after it was checked: found digest {facts.digest[:19]}, expected "

@@ -1,4 +1,4 @@
-"""The run directory: created once, with an atomically replaced status that shows whether the run goes on."""
+"""Creates and finds run directories, and replaces their files atomically, such as the status of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.errors import UnknownName, UsageError, free_space_note
 from levelfield.node.process_identity import identity_of
-from levelfield.rundir.run_state import has_job, refuse_running, status_of, was_killed
+from levelfield.rundir.run_state import has_job, read_status, refuse_running, was_killed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import refuse_empty_name
@@ -21,9 +21,9 @@ from levelfield.specs.short_names import refuse_empty_name
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
 
-PAIRS_FOLDER = "pairs"  # folder of runs: runs of pairs of builds are in it, so that none is the latest of a series
-_OPEN_FILES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
-MAX_CHECKED_RUNS = 50  # runs of a folder whose status is checked when a new one starts
+PAIRS_FOLDER = "pairs"  # in the folder of runs: has the runs of pairs of builds, so that none of them is the latest
+_OPEN_FILE_PREFIXES = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+MAX_CHECKED_RUNS = 50  # the newest runs of a folder, whose status is checked when a new run starts
 
 
 def new_run_id(case: str, framework: str, vendor: str, now: datetime | None = None) -> str:
@@ -123,25 +123,25 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_atomically(path: Path, text: str, through_link: bool = False) -> None:
-    """Replace the content of `path` by `text` in one step. Raises OSError as `replacing`."""
-    with replacing(path, through_link=through_link) as file:
+    """Replace the content of `path` by `text` in one step. Raises OSError as `replacement_file` does."""
+    with replacement_file(path, through_link=through_link) as file:
         file.write(text)
 
 
 @contextmanager
-def replacing(path: Path, kind: str = "", through_link: bool = False) -> Iterator[Any]:
+def replacement_file(path: Path, kind: str = "", through_link: bool = False) -> Iterator[Any]:
     """Give a file for the new content of `path`. A reader sees the old or the new content, never a part.
 
-    kind "b": a file of bytes. A character device, such as /dev/null, and an open file of this process, such as
+    kind: "b" for a file of bytes. A character device, such as /dev/null, and an open file of this process, such as
     /dev/stdout, are written into: a file in their place would harm the machine. A link is replaced and what it leads to
     stays: in a run directory of somebody else it may lead anywhere. through_link: the user named this very file, so of
     a link to a file, the file is replaced. Raises OSError with the name of `path`, also for a pipe, a socket, a block
     device, and with through_link for a link to nothing.
     """
-    # With the rights that the umask gives. A byte of a path that is not UTF-8 is written out, as JSON escapes it.
+    # The file gets the rights that the umask gives. A byte of a path that is not UTF-8 is escaped, as in JSON.
     encoding, errors = (None, None) if kind else ("utf-8", "backslashreplace")
     try:
-        is_open = str(path.absolute()).startswith(_OPEN_FILES)
+        is_open = str(path.absolute()).startswith(_OPEN_FILE_PREFIXES)
         is_link = path.is_symlink() and not through_link and not is_open
         if is_open or (path.is_char_device() and not is_link):
             with path.open(f"a{kind}", encoding=encoding, errors=errors) as file:
@@ -183,16 +183,16 @@ def find_finished_run(runs: Path, name: str) -> RunPaths:
 
 
 def correct_stale_statuses(runs: Path) -> None:
-    """Correct the status of runs whose platform was killed: the file says `running` no longer."""
+    """Correct the status of runs whose platform was killed, so that it no longer says `running`."""
     documents: list[Path] = []
     with suppress(OSError):  # what is wrong with the folder is said when the run's own is made
         documents = sorted(runs.glob("*/status.json"))
     for path in documents[-MAX_CHECKED_RUNS:]:
         paths = RunPaths(path.parent)
-        _, platform = status_of(paths)
+        _, platform = read_status(paths)
         if platform and was_killed(paths, platform):
             with suppress(OSError):  # another user's run, or a full disk
-                _write_end(paths)
+                _write_ended_status(paths)
 
 
 @contextmanager
@@ -202,11 +202,11 @@ def status_ended_on_error(paths: RunPaths) -> Iterator[None]:
         yield
     except BaseException:
         with suppress(OSError):
-            _write_end(paths)
+            _write_ended_status(paths)
         raise
 
 
-def _write_end(paths: RunPaths) -> None:
+def _write_ended_status(paths: RunPaths) -> None:
     hint = "--attach goes on with its job" if has_job(paths) else "`evidence collect` computes it from the files"
     reason = f"the platform ended before it wrote a result; {hint}"
     write_status(paths, "ended", "failed", reason=reason)

@@ -19,11 +19,10 @@ from levelfield.specs.bounded_reading import PLAIN_LEVELS, bounded_number, plain
 
 JsonObject = dict[str, Any]
 MeasuredEvents = dict[str, list[JsonObject]]
-# What a wrong type, a missing key or a number without bounds raises in code that expects an event.
+# Code that expects an event raises one of these for a wrong type, a missing key or a number without bounds.
 DAMAGE_ERRORS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-LARGEST_NUMBER = 2**64  # of a whole number: times in ns, bytes, checksums
-
-LONGEST_LINE = 2**20  # bytes of a line of a .jsonl file
+MAX_WHOLE_NUMBER = 2**64  # times in ns, bytes, checksums
+MAX_LINE_BYTES = 2**20  # of a .jsonl file
 
 
 def parse_event(line: bytes | str) -> JsonObject:
@@ -66,7 +65,7 @@ def whole_number(value: Any) -> int:
     if isinstance(value, str):
         raise TypeError("found a text, expected a number")
     number = int(value)
-    if not -LARGEST_NUMBER <= number <= LARGEST_NUMBER:
+    if not -MAX_WHOLE_NUMBER <= number <= MAX_WHOLE_NUMBER:
         raise ValueError("found a number beyond 2**64")
     return number
 
@@ -108,8 +107,8 @@ def check_strict_lines(content: bytes) -> None:
     A line that is no JSON at all is left to the reader of raw files, which makes the run invalid.
     """
     for number, line in enumerate(content.split(b"\n"), start=1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"line {number}: found {len(line):,} bytes, expected at most {LONGEST_LINE:,}")
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"line {number}: found {len(line):,} bytes, expected at most {MAX_LINE_BYTES:,}")
         try:
             if line.strip():
                 strict_json(line)

@@ -1,4 +1,4 @@
-"""A folder held open, below which no link is followed: others may have put anything there."""
+"""An open folder below which no link is followed: others may have put anything there."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class FolderDescriptor(AbstractContextManager["FolderDescriptor"]):
     ) -> None:
         os.close(self.descriptor)
 
-    def below(self, name: str, make: bool = False) -> FolderDescriptor:
-        """Return a folder of this one. make: where nothing has its name, it is made."""
+    def subfolder(self, name: str, make: bool = False) -> FolderDescriptor:
+        """Return a folder in this one. make: make it where nothing has its name."""
         with _with_whole_path(self.path / name):
             if make and self.kind(name) is None:
                 os.mkdir(name, dir_fd=self.descriptor)
@@ -64,17 +64,17 @@ class FolderDescriptor(AbstractContextManager["FolderDescriptor"]):
             return None
         return _KINDS.get(stat.S_IFMT(mode), "a device")
 
-    def read(self, name: str, most_bytes: int) -> bytes:
-        """Return the content of a regular file of at most `most_bytes` bytes."""
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Return the content of a regular file of at most `max_bytes` bytes."""
         with _with_whole_path(self.path / name):
             if (kind := self.kind(name)) not in (None, "a file"):  # before it is opened: that may have an effect
                 raise OSError(errno.EINVAL, f"found {kind}, expected a regular file")
             with os.fdopen(os.open(name, _READ_FLAGS, dir_fd=self.descriptor), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     raise OSError(errno.EINVAL, "found no regular file")
-                content = file.read(most_bytes + 1)
-            if len(content) > most_bytes:
-                raise OSError(errno.EFBIG, f"found more than {most_bytes:,} bytes")
+                content = file.read(max_bytes + 1)
+            if len(content) > max_bytes:
+                raise OSError(errno.EFBIG, f"found more than {max_bytes:,} bytes")
             return content
 
     def write_new(self, name: str, content: bytes) -> None:
@@ -88,17 +88,17 @@ class FolderDescriptor(AbstractContextManager["FolderDescriptor"]):
                 os.unlink(name, dir_fd=self.descriptor)
                 raise
 
-    def move(self, name: str, target: FolderDescriptor, new_name: str) -> None:
-        """Give a file its place in another folder. Of a link that has this place, the link is replaced."""
+    def move_to(self, name: str, target: FolderDescriptor, new_name: str) -> None:
+        """Move a file into another folder under a new name. A link of that name is replaced, not followed."""
         with _with_whole_path(target.path / new_name):
             os.rename(name, new_name, src_dir_fd=self.descriptor, dst_dir_fd=target.descriptor)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all. What has its name is replaced, a link too, and what it leads to is not."""
+        """Write a file whole or not at all. It replaces what has its name; a link is replaced, not followed."""
         temporary_name = f".{name}.{os.getpid()}-{os.urandom(4).hex()}"
         self.write_new(temporary_name, content)
         try:
-            self.move(temporary_name, self, name)
+            self.move_to(temporary_name, self, name)
         except BaseException:
             self.remove(temporary_name)
             raise

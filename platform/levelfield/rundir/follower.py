@@ -18,12 +18,12 @@ _SPEED_STEPS = 10  # steps over which the speed is shown
 
 @dataclass(frozen=True)
 class Progress:
-    """One finished step. tokens_per_second_per_device: over the recent steps, only for the display."""
+    """One finished step."""
 
     step: int
-    steps: int
+    steps: int  # of the whole training
     loss: float | None
-    tokens_per_second_per_device: float | None
+    tokens_per_second_per_device: float | None  # over the recent steps, only for the display
     memory_bytes: int | None
     seconds_left: float | None
 

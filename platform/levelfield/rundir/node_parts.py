@@ -23,7 +23,7 @@ class NodePart:
     steps: tuple[StepRecord, ...]  # of these ranks
     ends: Mapping[int, int]  # by step, when the first of these ranks ended it
     telemetry: NodeTelemetry  # without any reading where there is none
-    indices: tuple[str, ...]  # its devices, as its telemetry names them
+    device_indices: tuple[str, ...]  # its devices, as its telemetry names them
     # Why nothing was read here; None where there is telemetry, and for the platform's machine.
     silence_reason: str | None = None
 
@@ -35,12 +35,12 @@ class NodePart:
         begin, end = self.ends.get(window.first_step - 1, began), self.ends.get(window.last_step)
         return None if begin is None or end is None or not begin < end else (begin, end)
 
-    def day_ns(self, time_ns: int) -> int:
-        """Return a time of this machine's clock as its time of day, by the nearest of the readings of both clocks."""
+    def time_of_day_ns(self, time_ns: int) -> int:
+        """Return the time of day for a time of this machine's clock, by the nearest reading of both clocks."""
         clock_ns, wall_ns = min(self.telemetry.wall_clock, key=lambda pair: abs(pair[0] - time_ns))
         return wall_ns + time_ns - clock_ns
 
-    def device(self, index: str) -> str:
+    def device_name(self, index: str) -> str:
         """Return the name of a device among those of the whole run."""
         return index if self.name is None else f"{self.name}/{index}"
 

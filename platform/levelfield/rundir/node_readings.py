@@ -1,4 +1,4 @@
-"""Makes telemetry/node<k>.jsonl: what the vendor's adapter reads in what the tools printed on a node.
+"""Makes telemetry/node<k>.jsonl: the vendor's adapter reads what its tools printed on a node.
 
 Each line keeps its times, which are of the node's clock, and the load of the node's processors.
 """
@@ -18,7 +18,7 @@ from levelfield.rundir.event_lines import event_or_none, mapping, sequence
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
-_COPIED_FIELDS = ("time_ns", "wall_ns", "before", "host")
+_COPIED_KEYS = ("time_ns", "wall_ns", "before", "host")
 
 
 def write_node_readings(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
@@ -31,9 +31,8 @@ def write_node_readings(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             continue
         except OSError as error:
             recorded = f"{error.filename}: {error.strerror}\n".encode()  # no reading: the run is invalid by it
-        tool_indices: dict[
-            int, int
-        ] = {}  # the tool's of each device by the runtime's, which is the plan's; where they differ
+        # by the index of a device in the runtime, as plans have it: its index in the tool, where they differ
+        tool_indices: dict[int, int] = {}
         facts = None
         with suppress(OSError):
             facts = event_or_none(read_regular(paths.node_facts(node), "facts"))
@@ -64,7 +63,7 @@ def write_node_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
 
 
 def _telemetry_lines(recorded: bytes, plan: Plan, vendor: Vendor, tool_indices: Mapping[int, int]) -> Iterator[str]:
-    """Return a line for each whole one. What is no object stays as it is: whoever reads the file reports it."""
+    """Yield a line of telemetry for each whole recorded line. A line that is no object stays: its reader reports it."""
     answers, hardware = replaying_ask(()), plan.hardware
     memory, indices = hardware.memory_bytes_per_device, hardware.device_indices
     if hardware.is_host and not indices:  # a host that is divided into shares is one device with the node's memory
@@ -91,5 +90,5 @@ def _telemetry_lines(recorded: bytes, plan: Plan, vendor: Vendor, tool_indices: 
             readings = plausible_samples(adapter, list(devices.values()))
             samples = sequence(readings["samples"])
             readings["samples"] = [{**s, "index": plan_numbers.get(s["index"], s["index"])} for s in samples]
-        times = {name: event[name] for name in _COPIED_FIELDS if event.get(name) is not None}
+        times = {name: event[name] for name in _COPIED_KEYS if event.get(name) is not None}
         yield json.dumps({**times, **readings}) + "\n"

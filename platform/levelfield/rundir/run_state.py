@@ -1,4 +1,4 @@
-"""Whether a run goes on, was killed or is over, by its status.json and by who wrote it."""
+"""Whether a run goes on, was killed or is over, by its status.json and the process that wrote it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHANGE_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
 
 
 def refuse_running(paths: RunPaths) -> None:
-    """Raises StillRunning while the run goes on: its files change, and its result is not known."""
-    status, platform = status_of(paths)
+    """Raise StillRunning while the run goes on: its files change, and its result is not known."""
+    status, platform = read_status(paths)
     if platform is None:
         return
     alive = is_alive(platform)
@@ -34,9 +34,9 @@ def refuse_running(paths: RunPaths) -> None:
     )
 
 
-def state_words(paths: RunPaths) -> str:
+def state_text(paths: RunPaths) -> str:
     """Return phase and state, as `show runs` shows them."""
-    status, platform = status_of(paths)
+    status, platform = read_status(paths)
     if "phase" not in status or "state" not in status:
         return "unreadable status.json"
     if platform and was_killed(paths, platform):
@@ -71,7 +71,7 @@ def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
 
 
 def _files_change(paths: RunPaths) -> bool:
-    """Return whether a file of the run is written within LOOK_SECONDS."""
+    """Return whether a file of the run changes within CHANGE_SECONDS."""
     before: dict[Path, tuple[int, int]] | None = None
     while True:
         states = {}
@@ -84,9 +84,9 @@ def _files_change(paths: RunPaths) -> bool:
         time.sleep(CHANGE_SECONDS)
 
 
-def status_of(paths: RunPaths) -> tuple[dict[str, Any], ProcessIdentity | None]:
-    """Return the status of a run, and the process that runs it: None for a run that is over, or whose status does not
-    say."""
+def read_status(paths: RunPaths) -> tuple[dict[str, Any], ProcessIdentity | None]:
+    """Return the status of a run, and the process that runs it: None for a run that is over, or whose status names
+    none."""
     try:
         status = json.loads(read_regular(paths.status, "status"))
     except (OSError, ValueError, RecursionError):

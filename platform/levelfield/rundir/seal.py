@@ -45,7 +45,7 @@ _UNPACKED_HINT = (
     "itself, FILE.zip, which has the digests before"
 )
 
-OUTCOME = "outcome.json"  # holds the seal, and is sealed besides it
+OUTCOME = "outcome.json"  # holds the seal; its other content is sealed, too
 SEALED_FILES = (
     "certificate.json", "job.json", "node_power.jsonl", "plan.json", "preflight.json", "provenance.json",
     "reference.json", "request.json", "telemetry.jsonl",
@@ -57,8 +57,8 @@ SEALED_FOLDERS = {
     "nodes": "",
     "telemetry": "",
 }  # with the ending of their sealed files
-# What no figure rests on: tensors that are large, and what is computed from the sealed files.
-# The events, which are sealed, have the digests of the recorded steps.
+# No figure rests on these: large tensors, and what is computed from the sealed files. The sealed events have the
+# digests of the recorded steps.
 UNSEALED_NAMES = ("capture", "profile", "weights", "status.json", "result.json", "report.md", "step-parts.json")
 _PART_BYTES = 2**20
 MAX_SEALED_BYTES = 2**32  # of a file that is sealed: its digest takes seconds
@@ -102,13 +102,13 @@ def add_seal(paths: RunPaths, outcome: JsonObject) -> JsonObject:
 
 
 def _seal_digest(version: int, files: Mapping[str, str], left_out: Sequence[str]) -> str:
-    """Return the digest of a seal, of all that it says."""
+    """Return the digest of a seal's content; before version 3 it is of the files alone."""
     content = {"version": version, "files": files, "left_out": left_out}
-    return json_digest(files if version < 3 else content)  # before, only the files
+    return json_digest(files if version < 3 else content)
 
 
 def seal_finding(paths: RunPaths) -> SealFinding:
-    """Return whether the raw files are those that were sealed when the run ended. Nothing raises."""
+    """Return whether the raw files are those that were sealed when the run ended. It never raises."""
     raw, root = {name: _file_digest(path) for name, path in raw_paths(paths.root)}, paths.root.absolute()
     finding = compare_with_seal(read_document(paths.outcome), raw)
     if finding.word != "tampered":
@@ -214,12 +214,12 @@ def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, 
 
 
 def outcome_digest(outcome: JsonObject) -> str:
-    """Return the digest of what outcome.json says besides the seal."""
+    """Return the digest of the content of outcome.json without the seal."""
     return json_digest({name: value for name, value in outcome.items() if name != SEAL_KEY})
 
 
 def _may_still_write(outcome: JsonObject) -> bool:
-    """Return whether a rank was left that did not end by SIGKILL."""
+    """Return whether a rank did not even end by SIGKILL, so that it may still write."""
     return any(mapping(end).get("process") is not None for end in sequence(outcome.get("ends")))
 
 

@@ -1,4 +1,4 @@
-"""What the samplers of a run wrote: telemetry.jsonl, or telemetry/node<k>.jsonl for each node.
+"""Reads what the samplers of a run wrote: telemetry.jsonl, or telemetry/node<k>.jsonl for each node.
 
 All times of one file are on the clock of one machine. Nothing compares the times of two files, with one exception: no
 two machines read at the same nanosecond again and again, so a file that does is a copy.
@@ -22,8 +22,8 @@ from levelfield.specs.paths import RunPaths
 T = TypeVar("T")
 _NODE_FILE = re.compile(r"node(0|[1-9][0-9]{0,5})\.jsonl", re.ASCII)
 _RAW_SUFFIX = ".raw.jsonl"  # what the tools printed on a node; the other file is made from it
-_COPIED_SHARE = 0.5  # of the lines of a file
-_LARGEST_FIGURE = 1e100
+_COPIED_SHARE = 0.5  # of a file's times: with as many of another node's, it is a copy
+_MAX_FIGURE = 1e100
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,17 @@ def read_telemetry(paths: RunPaths, damage_sentences: list[str]) -> tuple[NodeTe
         damage_sentences.append("telemetry.jsonl: found beside telemetry/; a run has one of the two")
     telemetry = tuple(_read_node_telemetry(node, path, damage_sentences) for node, path in sorted(files))
     first_nodes: dict[int, int] = {}  # by time, the first node with a reading of it
-    for node in telemetry:
-        times = {time for time, _ in node.wall_clock} or {reading.time_ns for reading in node.readings}
+    for node_telemetry in telemetry:
+        times = {time for time, _ in node_telemetry.wall_clock} or {
+            reading.time_ns for reading in node_telemetry.readings
+        }
         earlier_nodes = [first_nodes[time] for time in times if time in first_nodes]
         if earlier_nodes and len(earlier_nodes) >= _COPIED_SHARE * len(times):
             damage_sentences.append(
-                f"telemetry/node{node.node}.jsonl: its readings have the times of node{earlier_nodes[0]}'s: it is a "
-                "copy"
+                f"telemetry/node{node_telemetry.node}.jsonl: its readings have the times of node{earlier_nodes[0]}'s: "
+                "it is a copy"
             )
-        first_nodes |= {time: node.node or 0 for time in times if time not in first_nodes}
+        first_nodes |= {time: node_telemetry.node or 0 for time in times if time not in first_nodes}
     return telemetry
 
 
@@ -178,9 +180,9 @@ def optional(read: Callable[[Any], T], value: Any) -> T | None:
 
 
 def number(value: Any) -> float:
-    """Return a number; infinite beyond _LARGEST: no figure of a training is so large, and sums of such overflow.
+    """Return a number; infinite beyond _LARGEST_FIGURE: no figure of a training is so large, and their sums overflow.
 
     Events hold values that JSON lacks as words: "nan", "inf", "-inf".
     """
     figure = float(value)
-    return math.copysign(math.inf, figure) if abs(figure) > _LARGEST_FIGURE else figure
+    return math.copysign(math.inf, figure) if abs(figure) > _MAX_FIGURE else figure

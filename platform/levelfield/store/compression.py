@@ -1,4 +1,4 @@
-"""Numbers and documents as few bytes, without loss.
+"""Packs numbers and documents into few bytes, without loss.
 
 Step times are whole nanoseconds and losses often single floats: each list is stored in the smallest form that gives the
 same numbers back. Its bytes are grouped by their place in the number, so that equal leading bytes compress. A result is
@@ -17,13 +17,13 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-MAX_BYTES = 64 * 2**20  # of one unpacked value
+MAX_VALUE_BYTES = 64 * 2**20  # an unpacked value has at most these
 _LEVEL = 6  # with Z_FILTERED, which does not link three equal digits of two numbers: a sixth fewer bytes
 _RAW_DEFLATE = -15
 _NS_PER_SECOND = 1e9
 _MAX_NS = 2**53  # up to here a double holds every whole number
-# By the letter that begins the bytes: whole nanoseconds, single floats, doubles. The letter of `array`, and the size.
-_FORMS = {b"n": ("q", 8), b"f": ("f", 4), b"d": ("d", 8)}
+# By the letter that begins the packed bytes (nanoseconds, floats, doubles): the type code of `array`, and its bytes.
+_ARRAY_FORMS = {b"n": ("q", 8), b"f": ("f", 4), b"d": ("d", 8)}
 Numbers = Sequence[float | None]
 
 
@@ -45,18 +45,18 @@ def pack_numbers(values: Numbers) -> bytes:
         form, numbers = letter.encode(), array(letter, [math.nan if value is None else value for value in values])
     if sys.byteorder == "big":
         numbers.byteswap()
-    content, (_, size) = numbers.tobytes(), _FORMS[form]
+    content, (_, size) = numbers.tobytes(), _ARRAY_FORMS[form]
     return form + _deflate(b"".join(content[byte::size] for byte in range(size)))
 
 
 def unpack_numbers(data: bytes) -> tuple[float | None, ...]:
-    """Return the numbers of `packed_numbers`. Raises ValueError for damaged bytes."""
+    """Return the numbers that `pack_numbers` packed. Raises ValueError for damaged bytes."""
     if not data:
         return ()
     form = bytes(data[:1])
-    if form not in _FORMS:
+    if form not in _ARRAY_FORMS:
         raise ValueError(f"damaged bytes: found the form {form!r}")
-    content, (letter, size) = inflate(data[1:]), _FORMS[form]
+    content, (letter, size) = inflate(data[1:]), _ARRAY_FORMS[form]
     count, excess = divmod(len(content), size)
     if excess:
         raise ValueError(f"damaged bytes: found {len(content)}, expected a multiple of {size}")
@@ -89,12 +89,12 @@ def _deflate(data: bytes, dictionary: bytes = b"") -> bytes:
 
 
 def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
-    """Return the bytes of packed JSON. Raises ValueError for damaged ones, and for more than MAX_BYTES."""
+    """Return the decompressed bytes. Raises ValueError for damaged ones, and for more than MAX_BYTES."""
     try:
         decompressor = zlib.decompressobj(_RAW_DEFLATE, dictionary)
-        content = decompressor.decompress(data, MAX_BYTES)
+        content = decompressor.decompress(data, MAX_VALUE_BYTES)
     except zlib.error as error:
         raise ValueError(f"damaged bytes: {error}") from None
     if not decompressor.eof:
-        raise ValueError(f"damaged bytes: cut off, or more than {MAX_BYTES:,} bytes")
+        raise ValueError(f"damaged bytes: cut off, or more than {MAX_VALUE_BYTES:,} bytes")
     return content

@@ -20,18 +20,18 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 
 from levelfield.errors import UsageError
-from levelfield.store.address import StoreAddress, refuse_network, without_password
+from levelfield.store.address import StoreAddress, refuse_network_file_system, without_password
 
 BUSY_SECONDS = 30.0
 PAGE_BYTES = 8192  # a compressed result fits into a page with others; with 4096 bytes much of each page is empty
 WRITER_LOCK = 0x6C6576656C  # of PostgreSQL: any number that nobody else uses
-STORE_TABLES = {"series", "condition", "subject", "run", "raw"}
+STORE_TABLES = {"series", "condition", "subject", "run", "raw"}  # a database without one of them is foreign
 PSYCOPG = "psycopg[binary]==3.3.9"
 
 
 _DAMAGED = "is damaged"
 _UNCHANGED = "nothing of this transaction was stored"
-# What follows the store's name, by a part of the database's message in lower case.
+# By a part of the database's message in lower case: the sentence that follows the store's name.
 _SENTENCES_BY_MESSAGE = {
     "not a database": "is no store: {}. Name another file, or move it aside",
     "malformed": f"{_DAMAGED}: {{}}. Move it aside; `store import` makes it again: all of it from an export, from "
@@ -55,7 +55,7 @@ class DamagedStore(UsageError):
     """The database itself says that its file is damaged."""
 
 
-def engine_of(address: StoreAddress, read_only: bool) -> Engine:
+def make_engine(address: StoreAddress, read_only: bool) -> Engine:
     """Return the engine of a store. SQLite's file and its folder are made, unless it is opened to read.
 
     Raises UsageError where there is nothing to read, on a network file system, and without PostgreSQL's client.
@@ -75,8 +75,8 @@ def engine_of(address: StoreAddress, read_only: bool) -> Engine:
 
 
 @contextmanager
-def reading(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
-    """Give a connection whose queries all see the same state of the store."""
+def read_transaction(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
+    """Give a connection whose queries all see the same state of the store, and write nothing."""
     with explaining_errors(address), engine.connect() as connection:
         connection.execution_options(levelfield_begin="BEGIN")
         with connection.begin():
@@ -86,7 +86,7 @@ def reading(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
 
 
 @contextmanager
-def writing(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
+def write_transaction(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
     """Give the connection of the one transaction that writes. All of it is committed at the end, or nothing."""
     with explaining_errors(address), engine.begin() as connection:
         if engine.dialect.name == "postgresql":
@@ -95,10 +95,10 @@ def writing(engine: Engine, address: StoreAddress) -> Iterator[Connection]:
 
 
 def _sqlite_engine(path: Path, read_only: bool) -> Engine:
-    refuse_network(path)
+    refuse_network_file_system(path)
     if read_only and not path.exists():
         raise UsageError(f"store {path}: found no file; a run makes it, or `store import RUNS`")
-    refuse_foreign(path)
+    refuse_foreign_database(path)
     if not read_only:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,9 @@ def _sqlite_engine(path: Path, read_only: bool) -> Engine:
                 f"store: the folder {path.parent} cannot be made: {error.strerror}; name one with --store"
             ) from None
     # In a text SQLAlchemy would decode the name once more: of `a%41` it would open `aA`, of `a?b` it would open `a`.
-    address = URL.create("sqlite", database=f"file:{quote(str(path))}?{_mode(path, read_only)}", query={"uri": "true"})
+    address = URL.create(
+        "sqlite", database=f"file:{quote(str(path))}?{_uri_options(path, read_only)}", query={"uri": "true"}
+    )
     engine = create_engine(
         address,
         connect_args={"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False},
@@ -139,15 +141,15 @@ def _sqlite_engine(path: Path, read_only: bool) -> Engine:
     return engine
 
 
-def refuse_foreign(path: Path) -> None:
-    """Raises UsageError for a database of another program, before anything is written to it, its journal mode too.
+def refuse_foreign_database(path: Path) -> None:
+    """Raise UsageError for a database of another program, before anything is written to it, its journal mode too.
 
     An empty file is a new store. The first query reports a file that is no database.
     """
     if not path.is_file() or path.stat().st_size == 0:
         return
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?{_mode(path, True)}", uri=True)) as connection:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?{_uri_options(path, True)}", uri=True)) as connection:
             names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     except sqlite3.Error:
@@ -161,8 +163,8 @@ def refuse_foreign(path: Path) -> None:
         )
 
 
-def _mode(path: Path, read_only: bool) -> str:
-    """Return SQLite's mode for the file.
+def _uri_options(path: Path, read_only: bool) -> str:
+    """Return the URI options with which SQLite opens the file.
 
     A folder that may not be written cannot have the shared memory of a write-ahead log, so that the file is opened as
     one that nobody changes.

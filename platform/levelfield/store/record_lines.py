@@ -24,7 +24,7 @@ from levelfield.specs.run_figures import STORED
 from levelfield.store.run_record import require_storable, require_storable_numbers, require_storable_texts
 from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
-MAX_BYTES = 16 * 2**20  # of one line; the record of a run with 100,000 steps has 4 MB
+MAX_LINE_BYTES = 16 * 2**20  # the record of a run with 100,000 steps has 4 MB
 _DOCUMENT_TYPES: dict[str, type[Document]] = {
     kind.schema_name(): kind for kind in (RunRecord, StoreEvent, StatedExpectation, StatedFinding)
 }
@@ -40,7 +40,7 @@ _SERIES_COLUMNS = (
 _SUBJECT_COLUMNS = ("framework_version", "commit", "is_dirty", "platform_version")
 
 
-def line_of(document: Document) -> str:
+def format_line(document: Document) -> str:
     """Return a document as one line."""
     body = {"schema": document.schema_name(), **document.model_dump(mode="json")}
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False) + "\n"
@@ -57,23 +57,23 @@ def read_lines(
     try:
         with open_regular(path) as file:
             total_bytes, read_bytes, number = path.stat().st_size, 0, 0
-            while line := file.readline(MAX_BYTES + 1):
+            while line := file.readline(MAX_LINE_BYTES + 1):
                 number, read_bytes = number + 1, read_bytes + len(line)
                 progress(read_bytes, total_bytes)
-                if len(line) > MAX_BYTES:
+                if len(line) > MAX_LINE_BYTES:
                     raise DocumentError(
-                        f"{path} line {number}: found more than {MAX_BYTES:,} bytes, expected one record"
+                        f"{path} line {number}: found more than {MAX_LINE_BYTES:,} bytes, expected one record"
                     )
                 try:
                     if line.strip():
-                        yield document_of(line, f"{path} line {number}")
+                        yield parse_line(line, f"{path} line {number}")
                 except DocumentError as error:
                     report_error(error)
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def document_of(line: bytes, origin: str) -> LineDocument:
+def parse_line(line: bytes, origin: str) -> LineDocument:
     """Return the record or statement of a line. Raises DocumentError for anything else, also for NaN and double keys,
     and for a figure that differs from the one in the run's result."""
     try:
@@ -110,17 +110,17 @@ def _repeated_parts(content: Mapping[str, Any]) -> dict[str, Value]:
         text = to_json(content.get(name))
         if len(text) < _MAX_CACHED_BYTES:
             with suppress(ValueError):
-                values[name] = _validated(kind, text)
+                values[name] = _parse_part(kind, text)
     return values
 
 
 @lru_cache(maxsize=1000)
-def _validated(kind: type[Value], text: bytes) -> Value:
+def _parse_part(kind: type[Value], text: bytes) -> Value:
     return kind.model_validate(from_json(text))
 
 
 def table_row(record: RunRecord) -> Mapping[str, Any]:
-    """Return one row: raw numbers, and None for what is unknown."""
+    """Return a record as one row of a table: raw numbers, and None for what is unknown."""
     cells = {
         **{name: getattr(record, name) for name in (*_RUN_COLUMNS, *STORED)},
         **{name: getattr(record.series, name) for name in _SERIES_COLUMNS},

@@ -41,41 +41,41 @@ _SERIES_COLUMNS = (
 REPORTED = "reported"
 
 
-def raw_row(record: RunRecord, number: int, sample: bytes) -> dict[str, Any]:
-    """Return the row of `raw`. sample: the documents of the first run of the series."""
+def raw_row(record: RunRecord, run_number: int, sample: bytes) -> dict[str, Any]:
+    """Return the row of `raw`. run_number: the id of its run. sample: the documents of the first run of the series."""
     return {
-        "run_id": number,
+        "run_id": run_number,
         "steps": pack_numbers(record.step_seconds),
         "losses": pack_numbers(record.losses),
-        "documents": pack_json(documents_of(record), sample),
+        "documents": pack_json(stored_documents(record), sample),
     }
 
 
-def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any], plain: Sequence[str] = COPIED_COLUMNS) -> bytes:
-    """Return the digest of both rows of a run, by which `store check` finds one that was changed.
+def row_digest(run: Mapping[str, Any], raw: Mapping[str, Any], copied_columns: Sequence[str] = COPIED_COLUMNS) -> bytes:
+    """Return the digest of both rows of a run, by which `store check` finds a changed row.
 
-    A null counts as no value. plain: the columns of texts and figures, in their order.
+    A null counts as no value. copied_columns: the columns that are copied from the record, in their order.
     """
-    values = {name: run[name] for name in (*plain, *_NUMBER_COLUMNS, "disturbance") if run[name] is not None}
+    values = {name: run[name] for name in (*copied_columns, *_NUMBER_COLUMNS, "disturbance") if run[name] is not None}
     digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=16)
     for name in ("steps", "losses", "documents"):
         digest.update(hashlib.blake2b(raw[name], digest_size=16).digest())
     return digest.digest()
 
 
-def documents_of(record: RunRecord) -> list[Any]:
-    """Return what is stored as JSON: the result, the telemetry, and the traces where there are any."""
+def stored_documents(record: RunRecord) -> list[Any]:
+    """Return what the column `documents` stores: the result, the telemetry, and the traces where there are any."""
     traces = [record.traces.model_dump(mode="json", exclude_defaults=True)] if record.traces else []
     return [record.stored_result.content, record.telemetry, *traces]
 
 
-class Digests:
-    """Digests of values that come again with most runs: each is computed once."""
+class DigestCache:
+    """Computes each digest once, because most runs share their series, conditions and subject."""
 
     def __init__(self) -> None:
         self._by_json: dict[str, str] = {}
 
-    def of(self, value: Value) -> str:
+    def digest(self, value: Value) -> str:
         key = value.model_dump_json()
         if key not in self._by_json:
             self._by_json[key] = value.fingerprint()
@@ -84,7 +84,7 @@ class Digests:
 
 @dataclass(frozen=True)
 class AddedRuns:
-    """What became of records."""
+    """How many records were added, and which were not."""
 
     new: int = 0
     existing: int = 0
@@ -97,7 +97,7 @@ class RunInsertion:
     def __init__(self) -> None:
         self._ids: dict[tuple[str, str], int] = {}
         self._samples: dict[int, bytes] = {}
-        self._digests = Digests()
+        self._digests = DigestCache()
 
     def add(self, connection: Connection, records: Sequence[RunRecord]) -> AddedRuns:
         """Add the records in the connection's transaction."""
@@ -106,7 +106,7 @@ class RunInsertion:
         run_ids = [record.run_id for record in records]
         query = select(RUN.c.run_id, RUN.c.content, RUN.c.is_aside, RUN.c.evidence).where(RUN.c.run_id.in_(run_ids))
         stored = {run_id: rest for run_id, *rest in connection.execute(query)}
-        fresh, aside_records, conflicts, duplicates = [], [], [], 0
+        new_records, aside_records, conflicts, duplicates = [], [], [], 0
         for record in records:
             content, is_aside, evidence = stored.get(record.run_id, (None, 0, None))
             is_same = content == record.content and not is_aside
@@ -115,14 +115,14 @@ class RunInsertion:
             if content is None or adds_raw_files:
                 if adds_raw_files:
                     connection.execute(delete(RUN).where(RUN.c.run_id == record.run_id))
-                fresh.append(record)
+                new_records.append(record)
                 stored[record.run_id] = [record.content, 0, record.evidence]
             elif is_same:
                 duplicates += 1
             else:
                 conflicts.append(record.run_id)
                 aside_records += [record] if content != record.content else []
-        self._insert(connection, fresh)
+        self._insert(connection, new_records)
         for record in aside_records:  # beside the stored run of the same id, which is then in no history
             connection.execute(update(RUN).where(RUN.c.run_id == record.run_id).values(is_aside=1))
             same_content = select(ASIDE.c.id).where(ASIDE.c.run_id == record.run_id, ASIDE.c.content == record.content)
@@ -130,14 +130,14 @@ class RunInsertion:
                 aside = {"run_id": record.run_id, "content": record.content}
                 document = pack_json(record.model_dump(mode="json"))
                 connection.execute(insert(ASIDE).values(**aside, document=document))
-        return AddedRuns(len(fresh), duplicates, tuple(conflicts))
+        return AddedRuns(len(new_records), duplicates, tuple(conflicts))
 
     def _insert(self, connection: Connection, records: Sequence[RunRecord]) -> None:
         if not records:
             return
-        first = connection.execute(select(func.coalesce(func.max(RUN.c.id), 0))).scalar_one() + 1
+        first_number = connection.execute(select(func.coalesce(func.max(RUN.c.id), 0))).scalar_one() + 1
         runs, raws = [], []
-        for number, record in enumerate(records, first):
+        for number, record in enumerate(records, first_number):
             row_ids = self._row_ids(connection, record)
             first_step, last_step = record.window
             run: dict[str, Any] = {
@@ -155,32 +155,32 @@ class RunInsertion:
     def _row_ids(self, connection: Connection, record: RunRecord) -> dict[str, int]:
         """Return the ids of what the record's row refers to. What is not there yet is added."""
         series, conditions, subject = record.series, record.conditions, record.subject
-        number = self._row_id(
+        series_id = self._row_id(
             connection,
             SERIES,
-            self._digests.of(series),
+            self._digests.digest(series),
             lambda: {
                 **{name: getattr(series, name) for name in _SERIES_COLUMNS},
                 **{"case_name": series.case, "layout": str(series.layout), "document": series.model_dump_json()},
-                "sample": pack_json(documents_of(record)),  # the dictionary of the documents of all later runs
+                "sample": pack_json(stored_documents(record)),  # the dictionary of the documents of all later runs
             },
         )
-        if number not in self._samples:
-            sample = connection.execute(select(SERIES.c.sample).where(SERIES.c.id == number)).scalar_one()
-            self._samples[number] = inflate(sample)
+        if series_id not in self._samples:
+            sample = connection.execute(select(SERIES.c.sample).where(SERIES.c.id == series_id)).scalar_one()
+            self._samples[series_id] = inflate(sample)
         versions = {"framework_version": subject.framework_version, "platform_version": subject.platform_version}
         return {
-            "series": number,
+            "series": series_id,
             "condition": self._row_id(
                 connection,
                 CONDITION,
-                self._digests.of(conditions),
+                self._digests.digest(conditions),
                 lambda: {"document": conditions.model_dump_json()},
             ),
             "subject": self._row_id(
                 connection,
                 SUBJECT,
-                self._digests.of(subject),
+                self._digests.digest(subject),
                 lambda: {**versions, "commit_hash": subject.commit, "document": subject.model_dump_json()},
             ),
             "node": self._row_id(connection, NODE, record.node, dict),
@@ -198,7 +198,10 @@ class RunInsertion:
 
 
 def disturbance_in(result: Mapping[str, Any]) -> str | None:
-    """Return what others used beyond the limits. Only this section of the result is parsed, which takes less time."""
+    """Return what other programs used beyond the limits, in words; None for a quiet run.
+
+    Only this section of the result is parsed, which takes less time.
+    """
     content = result.get("other_use")
     return use_beyond_limits(OtherUse.model_validate(content))[1] or None if content else None
 
@@ -237,12 +240,12 @@ class RecordReader:
             result=result,
         )
 
-    def _value(self, connection: Connection, cls: type[Value], number: int) -> Value:
-        key = (cls.__name__, number)
+    def _value(self, connection: Connection, value_type: type[Value], row_id: int) -> Value:
+        key = (value_type.__name__, row_id)
         if key not in self._values:
-            table = DOCUMENTS[cls]
-            row = connection.execute(select(table).where(table.c.id == number)).one()
-            self._values[key] = cls.model_validate_json(row.document)
-            if cls is Series:
-                self._samples[number] = inflate(row.sample)
+            table = DOCUMENTS[value_type]
+            row = connection.execute(select(table).where(table.c.id == row_id)).one()
+            self._values[key] = value_type.model_validate_json(row.document)
+            if value_type is Series:
+                self._samples[row_id] = inflate(row.sample)
         return self._values[key]

@@ -1,4 +1,4 @@
-"""A run directory as the record that a store keeps: figures, raw curves, and what the run stood on.
+"""Makes the record that a store keeps from a run directory: figures, raw curves, conditions and build.
 
 result.json alone has neither the time nor the node. A run of an earlier version gives what it has.
 """
@@ -35,17 +35,17 @@ from levelfield.specs.variables import known_to_matter, masked
 from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
 UNKNOWN = "unknown"  # the node or the content of a run that recorded none
-MACHINE_ID = "machine-id"  # what an identity rests on, where the system has an identifier
+MACHINE_ID = "machine-id"  # in `identity_rests_on` of provenance, where the system has such an identifier
 _RUN_ID_TIME = re.compile(r"(\d{8}T\d{6})Z")
 
 _NUMBER_LIMIT = 2**31  # PostgreSQL's whole numbers
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")  # in this form times sort as texts
 _NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; behind an even number of backslashes
-# Of every system; what lies there says nothing about a person or a company.
+# Folders of every system: a path below them says nothing about a person or a company.
 _PUBLIC_FOLDERS = ("/usr/", "/proc/", "/sys/", "/dev/", "/lib/", "/lib64/", "/etc/", "/bin/", "/sbin/")
 _PATH = re.compile(r"(?:\bfile://|(?<![\w./~-]))(?:(?:/[\w.@+%=-]+){2,}/?|~/[\w.@+%=/-]+)")
 _USER_FOLDER = re.compile(r"/(?:home|Users)/([\w.-]+)")
-_SHORTEST_NAME = 3  # letters; a host named `vm` tells nothing, and its name is part of other words
+_MIN_NAME_CHARACTERS = 3  # a host named `vm` tells nothing, and its name is part of other words
 _PUBLIC_NAMES = {"root", "user", "users", "localhost", "shared", "public"}
 
 
@@ -57,9 +57,10 @@ def record_of(
     raw: RawRecords | None = None,
     step: StepParts | None = None,
 ) -> RunRecord:
-    """Return the record of a finished run. result: where it was just computed from these files; else it is read.
+    """Return the record of a finished run. What is not passed is read from the directory.
 
-    raw: the raw files, where they were read already. step: the parts of its step, computed as `result`.
+    result, step: the result and the parts of a step, where they were just computed from these files. raw: the raw
+    files, where they were read already.
 
     Raises DocumentError for a missing or wrong plan or result, and for a run without a time.
     """
@@ -71,7 +72,7 @@ def record_of(
         if document and document.run_id != plan.run_id:
             raise DocumentError(f"{path}: key 'run_id': found '{document.run_id}', expected '{plan.run_id}'")
     provenance, status, window = raw.provenance, result.status, plan.work.window
-    private = _private_texts(plan, provenance)
+    redactor = _text_redactor(plan, provenance)
     return RunRecord(
         run_id=plan.run_id,
         content=evidence.digest or UNKNOWN,
@@ -80,14 +81,14 @@ def record_of(
         night=night,
         entry=f"{plan.entry.suite}/{plan.entry.name}" if plan.entry else None,
         evidence=evidence.word,
-        evidence_reason=private.text(evidence.reason) if evidence.reason else None,
+        evidence_reason=redactor.redact_text(evidence.reason) if evidence.reason else None,
         series=series_of(plan),
-        conditions=_conditions(plan, provenance, private),
+        conditions=_conditions(plan, provenance, redactor),
         subject=_subject(plan, result, provenance),
         node=_machine_digest(provenance),
         word=status.word,
         failure=status.failure,
-        reason=private.text("; ".join(status.reasons)) or None,
+        reason=redactor.redact_text("; ".join(status.reasons)) or None,
         verdict=result.alignment.verdict,
         window=result.window,
         step_seconds=step_seconds_from_start(raw.steps, raw.first_step_start_ns, window.first_step, window.last_step),
@@ -95,11 +96,11 @@ def record_of(
         telemetry=telemetry_summary(plan, raw),
         result=StoredResult(
             {
-                **private.value({"schema": Result.schema_name(), **result.model_dump(mode="json")}),
-                "inherited": private.variables(result.inherited),
+                **redactor.redact_value({"schema": Result.schema_name(), **result.model_dump(mode="json")}),
+                "inherited": redactor.redact_variables(result.inherited),
             }
         ),
-        traces=run_traces(plan, raw, step_trace(step, private.text) if step else None),
+        traces=run_traces(plan, raw, step_trace(step, redactor.redact_text) if step else None),
     )
 
 
@@ -125,7 +126,7 @@ def series_of(plan: Plan) -> Series:
     )
 
 
-def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -> Conditions:
+def _conditions(plan: Plan, provenance: dict[str, Any], redactor: TextRedactor) -> Conditions:
     system, machine = system_of(provenance), mapping(provenance.get("machine"))
     cores, memory = machine.get("usable_cores"), machine.get("memory_bytes")
     software = {k: v for k, v in mapping(provenance.get("vendor_software")).items() if k != "error"}
@@ -135,14 +136,14 @@ def _conditions(plan: Plan, provenance: dict[str, Any], private: PrivateTexts) -
     implementation, hardware, tuning = plan.implementation, plan.hardware, plan.tuning
     variables = {**relevant, **implementation.environment, **hardware.environment, **tuning.environment}
     return Conditions(
-        software={name: private.text(text) for name, text in software.items() if isinstance(text, str)},
+        software={name: redactor.redact_text(text) for name, text in software.items() if isinstance(text, str)},
         kernel=system.kernel if system else None,
         os=system.os if system else None,
         processor=system.processor if system else None,
         cores=cores if isinstance(cores, int) else None,
         memory_gib=round(memory / 2**30) if isinstance(memory, int) else None,
         engine=system.engine if system else None,
-        variables=private.variables(variables),
+        variables=redactor.redact_variables(variables),
     )
 
 
@@ -207,11 +208,11 @@ def _losses(raw: RawRecords) -> tuple[float | None, ...]:
     return tuple(finite.get(step) for step in range(1, raw.steps_done + 1))
 
 
-def _private_texts(plan: Plan, provenance: dict[str, Any]) -> PrivateTexts:
+def _text_redactor(plan: Plan, provenance: dict[str, Any]) -> TextRedactor:
     name, series = mapping(provenance.get("machine")).get("name"), series_of(plan)
     hosts = [name, name.partition(".")[0]] if isinstance(name, str) else []
     public_words = [*_enum_words(), *(text for text in series.model_dump().values() if isinstance(text, str))]
-    return PrivateTexts(
+    return TextRedactor(
         hosts, public_words, (plan.implementation.folder, plan.environment.folder, plan.environment.python)
     )
 
@@ -233,7 +234,7 @@ def require_storable(record: RunRecord, origin: str) -> RunRecord:
 
 
 def require_storable_texts(document: Document, origin: str) -> None:
-    """Raises DocumentError for a text that no database can hold."""
+    """Raise DocumentError for a text that no database can hold."""
     try:
         text = document.model_dump_json()
     except ValueError:  # half of a pair of characters, which has no form in UTF-8
@@ -243,7 +244,7 @@ def require_storable_texts(document: Document, origin: str) -> None:
 
 
 def require_storable_numbers(record: RunRecord, origin: str) -> RunRecord:
-    """Return the record. Raises DocumentError for a number or a time, whose texts are known to be right."""
+    """Return the record. Raises DocumentError for a number or a time that no database can hold or sort."""
     series, window = record.series, record.window
     numbers = {name: getattr(series, name) for name in ("nodes", "devices", "micro_batch", "accumulation")}
     for name, value in {**numbers, "window": max(window, key=abs)}.items():
@@ -260,10 +261,11 @@ def require_storable_numbers(record: RunRecord, origin: str) -> RunRecord:
     return record
 
 
-class PrivateTexts:
-    """Replaces private words. hosts: names of the machine. public_words: those that a host or a user may be named by.
+class TextRedactor:
+    """Replaces the names of hosts and users, and paths. hosts: names of the machine.
 
-    texts: paths of the run, in which users' folders are found.
+    public_words: words of the run; a host or a user with such a name stays. texts: paths of the run, which show the
+    names of users.
     """
 
     def __init__(self, hosts: Iterable[str], public_words: Iterable[str], texts: Iterable[str] = ()) -> None:
@@ -273,35 +275,37 @@ class PrivateTexts:
             name: word
             for word, names in (("(user)", users), ("(host)", hosts))
             for name in names
-            if len(name) >= _SHORTEST_NAME and name.lower() not in public
+            if len(name) >= _MIN_NAME_CHARACTERS and name.lower() not in public
         }
         names = "|".join(map(re.escape, sorted(self._words, key=len, reverse=True)))
         self._names = re.compile(rf"(?<![\w.-])(?:{names})(?![\w-])") if names else None
 
-    def text(self, text: str) -> str:
+    def redact_text(self, text: str) -> str:
         """Return the text without private words."""
         if "/" in text:
-            text = _PATH.sub(_without_folder, text)
+            text = _PATH.sub(_redact_path, text)
         return self._names.sub(lambda match: self._words[match[0]], text) if self._names else text
 
-    def value(self, value: JsonValue) -> Any:
-        """Return a JSON value with all its texts as `text` gives them. Keys stay."""
-        written = to_json(value).decode()
+    def redact_value(self, value: JsonValue) -> Any:
+        """Return a JSON value with all its texts as `redact_text` gives them. Keys stay."""
+        json_text = to_json(value).decode()
         is_public = (
-            "\\" not in written and not _PATH.search(written) and not (self._names and self._names.search(written))
+            "\\" not in json_text
+            and not _PATH.search(json_text)
+            and not (self._names and self._names.search(json_text))
         )
         return value if is_public else self._replace(value)
 
     def _replace(self, value: JsonValue) -> Any:
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, dict):
             return {key: self._replace(item) for key, item in value.items()}
         return [self._replace(item) for item in value] if isinstance(value, list) else value
 
-    def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+    def redact_variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables with masked secrets, and a digest in place of a value that holds a private word."""
-        pairs = {name: (text, self.text(text)) for name, text in masked(variables).items()}
+        pairs = {name: (text, self.redact_text(text)) for name, text in masked(variables).items()}
         digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, (text, _) in pairs.items()}
         return {
             name: public if public == text else f"(private, sha256 {digests[name]})"
@@ -309,7 +313,7 @@ class PrivateTexts:
         }
 
 
-def _without_folder(match: re.Match[str]) -> str:
+def _redact_path(match: re.Match[str]) -> str:
     """Return `(path)`, with the file's name where it has a suffix and lies deeper than a user's folder."""
     path = match[0]
     if path.startswith(_PUBLIC_FOLDERS):

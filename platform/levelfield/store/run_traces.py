@@ -1,4 +1,4 @@
-"""Raw records of a run into the few numbers that its page draws: telemetry, and the steps and memory of each rank."""
+"""Reduces a run's raw records to the few numbers that its page draws: telemetry, and steps and memory of each rank."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from levelfield.specs.short_names import short_kernel
 from levelfield.specs.step_parts import StepParts
 
 _MEBIBYTE = 2**20
-_LONGEST_NAME = 40  # of a device's name
-_LONGEST_PLACE, _MAX_WAITED, _MAX_MISSING, _STEP_DIGITS = 120, 3, 20, 5  # of a step in parts, in milliseconds
+_MAX_DEVICE_NAME = 40  # characters
+# Of a step in parts: characters of a place, waits of a rank, missing facts, and digits of its milliseconds.
+_MAX_PLACE, _MAX_WAITS, _MAX_MISSING, _STEP_DIGITS = 120, 3, 20, 5
 
-_SUMMARISED = ("power_watts", "memory_used_bytes", "utilisation", "temperature_celsius")
+_SUMMARISED_FIGURES = ("power_watts", "memory_used_bytes", "utilisation", "temperature_celsius")
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,18 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
     times = {
         rank: step_us for rank, step_ns in times_ns.items() if (step_us := tuple(round(ns / 1000) for ns in step_ns))
     }
-    devices = [readings for part in node_parts(plan, raw) for readings in _devices(part, raw.first_step_start_ns)]
-    peaks = _peaks(ranks)
+    devices = [
+        readings for part in node_parts(plan, raw) for readings in _device_readings(part, raw.first_step_start_ns)
+    ]
+    peaks = _rank_peaks(ranks)
     if not devices and not peaks and len(times) < 2 and step is None:
         return None
     # The slowest ranks and the fastest one are drawn. One rank alone is the record's step_seconds already.
     slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
     drawn_ranks = slowest if len(slowest) <= MAX_RANKS else [*slowest[: MAX_RANKS - 1], slowest[-1]]
     drawn = _drawn_devices(devices)
-    most_points = min(MAX_POINTS, MAX_READINGS // max(1, len(drawn)))
-    parts = min(most_points, max((len(device.readings) for device in drawn), default=0))
+    max_points = min(MAX_POINTS, MAX_READINGS // max(1, len(drawn)))
+    parts = min(max_points, max((len(device.readings) for device in drawn), default=0))
     return RunTraces(
         seconds=round(max(map(sum, times.values()), default=0) / 1e6, 3),
         parts=parts,
@@ -94,16 +97,16 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
     )
 
 
-def _devices(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadings]:
+def _device_readings(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadings]:
     """Return the readings of each device of a machine during its steps, on its own clock."""
     begin, end = begins.get(part.ranks.start), max(part.ends.values(), default=0)
-    readings_of: dict[str, list[Reading]] = defaultdict(list)
+    readings_by_device: dict[str, list[Reading]] = defaultdict(list)
     for reading in part.telemetry.readings:
         if begin is not None and not reading.before and begin <= reading.time_ns <= end:
-            readings_of[reading.device].append(reading)
+            readings_by_device[reading.device].append(reading)
     return (
-        DeviceReadings(part.device(d)[:_LONGEST_NAME], begin or 0, end, r)
-        for d, r in readings_of.items()
+        DeviceReadings(part.device_name(d)[:_MAX_DEVICE_NAME], begin or 0, end, r)
+        for d, r in readings_by_device.items()
         if begin != end
     )
 
@@ -128,7 +131,7 @@ def _finite_values(device: DeviceReadings, value_of: Callable[[Reading], float |
 
 
 def _mean_values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | None, ...]]:
-    """Return the mean of each part of the time, by quantity. What was never read is left out."""
+    """Return the mean of each of `parts` equal parts of the time, by quantity. What was never read is left out."""
     length = device.end_ns - device.begin_ns
     indices = [min(parts - 1, (reading.time_ns - device.begin_ns) * parts // length) for reading in device.readings]
     means: dict[Quantity, tuple[float | None, ...]] = {}
@@ -147,7 +150,7 @@ def _mean_values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[flo
     return means
 
 
-def _peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
+def _rank_peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ...]:
     peaks = []
     for rank, steps in ranks.items():
         largest: dict[str, int] = {}
@@ -165,14 +168,14 @@ def step_trace(parts: StepParts, redact: Callable[[str], str]) -> StepTrace:
     ms: defaultdict[tuple[str, str, bool], float] = defaultdict(float)
     for rank in parts.ranks:
         for entry in rank.places:
-            place = entry.part, redact(entry.where)[:_LONGEST_PLACE], entry.phase == "recompute"
+            place = entry.part, redact(entry.where)[:_MAX_PLACE], entry.phase == "recompute"
             ms[place] += entry.ms / len(parts.ranks)
     places = sorted(ms, key=lambda key: -ms[key])[:MAX_PLACES]
     drawn_ranks = {line.rank for line in parts.timeline.lines} if parts.timeline else set()
     ranks = []
     for rank in (entry for entry in parts.ranks if entry.rank in drawn_ranks):
         waited = sorted(rank.waited_for, key=lambda wait: -wait.ms)
-        longest_waits = [wait.model_dump() for wait in waited[:_MAX_WAITED]]
+        longest_waits = [wait.model_dump() for wait in waited[:_MAX_WAITS]]
         times = {"ms": rank.step.mean, "waited_ms": sum(wait.ms for wait in waited)}
         ranks.append({"rank": rank.rank, **times, "waited_for": longest_waits})
     texts, lists, alone_step = {}, {}, parts.alone
@@ -193,7 +196,7 @@ def step_trace(parts: StepParts, redact: Callable[[str], str]) -> StepTrace:
                 "ranks": ranks,
                 "late": [{**entry.model_dump(), "where": entry.where and redact(entry.where)} for entry in parts.late],
                 "kernels": [
-                    {**entry.model_dump(), "name": short_kernel(redact(entry.name), _LONGEST_PLACE)}
+                    {**entry.model_dump(), "name": short_kernel(redact(entry.name), _MAX_PLACE)}
                     for entry in sorted(parts.kernels, key=lambda entry: -entry.ms)[:MAX_KERNELS]
                 ],
                 "warnings": [redact(entry) for entry in parts.warnings],
@@ -221,21 +224,21 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     """
     parts = node_parts(plan, raw)
     windows = [part.window_ns(plan.work.window, raw.first_step_start_ns.get(part.ranks.start)) for part in parts]
-    measured = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
-    if len(measured) < len(parts):
+    measured_parts = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
+    if len(measured_parts) < len(parts):
         return {}
     summary: dict[str, float] = {}
-    for name in _SUMMARISED:
+    for name in _SUMMARISED_FIGURES:
         readings = (
             getattr(r, name)
-            for part, (begin, end) in measured
+            for part, (begin, end) in measured_parts
             for r in part.telemetry.readings
             if not r.before and begin <= r.time_ns <= end
         )
         if values := [float(value) for value in readings if value is not None and math.isfinite(value)]:
             summary[f"{name}_mean"], summary[f"{name}_max"] = sum(values) / len(values), max(values)
     busy_cores = []
-    for part, (begin, end) in measured:
+    for part, (begin, end) in measured_parts:
         in_window = [
             reading for reading in part.telemetry.host if not reading.before and begin <= reading.time_ns <= end
         ]

@@ -31,20 +31,20 @@ from sqlalchemy.types import TypeEngine
 from levelfield.errors import UsageError
 from levelfield.specs.run_figures import FORMER_COLUMNS, STORED
 from levelfield.store.address import StoreAddress
-from levelfield.store.connections import reading, writing
+from levelfield.store.connections import read_transaction, write_transaction
 
-VERSION = "1.1.0"  # of these tables
-FORMER_VERSION = "1.0.0"  # its tables become these when the store is opened for writing
+SCHEMA_VERSION = "1.1.0"  # of these tables
+FORMER_SCHEMA_VERSION = "1.0.0"  # its tables become these when the store is opened for writing
 METADATA = MetaData()
 
 
 def _required_columns(kind: type[TypeEngine[Any]], *names: str) -> list[Column[Any]]:
-    """Return columns of this type in which nothing may be null."""
+    """Return columns of this type that are never null."""
     return [Column(name, kind, nullable=False) for name in names]
 
 
 def _digest_columns() -> tuple[Column[Any], ...]:
-    """Return the small number by which rows refer to a row, and the digest of what it holds."""
+    """Return the columns of a row's number, by which other rows refer to it, and of the digest of its content."""
     return Column("id", Integer, primary_key=True), Column("digest", Text, nullable=False, unique=True)
 
 
@@ -146,7 +146,7 @@ FINDING = Table(
 
 
 # The columns that follow from a run's result. A store that was made before one of them gets it.
-FROM_RESULTS = {**dict.fromkeys(STORED, "DOUBLE PRECISION"), "disturbance": "TEXT"}
+RESULT_COLUMN_TYPES = {**dict.fromkeys(STORED, "DOUBLE PRECISION"), "disturbance": "TEXT"}
 
 STORE_VERSION = Table("store_version", MetaData(), Column("version", Text, primary_key=True))
 
@@ -194,24 +194,24 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
 
     Raises UsageError for another version, and for a store that lacks any of these and is opened to read.
     """
-    with reading(engine, address) as connection:
+    with read_transaction(engine, address) as connection:
         version = _table_version(connection)
-        missing = _missing_columns(connection) if version in (VERSION, FORMER_VERSION) else []
+        missing = _missing_columns(connection) if version in (SCHEMA_VERSION, FORMER_SCHEMA_VERSION) else []
     if version is None and not read_only:
-        with writing(engine, address) as connection:
+        with write_transaction(engine, address) as connection:
             version = _table_version(connection)  # another process may have been first
             if version is None:  # all in one transaction; a table of another program with such a name fails
                 STORE_VERSION.create(connection)
                 METADATA.create_all(connection, checkfirst=False)
                 _make_result_view(connection)
                 connection.execute(text(_SERIES_VIEW))
-                connection.execute(insert(STORE_VERSION).values(version=VERSION))
-                version = VERSION
+                connection.execute(insert(STORE_VERSION).values(version=SCHEMA_VERSION))
+                version = SCHEMA_VERSION
     if version is None:
         raise UsageError(f"store {address.text}: has no tables; a run makes them, or `store import RUNS`")
-    if version not in (VERSION, FORMER_VERSION):
+    if version not in (SCHEMA_VERSION, FORMER_SCHEMA_VERSION):
         raise UsageError(
-            f"store {address.text}: has the tables of version {version}, expected {VERSION}. Export it by the "
+            f"store {address.text}: has the tables of version {version}, expected {SCHEMA_VERSION}. Export it by the "
             "Levelfield that made it (`store export`), and import the export or the run directories into a new store: "
             "`store import FILE --store NEW`"
         )
@@ -220,30 +220,30 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
     if missing:  # columns that came after the store was made
         from levelfield.store.new_figures import fill_figures
 
-        with writing(engine, address) as connection:
+        with write_transaction(engine, address) as connection:
             present, missing = figure_columns(connection), _missing_columns(connection)  # another may have been first
             for name in missing:
-                connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} {FROM_RESULTS[name]}"))
+                connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} {RESULT_COLUMN_TYPES[name]}"))
             connection.execute(text("DROP VIEW IF EXISTS v_result"))
             if missing:
                 fill_figures(connection, present)
             for name in (name for name in FORMER_COLUMNS if name in present):
                 connection.execute(text(f"ALTER TABLE run DROP COLUMN {name}"))
             _make_result_view(connection)
-            connection.execute(update(STORE_VERSION).values(version=VERSION))
+            connection.execute(update(STORE_VERSION).values(version=SCHEMA_VERSION))
 
 
 def figure_columns(connection: Connection) -> list[str]:
     """Return the columns from results that the table of runs has, also former ones, in their order."""
     present = [column["name"] for column in inspect(connection).get_columns(RUN.name)]
-    return [name for name in present if name in FROM_RESULTS or name in FORMER_COLUMNS]
+    return [name for name in present if name in RESULT_COLUMN_TYPES or name in FORMER_COLUMNS]
 
 
 def _missing_columns(connection: Connection) -> list[str]:
     if not connection.dialect.has_table(connection, RUN.name):
         return []  # what reads the runs says that they are gone
     present = figure_columns(connection)
-    return [name for name in FROM_RESULTS if name not in present]
+    return [name for name in RESULT_COLUMN_TYPES if name not in present]
 
 
 def _make_result_view(connection: Connection) -> None:

@@ -1,6 +1,6 @@
 """What people and nightlies stated: events, the expected entries of a night, and the findings of a gate.
 
-Events and findings are only added. An expectation that learns its series keeps it. Each is also a document of its own,
+Events and findings are never changed. An expected entry may get its series later. Each is also a document of its own,
 so that an export holds the whole store.
 """
 
@@ -28,8 +28,8 @@ def add_event(connection: Connection, event: StoreEvent) -> None:
     if stored is not None and StoreEvent.model_validate_json(stored) != event:
         raise UsageError(f"event '{event.id}': found another event of this id; events are never changed, add a new one")
     if stored is None:
-        names = ("id", "kind", "series", "at", "who", "why", "until")
-        row = {name: getattr(event, name) for name in names}
+        columns = ("id", "kind", "series", "at", "who", "why", "until")
+        row = {name: getattr(event, name) for name in columns}
         connection.execute(insert(EVENT).values(**row, document=event.model_dump_json()))
 
 
@@ -39,8 +39,8 @@ def events(connection: Connection, series: str | None) -> list[StoreEvent]:
     return [StoreEvent.model_validate_json(text) for text in connection.execute(query).scalars()]
 
 
-def expect(connection: Connection, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
-    """Add the entries that the night has not yet. A series that is known now is added to the others."""
+def add_expected_entries(connection: Connection, night: str, suite: str, entries: Mapping[str, str | None]) -> None:
+    """Add the entries that the night does not have yet. A stored entry gets its series where it is known now."""
     condition = (EXPECTATION.c.night == night) & (EXPECTATION.c.suite == suite)
     stored = set(connection.execute(select(EXPECTATION.c.entry).where(condition)).scalars())
     added = [
@@ -68,12 +68,12 @@ def findings(connection: Connection, night: str | None) -> list[tuple[str, dict[
 
 
 def changed_findings(connection: Connection, since: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the findings of the default branch's nights since one, in order of the nights and of their making.
+    """Return findings of the default branch from the night `since` on, in the order of nights and of their making.
 
-    A plain `no change`, without pairs, is left out where the finding before it about the same thing is one, too.
+    A plain `no change`, without pairs, is left out where the finding before it on the same subject is plain, too.
     """
     position_of = func.strpos if connection.dialect.name == "postgresql" else func.instr
-    # the texts are those of add_finding: what stands before the word names the series and the figure
+    # add_finding wrote the texts: what is before the word names the series and the figure
     subject = func.substr(FINDING.c.document, 1, position_of(FINDING.c.document, '"word":'))
     is_plain = and_(
         position_of(FINDING.c.document, '"word":"no change"') > 0, position_of(FINDING.c.document, '"pairs":0,') > 0
@@ -112,7 +112,7 @@ class StatedFinding(Document):
 Statement = StoreEvent | StatedExpectation | StatedFinding
 
 
-def statements_of(store: Store) -> Iterator[Statement]:
+def stored_statements(store: Store) -> Iterator[Statement]:
     """Yield every statement of a store."""
     yield from store.events()
     query = select(EXPECTATION).order_by(EXPECTATION.c.night, EXPECTATION.c.suite, EXPECTATION.c.entry)
@@ -122,20 +122,20 @@ def statements_of(store: Store) -> Iterator[Statement]:
         yield StatedFinding(night=night, finding=finding)
 
 
-def add_statements(store: Store, added: Iterable[Statement]) -> None:
+def add_statements(store: Store, statements: Iterable[Statement]) -> None:
     """Add statements in one transaction. What the store has already changes nothing.
 
     Raises UsageError for an event whose id belongs to another one.
     """
-    store.write(lambda connection: _add_missing(connection, added))
+    store.write(lambda connection: _add_missing(connection, statements))
 
 
-def _add_missing(connection: Connection, added: Iterable[Statement]) -> None:
+def _add_missing(connection: Connection, statements: Iterable[Statement]) -> None:
     stored = {(night, json.dumps(finding, sort_keys=True)) for night, finding in findings(connection, None)}
-    for statement in added:
+    for statement in statements:
         if isinstance(statement, StoreEvent):
             add_event(connection, statement)
         elif isinstance(statement, StatedExpectation):
-            expect(connection, statement.night, statement.suite, {statement.entry: statement.series})
+            add_expected_entries(connection, statement.night, statement.suite, {statement.entry: statement.series})
         elif (statement.night, json.dumps(statement.finding, sort_keys=True)) not in stored:
             add_finding(connection, statement.night, statement.finding)

@@ -1,7 +1,7 @@
-"""What keeps a store whole and small: its check, its size, and runs that are removed.
+"""Keeps a store whole and small: checks it, measures its size, and removes runs.
 
-The check is the database's own, and of the digest of every run and of what it refers to. A run that a baseline or
-another event names is never removed: it is evidence.
+The check is the database's own, and compares every row with its digest. A run that a baseline or another event names
+is never removed: it is evidence.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sqlalchemy.exc import NoResultFound, StatementError
 from levelfield.specs.record import StoreEvent
 from levelfield.store import statements
 from levelfield.store.connections import explaining_errors
-from levelfield.store.database import BATCH, Store
+from levelfield.store.database import RECORDS_PER_BATCH, Store
 from levelfield.store.rows import DOCUMENTS, RecordReader, row_digest
 from levelfield.store.schema import ASIDE, EVENT, EXPECTATION, FINDING, METADATA, RAW, RUN, SERIES
 
 _CHANGED_ROW = "run {}: its row was changed or is damaged; prune it, and import its run directory again"
-# What reading a value raises that is not what was written. SQLAlchemy wraps errors of its own conversions.
-_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
+# Reading a damaged value raises one of these. SQLAlchemy wraps errors of its own conversions.
+_DAMAGE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, StatementError, NoResultFound)
 _MAX_FAULTS = 20  # faults that are listed
 
 
@@ -36,21 +36,21 @@ def row_counts(store: Store) -> dict[str, int]:
 
 def size_bytes(store: Store) -> int:
     """Return the bytes of the database on disk, without SQLite's log."""
-    queries_of = {
+    queries = {
         "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
         "postgresql": "SELECT pg_database_size(current_database())",
     }
-    return store.read(lambda connection: int(connection.execute(text(queries_of[store.address.kind])).scalar_one()))
+    return store.read(lambda connection: int(connection.execute(text(queries[store.address.kind])).scalar_one()))
 
 
-def faults(store: Store, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Return a sentence for each fault; of many only the first ones. progress: gets the runs done, and all."""
+def find_faults(store: Store, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
+    """Return a sentence for each fault, at most _MAX_FAULTS. progress: takes the runs done, and their total."""
     sentences: list[str] = []
     for read in (_database_faults, _document_faults, _statement_faults, _row_faults):
         sentences += store.read(read) if len(sentences) < _MAX_FAULTS else []
     run_ids = store.run_ids()
-    for start in range(0, len(run_ids), BATCH):
-        batch = run_ids[start : start + BATCH]
+    for start in range(0, len(run_ids), RECORDS_PER_BATCH):
+        batch = run_ids[start : start + RECORDS_PER_BATCH]
         sentences += store.read(lambda connection, ids=batch: _changed_rows(connection, ids))  # type: ignore[misc]
         if len(sentences) >= _MAX_FAULTS:
             break
@@ -79,7 +79,7 @@ def _document_faults(connection: Connection) -> list[str]:
         for digest, document in connection.execute(select(table.c.digest, table.c.document)):
             try:
                 is_intact = cls.model_validate_json(document).fingerprint() == digest
-            except _DAMAGED:
+            except _DAMAGE_ERRORS:
                 is_intact = False
             if not is_intact:
                 sentences.append(f"table {table.name}: the row {digest} is not what its digest says")
@@ -101,7 +101,7 @@ def _statement_faults(connection: Connection) -> list[str]:
                 else:
                     texts = [value for name, value in values.items() if name != "series" or value is not None]
                     is_intact = all(isinstance(value, str) for value in texts)
-            except _DAMAGED:
+            except _DAMAGE_ERRORS:
                 is_intact = False
             if not is_intact:
                 first_values = ", ".join(f"{name} {value!r:.40}" for name, value in list(values.items())[:2])
@@ -132,7 +132,7 @@ def _changed_rows(connection: Connection, run_ids: list[str]) -> list[str]:
         changed = [row["run_id"] for row in rows if row_digest(row, row) != bytes(row["row_digest"])]
         unreadable = _unreadable_runs(connection, [row["run_id"] for row in rows if row["run_id"] not in changed])
         return [_CHANGED_ROW.format(run_id) for run_id in (*changed, *unreadable)]
-    except _DAMAGED:  # of a value of another type than its column's
+    except _DAMAGE_ERRORS:  # of a value of another type than its column's
         if len(run_ids) == 1:
             return [_CHANGED_ROW.format(*run_ids)]
         return [fault for run in run_ids for fault in _changed_rows(connection, [run])]
@@ -142,12 +142,12 @@ def _unreadable_runs(connection: Connection, run_ids: list[str]) -> list[str]:
     """Return the runs that cannot be read back. After an error they are read one by one."""
     try:
         RecordReader().records(connection, run_ids)
-    except _DAMAGED:  # of damaged bytes, or of a value that no record may have
+    except _DAMAGE_ERRORS:  # of damaged bytes, or of a value that no record may have
         return run_ids if len(run_ids) == 1 else [bad for run in run_ids for bad in _unreadable_runs(connection, [run])]
     return []
 
 
-class Pruned(NamedTuple):
+class PruneResult(NamedTuple):
     """Runs that were removed, or would be, and those that stay because an event names them."""
 
     removed: tuple[str, ...]
@@ -161,26 +161,28 @@ def prune(
     run_id: str | None,
     dry_run: bool,
     now: datetime | None = None,
-) -> Pruned:
-    """Remove the runs that match all conditions that are given. A run that was put aside goes with all its copies.
+) -> PruneResult:
+    """Remove the runs that match all given conditions. A run that was put aside is removed with all its copies.
 
     keep_days: only runs that began earlier. dry_run: remove nothing.
     """
-    begun_before = None
+    latest_begin = None
     if keep_days is not None:
-        earliest = (now or datetime.now(timezone.utc)) - timedelta(days=keep_days)
-        begun_before = earliest.astimezone(timezone.utc).isoformat(timespec="seconds")
+        oldest_time = (now or datetime.now(timezone.utc)) - timedelta(days=keep_days)
+        latest_begin = oldest_time.astimezone(timezone.utc).isoformat(timespec="seconds")
 
-    def change(connection: Connection) -> Pruned:
+    def change(connection: Connection) -> PruneResult:
         query = select(RUN.c.run_id).select_from(RUN.join(SERIES)).order_by(RUN.c.began, RUN.c.run_id)
-        query = query if begun_before is None else query.where(RUN.c.began < begun_before)
+        query = query if latest_begin is None else query.where(RUN.c.began < latest_begin)
         query = query if case is None else query.where(SERIES.c.case_name == case)
         query = query if run_id is None else query.where(RUN.c.run_id == run_id)
         matching = connection.execute(query).scalars().all()
         evidence = {run for event in statements.events(connection, None) for run in event.runs}
-        pruned = Pruned(tuple(r for r in matching if r not in evidence), tuple(r for r in matching if r in evidence))
-        for start in range(0, 0 if dry_run else len(pruned.removed), BATCH):
-            batch = pruned.removed[start : start + BATCH]
+        pruned = PruneResult(
+            tuple(r for r in matching if r not in evidence), tuple(r for r in matching if r in evidence)
+        )
+        for start in range(0, 0 if dry_run else len(pruned.removed), RECORDS_PER_BATCH):
+            batch = pruned.removed[start : start + RECORDS_PER_BATCH]
             connection.execute(delete(RUN).where(RUN.c.run_id.in_(batch)))
             connection.execute(delete(ASIDE).where(ASIDE.c.run_id.in_(batch)))
         return pruned

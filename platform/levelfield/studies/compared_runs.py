@@ -18,7 +18,7 @@ from levelfield.compare.comparison import Duels, Histories, duel_conclusions
 from levelfield.compare.series_runs import ChosenRuns, labelled_runs, recent_runs, repeats_around
 from levelfield.compare.sides import start_time
 from levelfield.errors import GateFailed, LevelfieldError, UnknownName, UsageError
-from levelfield.evidence.bundle_reader import read_bundle, unpacked
+from levelfield.evidence.bundle_reader import read_bundle, unpack_run
 from levelfield.evidence.verification import recomputed_record, verify_run
 from levelfield.judge.collector import collect
 from levelfield.judge.verdict import Redaction
@@ -29,7 +29,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, Series, StoreEvent, first_future_date
 from levelfield.specs.result import Result
 from levelfield.specs.short_names import refuse_empty_name
-from levelfield.store.address import NOWHERE, STORE_VARIABLE, is_missing
+from levelfield.store.address import NO_STORE, STORE_VARIABLE, is_missing
 from levelfield.store.run_record import record_of, require_storable, series_of
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def bundle_results(path: Path, pattern: str, registry: Registry, stack: ExitStac
         if check.contradictions:
             faults.append(f"{path}: {run.name} does not follow from its raw files: {check.contradictions[0].text}")
             continue
-        paths = stack.enter_context(unpacked(run))
+        paths = stack.enter_context(unpack_run(run))
         yield paths, collect(paths, read_raw(paths), Redaction(run.seal, run.entry.software))
     if faults:
         raise GateFailed("\n".join([*faults, f"`evidence verify {path}` shows all"]))
@@ -164,7 +164,7 @@ def bundle_records(path: Path, registry: Registry) -> Iterator[RunRecord | Level
     for run in bundle.runs:
         check = verify_run(run, registry, bundle)
         try:
-            with unpacked(run) as paths:
+            with unpack_run(run) as paths:
                 raw = read_raw(paths)
                 result = collect(paths, raw, Redaction(run.seal, run.entry.software))
                 record = record_of(paths, result=result, raw=raw)
@@ -377,7 +377,7 @@ class RunSources(ExitStack):
     @cached_property
     def _store(self) -> StoreRuns | None:
         """Return the open store; None where there is none yet."""
-        if self._url is None and (os.environ.get(STORE_VARIABLE) == NOWHERE or is_missing(None)):
+        if self._url is None and (os.environ.get(STORE_VARIABLE) == NO_STORE or is_missing(None)):
             return None
         from levelfield.store.database import Store
 

@@ -176,7 +176,7 @@ def _write_recordings(folder: Path, vendor: Vendor, captured: list[CapturedOutpu
     """Replace the recordings. Raises UsageError for a link or a folder among them, before anything is changed."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FolderDescriptor(folder.parent) as parent, parent.below(folder.name, make=True) as recorded:
+        with FolderDescriptor(folder.parent) as parent, parent.subfolder(folder.name, make=True) as recorded:
             old = [name for name in recorded.names() if any(fnmatchcase(name, f"{item.role}.*") for item in captured)]
             for name in (*old, ORIGINS_FILE):
                 if (kind := recorded.kind(name)) not in (None, "a file"):

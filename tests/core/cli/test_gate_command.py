@@ -84,7 +84,7 @@ def fill(
         store.add(records)
         (series,) = (stored.digest for stored in store.series())
         for number in range(NIGHTS + 5):
-            store.expect(night(number), "smoke", expected or {"tiny": series})
+            store.add_expected_entries(night(number), "smoke", expected or {"tiny": series})
         return series
 
 
@@ -227,7 +227,7 @@ def test_a_level_of_few_nights_says_from_when_on_it_counts(command: Command, url
 def test_a_suite_is_compared_alone(command: Command, url: str, stored_run: RunRecord) -> None:
     fill(url, quiet(stored_run))
     with Store.open(url) as store:
-        store.expect(night(NIGHTS - 1), "other", {"x": None})
+        store.add_expected_entries(night(NIGHTS - 1), "other", {"x": None})
     assert command("nightly", "gate", "--night", night(NIGHTS - 1))[0] == 3
     assert command("nightly", "gate", "--night", night(NIGHTS - 1), "--suite", "smoke")[0] == 0
     code, _, err = command("nightly", "gate", "--night", night(NIGHTS - 1), "--suite", "absent")

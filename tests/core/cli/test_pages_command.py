@@ -67,7 +67,7 @@ def test_the_gate_judges_the_last_night_of_a_store_for_its_pages(tmp_path: Path)
     with Store.open(str(tmp_path / "r.sqlite")) as store:
         store.add(nights.records())
         night = store.points()[results.series()[0].digest][-1].night or ""
-        store.expect(night, "nightly", {entry.series.label: entry.digest for entry in results.series()})
+        store.add_expected_entries(night, "nightly", {entry.series.label: entry.digest for entry in results.series()})
     assert main(["report", "pages", str(tmp_path / "site"), "--store", str(tmp_path / "r.sqlite")]) == 0
     text = pages(tmp_path / "site")
     *_, after = text.partition(f"Night {night}: ")

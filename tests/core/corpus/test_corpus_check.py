@@ -11,20 +11,20 @@ from typing import Any
 import levelfield.corpus.integrity as integrity
 import numpy as np
 import pytest
-from levelfield.corpus.facts import CorpusFacts, Kind, Progress
-from levelfield.corpus.integrity import check
+from levelfield.corpus.facts import CorpusFacts, CorpusKind, Progress
+from levelfield.corpus.integrity import check_corpus
 from levelfield.errors import CorpusError
 from planted_corpora import cut, write_megatron, write_paddle
 
-WRITERS: dict[Kind, Callable[..., Any]] = {"megatron": write_megatron, "paddle": write_paddle}
+WRITERS: dict[CorpusKind, Callable[..., Any]] = {"megatron": write_megatron, "paddle": write_paddle}
 LENGTHS = [100, 5, 895]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_the_facts_of_a_whole_corpus(tmp_path: Path, kind: Kind) -> None:
+def test_the_facts_of_a_whole_corpus(tmp_path: Path, kind: CorpusKind) -> None:
     WRITERS[kind](tmp_path / "c", LENGTHS)
     seen: list[tuple[int, int]] = []
-    facts = check(tmp_path / "c", progress=lambda done, total: seen.append((done, total)))
+    facts = check_corpus(tmp_path / "c", progress=lambda done, total: seen.append((done, total)))
     assert (facts.kind, facts.prefix, facts.tokens, facts.documents) == (kind, str(tmp_path / "c"), 1000, 3)
     assert (facts.dtype, facts.max_token, facts.prepared) == ("uint16", 499, None)
     sizes = sum(path.stat().st_size for path in tmp_path.iterdir() if path.suffix != ".json")
@@ -35,9 +35,9 @@ def test_the_digest_is_of_the_contents_alone(tmp_path: Path) -> None:
     digests = []
     for name, token in (("a", 1), ("b", 1), ("c", 2)):
         write_megatron(tmp_path / name, [10], np.full(10, token))
-        digests.append(check(tmp_path / name).digest)
+        digests.append(check_corpus(tmp_path / name).digest)
     write_megatron(tmp_path / "d", [4, 6], np.full(10, 1))
-    digests.append(check(tmp_path / "d").digest)
+    digests.append(check_corpus(tmp_path / "d").digest)
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
@@ -64,7 +64,7 @@ def test_a_fault_anywhere_in_the_index_is_found(tmp_path: Path, name: str) -> No
     faults, message = FAULTS[name]
     write_megatron(tmp_path / "c", LENGTHS, **faults)
     with pytest.raises(CorpusError, match=message):
-        check(tmp_path / "c")
+        check_corpus(tmp_path / "c")
     assert not (tmp_path / "c.levelfield.json").exists()
 
 
@@ -74,18 +74,18 @@ def test_faults_beyond_the_first_part_are_found_at_their_number(
     monkeypatch.setattr("levelfield.corpus.integrity._BLOCK_ENTRIES", 7)
     lengths = [2] * 50
     write_megatron(tmp_path / "whole", lengths)
-    assert check(tmp_path / "whole").documents == 50
+    assert check_corpus(tmp_path / "whole").documents == 50
     for at in (6, 7, 8, 20, 48):
         pointers = [4 * i for i in range(50)]
         pointers[at] += 2
         write_megatron(tmp_path / "c", lengths, pointers=pointers)
         with pytest.raises(CorpusError, match=f"sequence {at} .*byte {4 * at + 2}.*{4 * at},"):
-            check(tmp_path / "c")
+            check_corpus(tmp_path / "c")
         documents = list(range(51))
         documents[at] = 0
         write_megatron(tmp_path / "c", lengths, documents=documents)
         with pytest.raises(CorpusError, match=f"document.* {at} is 0.* {at - 1} "):
-            check(tmp_path / "c")
+            check_corpus(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_faults_beyond_the_first_part_are_found_at_their_number(
 def test_lens_that_are_wrong_are_found(tmp_path: Path, lens: list[int], message: str) -> None:
     write_paddle(tmp_path / "c", LENGTHS, lens=np.array(lens))
     with pytest.raises(CorpusError, match=message):
-        check(tmp_path / "c")
+        check_corpus(tmp_path / "c")
 
 
 def test_lens_damaged_inside_the_archive_are_found(tmp_path: Path) -> None:
@@ -110,17 +110,19 @@ def test_lens_damaged_inside_the_archive_are_found(tmp_path: Path) -> None:
     content[at] ^= 1
     (tmp_path / "c_idx.npz").write_bytes(content)
     with pytest.raises(CorpusError, match="lens"):
-        check(tmp_path / "c")
+        check_corpus(tmp_path / "c")
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_negative_token_is_found_where_it_is(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_negative_token_is_found_where_it_is(
+    tmp_path: Path, kind: CorpusKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("levelfield.corpus.integrity._BLOCK_BYTES", 64)
     tokens = np.arange(1000)
     tokens[703] = -7
     WRITERS[kind](tmp_path / "c", LENGTHS, tokens, dtype="int32")
     with pytest.raises(CorpusError, match=r"703 .*-7"):
-        check(tmp_path / "c")
+        check_corpus(tmp_path / "c")
 
 
 def test_the_largest_token_is_found_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +131,7 @@ def test_the_largest_token_is_found_wherever_it_is(tmp_path: Path, monkeypatch: 
         tokens = np.zeros(1000)
         tokens[at] = 12345
         write_megatron(tmp_path / "c", LENGTHS, tokens, dtype="int32")
-        assert check(tmp_path / "c", reread=True).max_token == 12345
+        assert check_corpus(tmp_path / "c", reread=True).max_token == 12345
 
 
 @pytest.mark.parametrize(
@@ -146,14 +148,14 @@ def test_no_kind_two_kinds_and_half_a_pair_are_refused(tmp_path: Path, files: st
     for name in files.split():
         (tmp_path / name).touch()
     with pytest.raises(CorpusError, match=message):
-        check(tmp_path / prefix)
+        check_corpus(tmp_path / prefix)
 
 
 def test_of_two_kinds_one_can_be_chosen(tmp_path: Path) -> None:
     write_megatron(tmp_path / "c", LENGTHS)
-    assert check(tmp_path / "c").kind == "megatron"
+    assert check_corpus(tmp_path / "c").kind == "megatron"
     write_paddle(tmp_path / "c", LENGTHS)
-    assert check(tmp_path / "c", kind="paddle").kind == "paddle"
+    assert check_corpus(tmp_path / "c", kind="paddle").kind == "paddle"
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     prefixes: list[Path] = []
     read_all = integrity._read_all
 
-    def read(kind: Kind, prefix: Path, progress: Progress) -> CorpusFacts:
+    def read(kind: CorpusKind, prefix: Path, progress: Progress) -> CorpusFacts:
         prefixes.append(prefix)
         return read_all(kind, prefix, progress)
 
@@ -172,40 +174,40 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_a_second_check_reads_nothing(tmp_path: Path, readings: list[Path]) -> None:
     write_megatron(tmp_path / "c", LENGTHS)
-    assert check(tmp_path / "c") == check(tmp_path / "c")
+    assert check_corpus(tmp_path / "c") == check_corpus(tmp_path / "c")
     assert len(readings) == 1
-    check(tmp_path / "c", reread=True)
+    check_corpus(tmp_path / "c", reread=True)
     assert len(readings) == 2
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 def test_a_changed_file_is_read_again(tmp_path: Path, readings: list[Path], suffix: str) -> None:
     write_megatron(tmp_path / "c", LENGTHS)
-    check(tmp_path / "c")
+    check_corpus(tmp_path / "c")
     status = (tmp_path / f"c{suffix}").stat()
     os.utime(tmp_path / f"c{suffix}", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    check(tmp_path / "c")
+    check_corpus(tmp_path / "c")
     assert len(readings) == 2
     cut(tmp_path / f"c{suffix}", -2)
     with pytest.raises(CorpusError):
-        check(tmp_path / "c")
+        check_corpus(tmp_path / "c")
 
 
 def test_a_damaged_memory_is_no_fault_of_the_corpus(tmp_path: Path, readings: list[Path]) -> None:
     write_megatron(tmp_path / "c", LENGTHS)
-    facts = check(tmp_path / "c")
+    facts = check_corpus(tmp_path / "c")
     for text in ("", "{", "[]", json.dumps({"schema": "levelfield.corpus/9"})):
         (tmp_path / "c.levelfield.json").write_text(text)
-        assert check(tmp_path / "c") == facts
+        assert check_corpus(tmp_path / "c") == facts
     assert len(readings) == 5
 
 
 def test_a_corpus_that_moved_knows_where_it_is(tmp_path: Path, readings: list[Path]) -> None:
     (tmp_path / "old").mkdir()
     write_megatron(tmp_path / "old/c", LENGTHS)
-    check(tmp_path / "old/c")
+    check_corpus(tmp_path / "old/c")
     (tmp_path / "old").rename(tmp_path / "new")
-    assert check(tmp_path / "new/c").prefix == str(tmp_path / "new/c")
+    assert check_corpus(tmp_path / "new/c").prefix == str(tmp_path / "new/c")
     assert len(readings) == 1
 
 
@@ -215,8 +217,8 @@ def test_where_nothing_can_be_written_beside_it_the_cache_remembers(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_megatron(tmp_path / "c", LENGTHS)
     (tmp_path / "c.levelfield.json").mkdir()  # also root cannot write a file there
-    facts = check(tmp_path / "c")
-    assert check(tmp_path / "c") == facts
+    facts = check_corpus(tmp_path / "c")
+    assert check_corpus(tmp_path / "c") == facts
     assert len(readings) == 1
     assert len(list((tmp_path / "cache/levelfield/corpora").iterdir())) == 1
     assert not list(tmp_path.glob("*.partial"))
@@ -228,7 +230,7 @@ def test_where_nothing_can_be_remembered_it_is_checked_each_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c.bin"))
     write_megatron(tmp_path / "c", LENGTHS)
     (tmp_path / "c.levelfield.json").mkdir()
-    assert check(tmp_path / "c") == check(tmp_path / "c")
+    assert check_corpus(tmp_path / "c") == check_corpus(tmp_path / "c")
     assert len(readings) == 2
 
 
@@ -239,4 +241,4 @@ def test_a_corpus_that_grows_meanwhile_is_refused(tmp_path: Path, monkeypatch: p
         os.utime(tmp_path / "c.bin", ns=(1, 1))
 
     with pytest.raises(CorpusError, match=r"c: .*changed"):
-        check(tmp_path / "c", progress=touch)
+        check_corpus(tmp_path / "c", progress=touch)

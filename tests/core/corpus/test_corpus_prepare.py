@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from levelfield.corpus import texts as texts_module
 from levelfield.corpus.facts import CorpusFacts, Preparation
-from levelfield.corpus.integrity import check
-from levelfield.corpus.preparation import prepare
+from levelfield.corpus.integrity import check_corpus
+from levelfield.corpus.preparation import prepare_corpus
 from levelfield.corpus.tokenization import END_TOKENS
 from levelfield.errors import CorpusError
 from worker_jobs import PLATFORM
@@ -50,38 +50,38 @@ def origin(facts: CorpusFacts) -> Preparation:
 
 
 def test_one_document_for_each_text_in_order(tmp_path: Path, folder: Path) -> None:
-    facts = prepare(folder, "bytes", tmp_path / "out/c")
+    facts = prepare_corpus(folder, "bytes", tmp_path / "out/c")
     contents = [b"one\n", "zwei ä\n".encode(), b"three"]
     assert tokens_of(tmp_path / "out/c") == [t for content in contents for t in (*content, 256)]
     assert (facts.tokens, facts.documents, facts.dtype, facts.max_token) == (20, 3, "uint16", 256)
     made = origin(facts)
     assert (made.tokenizer, made.vocab_size, made.end_token, made.source_files) == ("bytes", 257, 256, 3)
     assert (made.skipped_binary, made.skipped_empty, made.source_bytes) == (2, 1, 17)
-    assert check(tmp_path / "out/c") == facts
+    assert check_corpus(tmp_path / "out/c") == facts
 
 
 def test_the_index_is_megatrons_byte_for_byte(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     (tmp_path / "b").write_bytes(b"de")
-    prepare([tmp_path / "a", tmp_path / "b"], "bytes", tmp_path / "c")
+    prepare_corpus([tmp_path / "a", tmp_path / "b"], "bytes", tmp_path / "c")
     expected = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 2, 3) + struct.pack("<ii", 4, 3) + struct.pack("<qq", 0, 8)
     assert (tmp_path / "c.idx").read_bytes() == expected + struct.pack("<qqq", 0, 1, 2)
 
 
 def test_the_same_texts_give_the_same_bytes(tmp_path: Path, folder: Path) -> None:
-    first, second = (prepare(str(folder), "bytes", tmp_path / name) for name in ("x", "y"))
+    first, second = (prepare_corpus(str(folder), "bytes", tmp_path / name) for name in ("x", "y"))
     assert first.digest == second.digest and first.prepared == second.prepared
     (folder / "a.txt").write_bytes(b"two\n")
-    third = prepare(folder, "bytes", tmp_path / "z")
+    third = prepare_corpus(folder, "bytes", tmp_path / "z")
     assert third.digest != first.digest and origin(third).source_digest != origin(first).source_digest
 
 
 def test_suffixes_choose_and_a_named_file_always_counts(tmp_path: Path, folder: Path) -> None:
-    assert prepare(folder, "bytes", tmp_path / "x", suffixes=[".md"]).documents == 1
-    assert prepare(folder, "bytes", tmp_path / "y", suffixes=["*"]).documents == 4
-    assert prepare([folder / "g.png"], "bytes", tmp_path / "z").documents == 1
+    assert prepare_corpus(folder, "bytes", tmp_path / "x", suffixes=[".md"]).documents == 1
+    assert prepare_corpus(folder, "bytes", tmp_path / "y", suffixes=["*"]).documents == 4
+    assert prepare_corpus([folder / "g.png"], "bytes", tmp_path / "z").documents == 1
     with pytest.raises(CorpusError, match=r"texts: .*\.none"):
-        prepare(folder, "bytes", tmp_path / "n", suffixes=[".none"])
+        prepare_corpus(folder, "bytes", tmp_path / "n", suffixes=[".none"])
 
 
 def test_links_are_followed_once_and_loops_end(tmp_path: Path, folder: Path) -> None:
@@ -90,7 +90,7 @@ def test_links_are_followed_once_and_loops_end(tmp_path: Path, folder: Path) -> 
     (folder / "self.txt").symlink_to(folder / "self.txt")
     (folder / "gone.txt").symlink_to(folder / "nowhere")
     os.mkfifo(folder / "pipe.txt")
-    assert prepare(folder, "bytes", tmp_path / "c").documents == 3
+    assert prepare_corpus(folder, "bytes", tmp_path / "c").documents == 3
 
 
 def test_a_long_document_in_pieces_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +105,12 @@ def test_a_long_document_in_pieces_is_the_same(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_there_is_kept_without_force(tmp_path: Path, folder: Path) -> None:
-    before = prepare(folder, "bytes", tmp_path / "c")
+    before = prepare_corpus(folder, "bytes", tmp_path / "c")
     (folder / "a.txt").write_bytes(b"two\n")
     with pytest.raises(CorpusError, match=r"c\.bin.*c\.idx.*--force"):
-        prepare(folder, "bytes", tmp_path / "c")
-    assert check(tmp_path / "c") == before
-    assert prepare(folder, "bytes", tmp_path / "c", force=True).digest != before.digest
+        prepare_corpus(folder, "bytes", tmp_path / "c")
+    assert check_corpus(tmp_path / "c") == before
+    assert prepare_corpus(folder, "bytes", tmp_path / "c", force=True).digest != before.digest
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_nothing_is_left_of_what_could_not_be(
 ) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(CorpusError, match=message):
-        prepare(inputs, tokenizer, tmp_path / "out/c")
+        prepare_corpus(inputs, tokenizer, tmp_path / "out/c")
     assert not list(tmp_path.glob("out/*"))
 
 
 def test_progress_ends_at_all_of_it(tmp_path: Path, folder: Path) -> None:
     seen: list[tuple[int, int]] = []
-    prepare(folder, "bytes", tmp_path / "c", progress=lambda done, total: seen.append((done, total)))
+    prepare_corpus(folder, "bytes", tmp_path / "c", progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] == 35
 
 
@@ -153,7 +153,7 @@ def write_tokenizer(path: Path, end: str | None = "<|endoftext|>", size: int = 0
 def test_a_tokenizer_file(tmp_path: Path, end: str) -> None:
     write_tokenizer(tmp_path / "t.json", end)
     (tmp_path / "a.txt").write_text("two one what two")
-    facts = prepare(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c")
+    facts = prepare_corpus(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c")
     assert tokens_of(tmp_path / "c") == [2, 1, 0, 2, 3]  # no template, no truncation
     made = origin(facts)
     assert (made.tokenizer, made.vocab_size, made.end_token) == ("t.json", 4, 3)
@@ -164,10 +164,10 @@ def test_a_tokenizer_without_an_end_asks_for_one(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "t.json", None)
     (tmp_path / "a.txt").write_text("two")
     with pytest.raises(CorpusError, match=rf"t\.json: .*{re.escape(' '.join(END_TOKENS))}.*--end-token"):
-        prepare(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c")
+        prepare_corpus(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c")
     with pytest.raises(CorpusError, match=r"t\.json: .*three"):
-        prepare(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c", end_token="three")
-    prepare(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c", end_token="one")
+        prepare_corpus(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c", end_token="three")
+    prepare_corpus(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c", end_token="one")
     assert tokens_of(tmp_path / "c") == [2, 1]
 
 
@@ -175,13 +175,13 @@ def test_a_tokenizer_without_an_end_asks_for_one(tmp_path: Path) -> None:
 def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, size: int, dtype: str) -> None:
     write_tokenizer(tmp_path / "t.json", size=size)
     (tmp_path / "a.txt").write_text(f"w{size - 1}")
-    facts = prepare(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c")
+    facts = prepare_corpus(tmp_path / "a.txt", str(tmp_path / "t.json"), tmp_path / "c")
     assert (facts.dtype, facts.max_token, origin(facts).vocab_size) == (dtype, size + 3, size + 4)
 
 
 def prepare_elsewhere(tmp_path: Path, before: str) -> subprocess.Popen[str]:
-    code = f"import sys\nfrom levelfield.corpus.preparation import prepare\n{before}\n"
-    code += "prepare(sys.argv[1], 'bytes', sys.argv[2])"
+    code = f"import sys\nfrom levelfield.corpus.preparation import prepare_corpus\n{before}\n"
+    code += "prepare_corpus(sys.argv[1], 'bytes', sys.argv[2])"
     command = [sys.executable, "-c", code, str(tmp_path / "texts"), str(tmp_path / "out/c")]
     environment = {**os.environ, "PYTHONPATH": str(PLATFORM)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -193,7 +193,7 @@ def test_a_link_in_the_place_of_a_partial_file_is_not_followed(tmp_path: Path, f
     (tmp_path / "thesis.tex").write_text(text)
     (tmp_path / name).symlink_to(tmp_path / "thesis.tex")
     with pytest.raises(CorpusError, match=rf"{tmp_path}/out: .*{os.strerror(errno.ELOOP)}"):
-        prepare(folder, "bytes", tmp_path / "out")
+        prepare_corpus(folder, "bytes", tmp_path / "out")
     assert (tmp_path / "thesis.tex").read_text() == text
 
 
@@ -217,13 +217,13 @@ def test_a_killed_process_leaves_no_corpus_and_the_next_one_starts_anew(tmp_path
     process = prepare_elsewhere(tmp_path, slow)
     assert process.stdout is not None and process.stdout.readline() == "written\n"
     with pytest.raises(CorpusError, match=r"c\.bin\.partial: .*process"):
-        prepare(folder, "bytes", tmp_path / "out/c")
+        prepare_corpus(folder, "bytes", tmp_path / "out/c")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["c.bin.partial"]
     with pytest.raises(CorpusError, match=rf"{tmp_path}/out/c: "):
-        check(tmp_path / "out/c")
-    assert prepare(folder, "bytes", tmp_path / "out/c").documents == 3
+        check_corpus(tmp_path / "out/c")
+    assert prepare_corpus(folder, "bytes", tmp_path / "out/c").documents == 3
     assert not list(tmp_path.glob("out/*.partial"))
 
 
@@ -233,8 +233,10 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         for _ in range(96):
             file.write(b"a line of text\n" * (MIB // 15))
     limit = "import resource\ndef peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss"
-    code = f"import sys, json, numpy\n{limit}\nfrom levelfield.corpus.preparation import prepare\nbefore = peak()\n"
-    code += "prepare(sys.argv[1], 'bytes', sys.argv[2])\nprint(json.dumps([before, peak()]))"
+    code = (
+        f"import sys, json, numpy\n{limit}\nfrom levelfield.corpus.preparation import prepare_corpus\nbefore = peak()\n"
+    )
+    code += "prepare_corpus(sys.argv[1], 'bytes', sys.argv[2])\nprint(json.dumps([before, peak()]))"
     command = [sys.executable, "-c", code, str(tmp_path / "texts"), str(tmp_path / "c")]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(PLATFORM)}, capture_output=True, check=True)
     before, after = json.loads(done.stdout)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from levelfield.cli import main
 from levelfield.corpus import texts as texts_module
-from levelfield.corpus.preparation import prepare
+from levelfield.corpus.preparation import prepare_corpus
 from levelfield.errors import CorpusError
 
 
@@ -34,7 +34,7 @@ def tokens_of(prefix: Path) -> list[int]:
 
 
 def test_every_line_is_a_document_in_the_order_of_the_files(tmp_path: Path, wiki: Path) -> None:
-    facts = prepare(wiki, "bytes", tmp_path / "c", field="text")
+    facts = prepare_corpus(wiki, "bytes", tmp_path / "c", field="text")
     contents = ["one\nä", "two", "three", "vier €"]
     assert tokens_of(tmp_path / "c") == [t for content in contents for t in (*content.encode(), 256)]
     made = facts.prepared
@@ -44,9 +44,9 @@ def test_every_line_is_a_document_in_the_order_of_the_files(tmp_path: Path, wiki
 
 
 def test_another_text_or_order_is_another_source(tmp_path: Path, wiki: Path) -> None:
-    first = prepare(wiki, "bytes", tmp_path / "x", field="text")
+    first = prepare_corpus(wiki, "bytes", tmp_path / "x", field="text")
     (wiki / "AA/wiki_00").write_text(line("two") + line("one\nä"))
-    second = prepare(wiki, "bytes", tmp_path / "y", field="text")
+    second = prepare_corpus(wiki, "bytes", tmp_path / "y", field="text")
     assert first.prepared is not None and second.prepared is not None
     assert first.prepared.source_digest != second.prepared.source_digest and first.digest != second.digest
 
@@ -61,7 +61,7 @@ def test_the_command_line(tmp_path: Path, wiki: Path, capsys: pytest.CaptureFixt
 
 def test_a_suffix_still_chooses(tmp_path: Path, wiki: Path) -> None:
     (wiki / "AA/more.jsonl").write_text(line("more"))
-    assert prepare(wiki, "bytes", tmp_path / "c", field="text", suffixes=[".jsonl"]).documents == 1
+    assert prepare_corpus(wiki, "bytes", tmp_path / "c", field="text", suffixes=[".jsonl"]).documents == 1
 
 
 @pytest.mark.parametrize(
@@ -82,27 +82,27 @@ def test_a_suffix_still_chooses(tmp_path: Path, wiki: Path) -> None:
 def test_a_wrong_line_is_named_and_nothing_is_left(tmp_path: Path, wiki: Path, content: str, message: str) -> None:
     (wiki / "AB/wiki_00").write_text(content)
     with pytest.raises(CorpusError, match=message):
-        prepare(wiki, "bytes", tmp_path / "out/c", field="text")
+        prepare_corpus(wiki, "bytes", tmp_path / "out/c", field="text")
     assert not list(tmp_path.glob("out/*"))
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, wiki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("levelfield.corpus.texts.LONGEST_LINE", 60)
+    monkeypatch.setattr("levelfield.corpus.texts.MAX_LINE_BYTES", 60)
     (wiki / "AA/wiki_00").write_text(line("x" * 100))
     with pytest.raises(CorpusError, match=r"wiki_00:1: .*\b60\b"):
-        prepare(wiki, "bytes", tmp_path / "c", field="text")
+        prepare_corpus(wiki, "bytes", tmp_path / "c", field="text")
 
 
 def test_a_long_line_is_one_document(tmp_path: Path, wiki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts_module.pieces_of, "__defaults__", (8,))
+    monkeypatch.setattr(texts_module.split_text, "__defaults__", (8,))
     (wiki / "AA/wiki_00").write_text(line("ä€😀\n" * 9))
-    facts = prepare(wiki, "bytes", tmp_path / "c", field="text")
+    facts = prepare_corpus(wiki, "bytes", tmp_path / "c", field="text")
     assert facts.documents == 3
     assert tokens_of(tmp_path / "c")[:91] == [*("ä€😀\n" * 9).encode(), 256]
 
 
 def test_progress_ends_at_all_of_it(tmp_path: Path, wiki: Path) -> None:
     seen: list[tuple[int, int]] = []
-    prepare(wiki, "bytes", tmp_path / "c", field="text", progress=lambda done, total: seen.append((done, total)))
+    prepare_corpus(wiki, "bytes", tmp_path / "c", field="text", progress=lambda done, total: seen.append((done, total)))
     total = sum(path.stat().st_size for path in wiki.rglob("wiki_*"))
     assert seen == sorted(seen) and total - 1 <= seen[-1][0] <= seen[-1][1] == total

@@ -13,8 +13,8 @@ from levelfield.corpus import preparation as preparation_module
 from levelfield.corpus import texts as texts_module
 from levelfield.corpus import tokenization as seams_module
 from levelfield.corpus.facts import CorpusFacts
-from levelfield.corpus.preparation import prepare
-from levelfield.corpus.tokenization import HuggingFaceTokenizer, LongText, Tokens
+from levelfield.corpus.preparation import prepare_corpus
+from levelfield.corpus.tokenization import HuggingFaceTokenizer, LongTextEncoder, Tokens
 
 tokenizers = pytest.importorskip("tokenizers")
 WINDOW, OVERLAP = 400, 120
@@ -51,7 +51,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def joined(tokenizer: HuggingFaceTokenizer, text: str, window: int = WINDOW, part: int = 777) -> tuple[list[int], int]:
     """The tokens of a text in parts of this length, and the places where it was cut."""
-    long = LongText(tokenizer._tokens_with_starts, window, OVERLAP)
+    long = LongTextEncoder(tokenizer._tokens_with_starts, window, OVERLAP)
     parts = [text[at : at + part] for at in range(0, len(text), part)] or [""]
     return [int(token) for token in np.concatenate(list(long.tokens(parts)))], long.cut_count
 
@@ -81,7 +81,7 @@ def test_where_no_joint_is_found_the_text_is_cut_and_that_is_counted() -> None:
     def encode(texts: list[str]) -> list[Tokens]:
         return [Tokens(np.arange(len(text)), np.arange(len(text))) for text in texts]
 
-    long = LongText(encode, 20, 8)
+    long = LongTextEncoder(encode, 20, 8)
     tokens = np.concatenate(list(long.tokens(["x" * 50])))
     assert long.cut_count == 2 and len(tokens) == 50
 
@@ -90,7 +90,7 @@ def test_one_token_over_the_whole_overlap_is_a_cut() -> None:
     def encode(texts: list[str]) -> list[Tokens]:
         return [Tokens(np.zeros(1), np.zeros(1)) for _ in texts]
 
-    long = LongText(encode, 20, 8)
+    long = LongTextEncoder(encode, 20, 8)
     assert len(list(long.tokens(["x" * 50]))) == long.cut_count + 1 == 3
 
 
@@ -105,16 +105,16 @@ def test_an_exchanged_token_is_no_agreement(tokenizer: HuggingFaceTokenizer) -> 
                 tokens.numbers[np.searchsorted(tokens.starts, OVERLAP // 2) - 2] += 1
         return encoded
 
-    long = LongText(wrong, WINDOW, OVERLAP)
+    long = LongTextEncoder(wrong, WINDOW, OVERLAP)
     list(long.tokens([TEXT[:1500]]))
     assert long.cut_count == 1
 
 
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], CorpusFacts]:
     monkeypatch.setattr(texts_module.read_pieces, "__defaults__", (500,))
-    monkeypatch.setattr(seams_module.LongText.__init__, "__defaults__", (WINDOW, OVERLAP))
+    monkeypatch.setattr(seams_module.LongTextEncoder.__init__, "__defaults__", (WINDOW, OVERLAP))
     byte_pairs().save(str(tmp_path / "t.json"))
-    facts = prepare(tmp_path / "texts", str(tmp_path / "t.json"), tmp_path / "c")
+    facts = prepare_corpus(tmp_path / "texts", str(tmp_path / "t.json"), tmp_path / "c")
     return [int(token) for token in np.fromfile(tmp_path / "c.bin", dtype="<u2")], facts
 
 
@@ -133,6 +133,6 @@ def test_a_long_document_between_short_ones(tmp_path: Path, monkeypatch: pytest.
 def test_documents_of_several_pieces_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     monkeypatch.setattr(texts_module.read_pieces, "__defaults__", (500,))
-    assert prepare(tmp_path / "a.txt", "bytes", tmp_path / "c").documents == 1
+    assert prepare_corpus(tmp_path / "a.txt", "bytes", tmp_path / "c").documents == 1
     assert np.fromfile(tmp_path / "c.bin", dtype="<u2").tolist() == [*TEXT.encode(), 256]
     assert preparation_module._BATCH_BYTES > 500

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from levelfield.cli.main import main
-from levelfield.corpus.tokenization import LongText, SentencePieceTokenizer, open_tokenizer
+from levelfield.corpus.tokenization import LongTextEncoder, SentencePieceTokenizer, open_tokenizer
 from levelfield.errors import CorpusError
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
@@ -40,7 +40,7 @@ def test_the_tokens_are_the_library_s(model: Path) -> None:
 @pytest.mark.parametrize("window", [300, 307, 399, 1000])
 def test_windows_give_the_tokens_of_the_whole_text(model: Path, window: int) -> None:
     tokenizer = SentencePieceTokenizer(model, None)
-    long = LongText(tokenizer._tokens_with_starts, window, 120)
+    long = LongTextEncoder(tokenizer._tokens_with_starts, window, 120)
     parts = [TEXT[at : at + 77] for at in range(0, len(TEXT), 77)]
     assert np.concatenate(list(long.tokens(parts))).tolist() == tokenizer.encode([TEXT.encode()])[0].tolist()
     assert long.cut_count == 0

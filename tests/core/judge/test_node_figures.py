@@ -232,8 +232,8 @@ def test_a_stored_summary_is_over_all_nodes(run: RunPaths) -> None:
 def test_the_ranks_and_devices_of_each_node(run: RunPaths) -> None:
     spread(run)
     first, second = node_parts(read_plan(run), read_raw(run))
-    assert (first.name, list(first.ranks), first.indices) == ("node0", [0], ("0",))
-    assert (second.name, list(second.ranks), second.device("0")) == ("node1", [1], "node1/0")
+    assert (first.name, list(first.ranks), first.device_indices) == ("node0", [0], ("0",))
+    assert (second.name, list(second.ranks), second.device_name("0")) == ("node1", [1], "node1/0")
 
 
 def test_the_slowest_step_has_the_telemetry_of_the_node_whose_clock_counts(run: RunPaths) -> None:

@@ -60,7 +60,7 @@ class Nights:
         record = changed(self.real, number, **{**figures, **named, **change})
         with Store.open(self.address) as store:
             store.add([record])
-            store.expect(night, "smoke", {"tiny": record.series.fingerprint()})
+            store.add_expected_entries(night, "smoke", {"tiny": record.series.fingerprint()})
         return run_id
 
     def branch(self, name: str, factor: float, number: int = NIGHTS - 1, pairs: int = 0) -> str:
@@ -117,7 +117,7 @@ def doors(nights: Nights, capsys: pytest.CaptureFixture[str]) -> Iterator[object
             event.update(id="", at="")
         yield shown
     with Store.open(nights.address) as store:
-        yield store.find("latest"), store.nights(), store.newest_run_night(), store.run_ids(is_trend_only=True)
+        yield store.find("latest"), store.nights(), store.newest_run_night(), store.run_ids(trend_only=True)
         content = read_content(store)
         yield content.last_night, content.expected_entries, [(f.night, f.series, f.word) for f in content.findings]
         inputs = gate_input(store, day(NIGHTS - 1))

@@ -157,7 +157,7 @@ def words(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
             store.add(month.night(number))
             digests = {s.series.case: s.digest for s in store.series()}
             entries = {f"month/{n}": digests[n.replace(" ", "-").replace("%", "percent")] for n in FAULTS}
-            store.expect(night_name(number), "month", entries)
+            store.add_expected_entries(night_name(number), "month", entries)
             gate = gate_input(store, night_name(number), "month")
             sources = PairSources(month, store, gate, number)
             report = judge_night(gate, sources.pairs, sources.nulls)

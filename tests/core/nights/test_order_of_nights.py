@@ -116,12 +116,12 @@ def test_a_night_that_begins_compares_its_date_with_the_runs_of_the_store(
     file, record = str(tmp_path / "r.sqlite"), real_record(recorded)
     with Store.open(file) as store:
         store.add(changed(record, number, night=f"2026-01-{number + 2:02}") for number in range(3))
-        store.expect("2030-01-01", "one", {"a": None})  # of a clock that was ahead; its runs were removed
+        store.add_expected_entries("2030-01-01", "one", {"a": None})  # of a clock that was ahead; its runs were removed
     monkeypatch.setattr(night_session, "_work", lambda *arguments: ())
     request = NightRequest("one", night, tmp_path, file, UserRequest())
     output: Any = SimpleNamespace(say=print)
     for _ in range(starts):
         with NightSession.opened(request, output, output) as session:
-            session.store.expect(night, "one", {"a": None})
+            session.store.add_expected_entries(night, "one", {"a": None})
     with Store.open(file) as store:
         assert [Finding.model_validate(row).is_set_back for row in store.findings()] == [True] * expected

@@ -182,7 +182,7 @@ def test_what_is_interrupted_while_files_get_their_places_is_mended(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each number of moved files the next try makes the whole site, and no file is taken for a foreign one."""
-    move, left = FolderDescriptor.move, 0
+    move, left = FolderDescriptor.move_to, 0
 
     def interrupted(folder: FolderDescriptor, *arguments: Any) -> None:
         nonlocal left

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from levelfield.contracts.execution import Outcome
 from levelfield.corpus import integrity
-from levelfield.corpus.integrity import check
+from levelfield.corpus.integrity import check_corpus
 from levelfield.errors import CorpusError
 from levelfield.judge.collector import collect
 from levelfield.node import code_digest
@@ -35,7 +35,7 @@ TOKENS = {"megatron": ".bin", "paddle": "_ids.npy"}
 def used(request: pytest.FixtureRequest, tmp_path: Path) -> CorpusUsed:
     """A corpus as a plan names it, after its full check."""
     {"megatron": write_megatron, "paddle": write_paddle}[request.param](tmp_path / "books", [400])
-    facts = check(tmp_path / "books")
+    facts = check_corpus(tmp_path / "books")
     return CorpusUsed(kind=facts.kind, prefix=facts.prefix, digest=facts.digest, tokens=facts.tokens)
 
 

@@ -129,7 +129,7 @@ def test_a_run_that_is_over_is_not_running_though_its_platform_lives(run: RunPat
 def test_a_run_of_a_killed_platform_is_not_running_and_its_status_says_so(run: RunPaths) -> None:
     by(run, replace(own(), started=1))
     run_state.refuse_running(run)
-    words = run_state.state_words(run)
+    words = run_state.state_text(run)
     assert words.startswith("running: ") and "was killed;" in words and "`evidence collect`" in words
     directory.correct_stale_statuses(run.root.parent)
     status = json.loads(run.status.read_text())

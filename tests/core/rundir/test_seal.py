@@ -289,7 +289,7 @@ def test_collect_says_tampered_with_code_4(run: RunPaths, capsys: pytest.Capture
 
 def test_the_list_of_runs_shows_it(doubtful: RunPaths) -> None:
     write_status(doubtful, "done", "valid")
-    assert run_state.state_words(doubtful) == f"done: {collect(doubtful).status.word}"
+    assert run_state.state_text(doubtful) == f"done: {collect(doubtful).status.word}"
 
 
 # -- at the end of a run

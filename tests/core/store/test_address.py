@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 from levelfield.errors import UsageError
-from levelfield.store.address import address_of, default_url, file_system, refuse_network, without_password
+from levelfield.store.address import (
+    default_url,
+    file_system_kind,
+    parse_address,
+    refuse_network_file_system,
+    without_password,
+)
 
 MOUNTS = """\
 /dev/vda1 / ext4 rw,relatime 0 0
@@ -21,20 +27,20 @@ def test_the_default_is_a_file_in_the_data_folder(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("LEVELFIELD_STORE")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
     assert default_url() == "sqlite:////data/levelfield/results.sqlite"
-    assert address_of(None).path == Path("/data/levelfield/results.sqlite")
+    assert parse_address(None).path == Path("/data/levelfield/results.sqlite")
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setenv("HOME", "/home/ann")
-    assert address_of(None).path == Path("/home/ann/.local/share/levelfield/results.sqlite")
+    assert parse_address(None).path == Path("/home/ann/.local/share/levelfield/results.sqlite")
     monkeypatch.setenv("LEVELFIELD_STORE", "postgresql://ann@server/results")
-    assert address_of(None).text == "postgresql+psycopg://ann@server/results"
+    assert parse_address(None).text == "postgresql+psycopg://ann@server/results"
 
 
 def test_a_path_is_a_file_of_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ann")
     for text in ("r.sqlite", "sqlite:///r.sqlite", str(tmp_path / "r.sqlite"), f"sqlite:///{tmp_path}/r.sqlite"):
-        assert address_of(text).path == tmp_path / "r.sqlite"
-    assert address_of("~/r.sqlite").path == Path("/home/ann/r.sqlite")
+        assert parse_address(text).path == tmp_path / "r.sqlite"
+    assert parse_address("~/r.sqlite").path == Path("/home/ann/r.sqlite")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,7 @@ def test_a_path_is_a_file_of_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_another_address_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        address_of(text)
+        parse_address(text)
 
 
 @pytest.mark.parametrize(
@@ -78,16 +84,16 @@ def test_no_password_is_shown(url: str, public: str) -> None:
 def test_the_nearest_mount_decides(path: str, kind: str, tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
-    assert file_system(Path(path), mounts) == kind
+    assert file_system_kind(Path(path), mounts) == kind
     if kind in ("nfs4", "fuse.sshfs"):
         with pytest.raises(UsageError, match=rf"{path}: .*\({kind}\)"):
-            refuse_network(Path(path), mounts)
+            refuse_network_file_system(Path(path), mounts)
     else:
-        refuse_network(Path(path), mounts)
+        refuse_network_file_system(Path(path), mounts)
 
 
 def test_a_system_that_names_no_mounts_refuses_nothing(tmp_path: Path) -> None:
-    refuse_network(tmp_path / "r.sqlite", tmp_path / "absent")
+    refuse_network_file_system(tmp_path / "r.sqlite", tmp_path / "absent")
 
 
 def test_a_link_to_a_network_counts_as_the_network(tmp_path: Path) -> None:
@@ -95,4 +101,4 @@ def test_a_link_to_a_network_counts_as_the_network(tmp_path: Path) -> None:
     (tmp_path / "near").symlink_to(tmp_path / "far")
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/vda1 / ext4 rw 0 0\nserver:/x {tmp_path / 'far'} nfs rw 0 0\n")
-    assert file_system(tmp_path / "near" / "r.sqlite", mounts) == "nfs"
+    assert file_system_kind(tmp_path / "near" / "r.sqlite", mounts) == "nfs"

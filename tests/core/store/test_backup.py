@@ -11,8 +11,8 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.store.database import Store
-from levelfield.store.schema import METADATA, VERSION
-from levelfield.store.upkeep import faults
+from levelfield.store.schema import METADATA, SCHEMA_VERSION
+from levelfield.store.upkeep import find_faults
 from sqlalchemy import select
 from stored_records import changed
 
@@ -28,14 +28,14 @@ def filled(record: RunRecord, tmp_path: Path) -> Path:
         store.add([changed(record, 1, content="sha256:" + "f" * 64)])
         series = store.series()[0].digest
         store.add_event(StoreEvent(id="e", kind="note", series=series, at="2026-01-09", who="ann", why="a fan died"))
-        store.expect("2026-01-02", "smoke", {"tiny": series})
+        store.add_expected_entries("2026-01-02", "smoke", {"tiny": series})
         store.add_finding("2026-01-02", {"word": "no change"})
     return path
 
 
 def rows(path: Path) -> Rows:
     with Store.open(str(path), read_only=True) as store:
-        assert not [fault for fault in faults(store) if "different contents" not in fault]
+        assert not [fault for fault in find_faults(store) if "different contents" not in fault]
         return {
             table.name: store.read(lambda connection, t=table: [tuple(row) for row in connection.execute(select(t))])  # type: ignore[misc]
             for table in METADATA.sorted_tables
@@ -77,7 +77,7 @@ def no_table(path: Path) -> None:
         (lambda path: path.unlink(), ["no such file"]),
         (lambda path: path.write_text("a log"), ["not a database"]),
         (lambda path: path.write_bytes(b""), ["no such table"]),
-        (no_table, ["0.9.0", VERSION]),
+        (no_table, ["0.9.0", SCHEMA_VERSION]),
     ],
 )
 def test_what_is_no_backup_is_refused_and_the_store_stays_empty(

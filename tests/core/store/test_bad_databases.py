@@ -16,7 +16,7 @@ from levelfield.errors import UsageError
 from levelfield.specs.record import RunRecord
 from levelfield.store import connections
 from levelfield.store.database import Store
-from levelfield.store.upkeep import faults
+from levelfield.store.upkeep import find_faults
 from sqlalchemy import event
 from stored_records import changed
 
@@ -92,7 +92,7 @@ def test_damaged_pages_are_found_by_check_and_named_by_a_query(path: Path, capsy
         with pytest.raises(UsageError, match=message):
             list(store.records())
         with pytest.raises(UsageError, match=message):
-            assert faults(store) == []
+            assert find_faults(store) == []
     assert main(["store", "check", "--store", str(path)]) == 4, "as of a row that is not what its digest says"
     assert re.search(message, " ".join(capsys.readouterr().err.split()))
     assert main(["store", "info", "--store", str(path.with_name("absent.sqlite"))]) == 2
@@ -152,7 +152,7 @@ def test_a_full_disk_stores_nothing_of_the_batch(path: Path, record: RunRecord) 
         with pytest.raises(UsageError, match=r"no space"):
             store.add(more)
     with Store.open(str(path)) as store:
-        assert len(store.run_ids()) == 50 and faults(store) == []
+        assert len(store.run_ids()) == 50 and find_faults(store) == []
         assert store.add(more).new == 200
 
 
@@ -201,4 +201,4 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", script]).returncode == -9
     with Store.open(str(path)) as store:
-        assert len(list(store.records())) == 50 and faults(store) == []
+        assert len(list(store.records())) == 50 and find_faults(store) == []

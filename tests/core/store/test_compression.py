@@ -66,6 +66,6 @@ def test_another_dictionary_or_damaged_bytes_are_found_or_give_other_content() -
 
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_json("0" * 100_000)
-    monkeypatch.setattr("levelfield.store.compression.MAX_BYTES", 10_000)
+    monkeypatch.setattr("levelfield.store.compression.MAX_VALUE_BYTES", 10_000)
     with pytest.raises(ValueError, match="10,000 bytes"):
         unpack_json(packed)

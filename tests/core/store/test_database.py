@@ -56,7 +56,7 @@ def test_the_same_id_with_other_content_keeps_both_aside_and_adds_the_others(url
         assert [r.run_id for r in store.records()] == [second.run_id]
         points = store.points()[first.series.fingerprint()]
         assert [point.run_id for point in points] == [second.run_id]
-        assert store.series()[0].runs == 1
+        assert store.series()[0].run_count == 1
         # Neither of them comes back by a further import, and nothing is kept twice.
         assert store.add([first]).conflicts == store.add([forged]).conflicts == (first.run_id,)
         assert store.run_ids() == [second.run_id]
@@ -75,8 +75,8 @@ def test_series_and_points_have_what_was_added(url: str, record: RunRecord) -> N
     with Store.open(url) as store:
         store.add(reversed(added))
         stored = {entry.digest: entry for entry in store.series()}
-        assert stored[digest].series == added[0].series and stored[digest].runs == 3
-        assert (stored[digest].first, stored[digest].last) == (added[0].began, added[2].began)
+        assert stored[digest].series == added[0].series and stored[digest].run_count == 3
+        assert (stored[digest].first_began, stored[digest].last_began) == (added[0].began, added[2].began)
         assert [entry.digest for entry in store.series("tinier")] == [other] and store.series("absent") == []
         points = store.points()
         assert points.keys() == {digest, other} and [p.began for p in points[digest]] == [r.began for r in added[:3]]
@@ -129,11 +129,11 @@ def test_events_are_added_once_and_never_changed(url: str) -> None:
 
 def test_expectations_learn_their_series_and_nights_are_listed(url: str, record: RunRecord) -> None:
     with Store.open(url) as store:
-        store.expect("2026-01-05", "nightly", {"a": None, "b": "sha256:b"})
-        store.expect("2026-01-05", "nightly", {"a": "sha256:a", "b": None, "c": None})
-        store.expect("2026-01-05", "weekly", {"a": None})
+        store.add_expected_entries("2026-01-05", "nightly", {"a": None, "b": "sha256:b"})
+        store.add_expected_entries("2026-01-05", "nightly", {"a": "sha256:a", "b": None, "c": None})
+        store.add_expected_entries("2026-01-05", "weekly", {"a": None})
         entry = {"nightly/a": "sha256:a", "nightly/b": "sha256:b", "nightly/c": None, "weekly/a": None}
-        assert store.expected("2026-01-05") == entry and store.expected("2026-01-06") == {}
+        assert store.expected_entries("2026-01-05") == entry and store.expected_entries("2026-01-06") == {}
         store.add(runs_of(record))
         assert store.nights() == ["2026-01-02", "2026-01-03", "2026-01-04", "2026-01-05"]
 
@@ -228,17 +228,17 @@ def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
         assert [[point.run_id[-6:] for point in points] for points in by_length] == [
             [f"{number:06x}" for number in numbers] for numbers in (range(20, 24), range(7, 12))
         ]
-        long = next(entry.digest for entry in store.series() if entry.runs == 12)
+        long = next(entry.digest for entry in store.series() if entry.run_count == 12)
         assert len(store.points([long])[long]) == 5 and len(store.run_ids()) == 16
         assert len(store.points(since=by_length[1][2].began)[long]) == 3
 
 
 def test_a_night_of_a_clock_that_was_wrong_is_the_newest_only_where_it_is_alone(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "s.sqlite")) as store:
-        store.expect("2999-01-02", "s", {"e": None})
+        store.add_expected_entries("2999-01-02", "s", {"e": None})
         assert chosen_night(store, None) == "2999-01-02" and read_content(store).last_night == "2999-01-02"
         for night in ("2026-01-03", "2026-01-02", "2026-01-03.b"):
-            store.expect(night, "s", {"e": None})
+            store.add_expected_entries(night, "s", {"e": None})
         assert store.nights() == ["2999-01-02", "2026-01-02", "2026-01-03", "2026-01-03.b"]
         assert chosen_night(store, None) == read_content(store).last_night == "2026-01-03.b"
         assert chosen_night(store, "2999-01-02") == "2999-01-02"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.store.run_record import PrivateTexts
+from levelfield.store.run_record import TextRedactor
 from pydantic import JsonValue
 
-PRIVATE = PrivateTexts(
+PRIVATE = TextRedactor(
     ["gpu17.lab.example", "gpu17", "vm"], ["torch", "cpu"], ["/home/annika/levelfield", "/Users/bo/x"]
 )
 
@@ -30,15 +30,15 @@ PRIVATE = PrivateTexts(
     ],
 )
 def test_a_text_keeps_its_meaning(text: str, public: str) -> None:
-    assert PRIVATE.text(text) == public
+    assert PRIVATE.redact_text(text) == public
 
 
 def test_every_text_of_a_value_is_taken() -> None:
     value: JsonValue = {"a": ["/home/annika/x", {"b": "gpu17"}], "c": 1.5, "d": None, "e": True}
-    assert PRIVATE.value(value) == {"a": ["(path)", {"b": "(host)"}], "c": 1.5, "d": None, "e": True}
+    assert PRIVATE.redact_value(value) == {"a": ["(path)", {"b": "(host)"}], "c": 1.5, "d": None, "e": True}
 
 
 def test_public_words_and_nobody_are_no_names() -> None:
-    private = PrivateTexts(["torch", "localhost"], ["torch"], [f"/home/{name}/x" for name in ("root", "user")])
+    private = TextRedactor(["torch", "localhost"], ["torch"], [f"/home/{name}/x" for name in ("root", "user")])
     text = "torch on localhost as root or user"
-    assert private.text(text) == text
+    assert private.redact_text(text) == text

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from levelfield.errors import DocumentError
 from levelfield.specs.record import RunRecord, StoreEvent
-from levelfield.store.record_lines import document_of, line_of, read_lines
+from levelfield.store.record_lines import format_line, parse_line, read_lines
 
 EVENT = StoreEvent(id="e", kind="note", series="s", at="2026-01-02T03:04:05+00:00", who="ann", why="fan ü\n")
 
 
 def test_documents_come_back(record: RunRecord) -> None:
     for document in (record, EVENT):
-        line = line_of(document)
-        assert line.count("\n") == 1 and document_of(line.encode(), "line") == document
+        line = format_line(document)
+        assert line.count("\n") == 1 and parse_line(line.encode(), "line") == document
 
 
 def planted(record: RunRecord, path: tuple[str | int, ...], value: str) -> bytes:
     """The line of the record with another value at a path of keys, written as it stands."""
-    content = json.loads(line_of(record))
+    content = json.loads(format_line(record))
     place: Any = content
     for key in path[:-1]:
         place = place[key]
@@ -67,26 +67,26 @@ def planted(record: RunRecord, path: tuple[str | int, ...], value: str) -> bytes
 )
 def test_a_wrong_value_is_named(record: RunRecord, path: tuple[str | int, ...], value: str, message: str) -> None:
     with pytest.raises(DocumentError, match="line 4: ") as raised:
-        document_of(planted(record, path, value), "line 4")
+        parse_line(planted(record, path, value), "line 4")
     assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("line", [b"{", b"[1]", b'"a"', b"\xff\xfe", b"[" * 100_000, b"null", b"{}"])
 def test_what_is_no_record_is_named(line: bytes) -> None:
     with pytest.raises(DocumentError, match="a line: "):
-        document_of(line, "a line")
+        parse_line(line, "a line")
 
 
 @pytest.mark.parametrize(("text", "fault"), [("\\u0000", "NUL"), ("\\ud800", "not Unicode")])
 def test_a_statement_that_no_database_can_hold_is_named(text: str, fault: str) -> None:
     line = '{"schema":"levelfield.finding/1","night":"n","finding":{"detail":"TEXT"}}'.replace("TEXT", text)
     with pytest.raises(DocumentError, match=f"a line: .*{fault}"):
-        document_of(line.encode(), "a line")
+        parse_line(line.encode(), "a line")
 
 
 def test_a_bad_line_leaves_the_others(tmp_path: Path, record: RunRecord) -> None:
     path = tmp_path / "export.jsonl"
-    lines = [line_of(record), "{broken\n", "\n", line_of(EVENT), line_of(record)[:-30]]
+    lines = [format_line(record), "{broken\n", "\n", format_line(EVENT), format_line(record)[:-30]]
     path.write_text("".join(lines))
     wrong: list[DocumentError] = []
     seen: list[tuple[int, int]] = []
@@ -99,7 +99,7 @@ def test_a_bad_line_leaves_the_others(tmp_path: Path, record: RunRecord) -> None
 def test_a_line_without_end_is_not_read_whole(
     tmp_path: Path, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.store.record_lines.MAX_BYTES", 1000)
+    monkeypatch.setattr("levelfield.store.record_lines.MAX_LINE_BYTES", 1000)
     path = tmp_path / "export.jsonl"
     path.write_text("x" * 5000)
     with pytest.raises(DocumentError, match=r"line 1: .*1,000"):

@@ -15,7 +15,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, StoredResult
 from levelfield.specs.result import AttentionKernelFound
 from levelfield.specs.suite import EntryUsed
-from levelfield.store.record_lines import document_of, line_of, table_row
+from levelfield.store.record_lines import format_line, parse_line, table_row
 from levelfield.store.run_record import UNKNOWN, record_of
 from recorded_runs import STEP_NS, break_off, change_steps, edit, fail, seal_again
 
@@ -139,10 +139,10 @@ def test_a_graph_is_in_the_result_its_report_and_the_series(described: RunPaths)
     assert (conditions.series.graph, conditions.result.graph, result.graph) == (True, True, True)
     assert "CUDA graph" in described.report.read_text()
     assert table_row(conditions)["graph"] is True and table_row(conditions)["series"] != table_row(plain)["series"]
-    assert document_of(line_of(conditions).encode(), "a line") == conditions
-    earlier = json.loads(line_of(plain))
+    assert parse_line(format_line(conditions).encode(), "a line") == conditions
+    earlier = json.loads(format_line(plain))
     del earlier["series"]["graph"], earlier["result"]["graph"]
-    document = document_of(json.dumps(earlier).encode(), "a line")
+    document = parse_line(json.dumps(earlier).encode(), "a line")
     assert isinstance(document, RunRecord) and document.series == plain.series
 
 

@@ -30,8 +30,8 @@ from levelfield.specs.record import (
 )
 from levelfield.specs.step_parts import StepParts
 from levelfield.store.database import Store
-from levelfield.store.rows import documents_of
-from levelfield.store.run_record import PrivateTexts, record_of
+from levelfield.store.rows import stored_documents
+from levelfield.store.run_record import TextRedactor, record_of
 from levelfield.store.run_traces import run_traces, step_trace
 from stored_records import changed
 
@@ -122,7 +122,7 @@ def test_a_recorded_run_has_traces_that_a_store_keeps(plan: Plan, recorded: Path
     with Store.open(url) as store:
         store.add([record, bare := changed(record, 5, traces=None)])
         assert store.record(record.run_id) == record and store.record(bare.run_id) == bare
-    assert len(documents_of(record)) == 3 and len(documents_of(bare)) == 2
+    assert len(stored_documents(record)) == 3 and len(stored_documents(bare)) == 2
 
 
 def parts(**more: Any) -> StepParts:
@@ -147,7 +147,7 @@ def test_a_step_in_parts_is_the_mean_over_the_ranks_bounded_and_without_private_
     kernel = {"part": "mlp", "kind": "other", "dtype": None, "count": 1.0}
     kernels = [{**kernel, "name": f"k{number} /home/ann/x/y.py", "ms": float(number)} for number in range(60)]
     alone = {"parts": [], "peak": "of node7", "memory": "/home/ann/x", "findings": ["node7"], "missing": ["node7"] * 40}
-    public = PrivateTexts(["node7"], ()).text
+    public = TextRedactor(["node7"], ()).redact_text
     traces = step_trace(parts(kernels=kernels, warnings=["node7 slow"], alone=alone), public)
     assert traces.alone and (traces.alone.peak, traces.alone.memory) == ("of (host)", "(path)")
     assert traces.alone.findings == ("(host)",) and traces.alone.missing == ("(host)",) * 20

@@ -15,8 +15,8 @@ from levelfield.specs.run_figures import MFU_NAME
 from levelfield.store import schema
 from levelfield.store.database import Store
 from levelfield.store.rows import COPIED_COLUMNS, row_digest
-from levelfield.store.schema import METADATA, RUN, VERSION
-from levelfield.store.upkeep import faults
+from levelfield.store.schema import METADATA, RUN, SCHEMA_VERSION
+from levelfield.store.upkeep import find_faults
 from plans import ROOT
 from sqlalchemy import Connection, inspect, update
 from stored_records import changed
@@ -53,7 +53,7 @@ def test_a_store_of_another_version_is_refused_and_left_alone(
         store.add([record])
         execute(store, *lines)
     for read_only in (True, False):
-        with pytest.raises(UsageError, match=rf"version {version}, expected {VERSION}\."):
+        with pytest.raises(UsageError, match=rf"version {version}, expected {SCHEMA_VERSION}\."):
             Store.open(url, read_only)
     with store.engine.connect() as connection:
         run_ids = connection.exec_driver_sql("SELECT run_id FROM run").scalars().all()
@@ -67,7 +67,7 @@ def test_a_store_without_tables_is_not_made_by_reading(new_database: str) -> Non
 
 def test_where_a_table_cannot_be_made_none_is(new_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of another program has the name of one of ours."""
-    monkeypatch.setattr(schema, "_table_version", lambda connection: schema.VERSION)
+    monkeypatch.setattr(schema, "_table_version", lambda connection: schema.SCHEMA_VERSION)
     with Store.open(new_database) as store:
         execute(store, "CREATE TABLE finding (lost TEXT)")
         monkeypatch.undo()
@@ -106,11 +106,11 @@ def test_a_store_of_1_0_0_gets_the_headlines_figures_from_its_results(url: str, 
     with pytest.raises(UsageError, match=f"column {MFU_NAME}"):
         Store.open(url, read_only=True)
     with Store.open(url) as store, store.engine.connect() as connection:
-        assert faults(store) == [] and store.record(record.run_id) == record
+        assert find_faults(store) == [] and store.record(record.run_id) == record
         rows = connection.exec_driver_sql("SELECT * FROM v_result").mappings().all()
         assert [row[MFU_NAME] for row in rows] == [record.mfu_megatron] * 2 and "mfu" not in rows[0]
         assert not any(0.875 in row.values() for row in rows)
-        assert connection.exec_driver_sql("SELECT version FROM store_version").scalars().all() == [VERSION]
+        assert connection.exec_driver_sql("SELECT version FROM store_version").scalars().all() == [SCHEMA_VERSION]
     with Store.open(url, read_only=True) as store:
         assert [point.mfu_megatron for point in store.points()[series]] == [record.mfu_megatron] * 2
 
@@ -121,7 +121,7 @@ def test_a_row_that_was_changed_before_the_new_figure_stays_damaged(url: str, re
         made_by_1_0_0(store, of_palm=0.875)
         execute(store, f"UPDATE run SET mfu = 0.5 WHERE run_id = '{record.run_id}'")
     with Store.open(url) as store:
-        (fault,) = faults(store)
+        (fault,) = find_faults(store)
         assert f"run {record.run_id}:" in fault
 
 
@@ -139,11 +139,11 @@ def test_a_store_knows_which_runs_were_disturbed_also_those_of_1_0_0(url: str, r
         assert disturbances(store) == expected
         made_by_1_0_0(store, of_palm=0.875)
     with Store.open(url) as store:
-        assert disturbances(store) == expected and faults(store) == []
+        assert disturbances(store) == expected and find_faults(store) == []
         assert {point.displayed_status for point in store.points()[series]} == {"valid", DISTURBED}
         assert {run.word for run in store.records([*expected])} == {"valid"}
         execute(store, "UPDATE run SET disturbance = NULL")
-        (fault,) = faults(store)
+        (fault,) = find_faults(store)
         assert f"run {loud.run_id}:" in fault
 
 
@@ -151,7 +151,7 @@ def test_a_changed_figure_of_a_row_is_damage(url: str, record: RunRecord) -> Non
     with Store.open(url) as store:
         store.add([record])
         execute(store, "UPDATE run SET mfu_megatron = NULL")
-        (fault,) = faults(store)
+        (fault,) = find_faults(store)
         assert f"run {record.run_id}:" in fault
 
 
@@ -162,4 +162,4 @@ def test_a_backup_of_1_0_0_is_restored_as_todays_store(record: RunRecord, tmp_pa
         made_by_1_0_0(store, of_palm=0.875)
     assert main(["store", "restore", backup, "--store", restored]) == 0
     with Store.open(restored, read_only=True) as store:
-        assert faults(store) == [] and store.record(record.run_id) == record
+        assert find_faults(store) == [] and store.record(record.run_id) == record

@@ -21,7 +21,7 @@ from levelfield.rundir.directory import PAIRS_FOLDER, write_status
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.store.database import Store
-from levelfield.store.schema import VERSION
+from levelfield.store.schema import SCHEMA_VERSION
 from levelfield.store.upkeep import prune
 from plans import PLUGINS
 from recorded_runs import change_steps, seal_again
@@ -188,7 +188,7 @@ def test_an_export_is_a_whole_copy(command: Command, run: RunPaths, tmp_path: Pa
         opened.add_event(
             StoreEvent(id="e", kind="note", series="s", at="2026-01-02T03:04:05+00:00", who="ann", why="x")
         )
-        opened.expect("2026-01-02", "nightly", {"a": None, "b": "sha256:b"})
+        opened.add_expected_entries("2026-01-02", "nightly", {"a": None, "b": "sha256:b"})
         opened.add_finding("2026-01-02", {"word": "no change", "change": 0.01})
         before = contents(opened)
         before = ([record.reported(_EXPORT_REASON) for record in before[0]], *before[1:])
@@ -236,7 +236,7 @@ def test_an_export_that_was_edited_is_reported_until_the_raw_files_come(
 
 
 def contents(store: Store) -> tuple[list[RunRecord], list[StoreEvent], object, object, object]:
-    return [*store.records()], store.events(), store.expected("2026-01-02"), store.findings(), store.nights()
+    return [*store.records()], store.events(), store.expected_entries("2026-01-02"), store.findings(), store.nights()
 
 
 @pytest.mark.parametrize("action", [["info"], ["check"], ["export"], ["prune", "--keep-days", "1"]])
@@ -397,7 +397,7 @@ def test_every_action_works_on_both_databases(command: Command, url: str, record
         opened.add(changed(record, number) for number in range(3))
     at = ("--store", url)
     facts = json.loads(command("store", "info", *at, "--json")[1])
-    assert facts["rows"]["run"] == 3 and facts["bytes"] > 10_000 and facts["schema"] == VERSION
+    assert facts["rows"]["run"] == 3 and facts["bytes"] > 10_000 and facts["schema"] == SCHEMA_VERSION
     assert command("store", "check", *at)[0] == 0
     file = tmp_path / "all.jsonl"
     assert command("store", "export", *at, "--output", file)[0] == 0 and len(file.read_text().splitlines()) == 3

@@ -13,10 +13,10 @@ import pytest
 from levelfield.errors import LevelfieldError
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.store import connections
-from levelfield.store.address import address_of, refuse_network
+from levelfield.store.address import parse_address, refuse_network_file_system
 from levelfield.store.database import Store
-from levelfield.store.record_lines import document_of, line_of
-from levelfield.store.upkeep import faults
+from levelfield.store.record_lines import format_line, parse_line
+from levelfield.store.upkeep import find_faults
 from stored_records import changed
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "store.txt"
@@ -31,9 +31,9 @@ def message(fault: Callable[[], object]) -> str:
 
 def addresses(tmp_path: Path) -> Iterator[str]:
     for text in ("mysql://ann:word@host/db", "sqlite:///", "/dev/null", "none"):
-        yield message(lambda text=text: address_of(text))  # type: ignore[misc]
+        yield message(lambda text=text: parse_address(text))  # type: ignore[misc]
     (tmp_path / "mounts").write_text("server:/export / nfs4 rw 0 0\n")
-    yield message(lambda: refuse_network(tmp_path / "r.sqlite", tmp_path / "mounts"))
+    yield message(lambda: refuse_network_file_system(tmp_path / "r.sqlite", tmp_path / "mounts"))
 
 
 def databases(tmp_path: Path, record: RunRecord) -> Iterator[str]:
@@ -61,9 +61,9 @@ def databases(tmp_path: Path, record: RunRecord) -> Iterator[str]:
         yield message(lambda: store.add([record.model_copy(update={"run_id": "new"})]))
         other.execute("ROLLBACK")
         other.execute("UPDATE run SET mfu_megatron = 7 WHERE rowid = 1")
-        yield from faults(store)
+        yield from find_faults(store)
         other.execute("DELETE FROM raw WHERE rowid = 1")
-        yield from faults(store)
+        yield from find_faults(store)
         other.execute("DROP VIEW v_result")
         other.execute("ALTER TABLE run DROP COLUMN mfu_megatron")
     yield message(lambda: Store.open(str(old), read_only=True))
@@ -74,13 +74,13 @@ def databases(tmp_path: Path, record: RunRecord) -> Iterator[str]:
 
 def lines(record: RunRecord) -> Iterator[str]:
     """Yield what is said of lines that are no records."""
-    content = json.loads(line_of(record))
+    content = json.loads(format_line(record))
     changes = {"schema": "levelfield.record/2", "began": "yesterday", "window": [11, 99999999999], "reason": "a\0b"}
     planted = [json.dumps({**content, name: value}) for name, value in changes.items()]
     planted += [json.dumps({**content, "mfu_megatron": 0.25}), json.dumps({**content, "reason": "\ud800"}), "{", "[1]"]
-    planted.append(line_of(record).replace('"verdict"', '"losses":[NaN],"verdict"', 1))
+    planted.append(format_line(record).replace('"verdict"', '"losses":[NaN],"verdict"', 1))
     for line in planted:
-        yield message(lambda line=line: document_of(line.encode(), "line 4"))  # type: ignore[misc]
+        yield message(lambda line=line: parse_line(line.encode(), "line 4"))  # type: ignore[misc]
 
 
 def test_messages_are_those_of_the_golden_file(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from levelfield.specs.record import RunRecord
 from levelfield.store.database import Store
-from levelfield.store.upkeep import faults, row_counts
+from levelfield.store.upkeep import find_faults, row_counts
 from plans import ROOT
 
 WRITER = Path(__file__).with_name("writer.py")
@@ -80,7 +80,7 @@ def whole(url: str, acknowledged: list[str]) -> int:
     with Store.open(url) as store:
         stored = store.run_ids()
         assert len(stored) == len({*stored}) and {*acknowledged} <= {*stored}
-        assert faults(store) == []
+        assert find_faults(store) == []
         rows = row_counts(store)
         assert rows["raw"] == rows["run"] == len(stored) and rows["aside"] == 0
         return len(stored)

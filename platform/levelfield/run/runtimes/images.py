@@ -24,7 +24,7 @@ from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
 from levelfield.run.runtimes.engine import IMAGE_LABEL, first_line
 from levelfield.run.runtimes.wheels import Wheels, image_wheels, verify
-from levelfield.rundir.directory import replacing, write_atomically
+from levelfield.rundir.directory import replacement_file, write_atomically
 from levelfield.specs.plan import ContainerPlan, ImagePlan
 from levelfield.user_folders import own_cache
 
@@ -158,6 +158,6 @@ def build_context(image: ImagePlan, wheels: Wheels) -> Iterator[Any]:
 
 def export_image(client: DockerClient, tag: str, path: Path) -> None:
     """Write the image for `docker load`. A failed write leaves no file. Raises OSError."""
-    with replacing(path, "b") as file:
+    with replacement_file(path, "b") as file:
         for block in client.images.get(tag).save(named=True):
             file.write(block)
