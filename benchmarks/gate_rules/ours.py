@@ -9,11 +9,11 @@ from functools import partial
 
 import numpy as np
 from gate_rules.worlds import Nights
-from levelfield.nights.baselines import LevelEvidence, accepted_baseline
-from levelfield.nights.gate import MAX_PAIRS_OF_A_NIGHT, Confirmation, GateReport, PairRuns, judge_night, suspects
+from levelfield.nights.baselines import LevelEvidence, baseline_event
+from levelfield.nights.gate import MAX_PAIRS_PER_NIGHT, Confirmation, GateReport, PairRuns, judge_night, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.series.findings import Finding
-from levelfield.series.pairs import MAX_NULLS_OF_A_NIGHT, Pair
+from levelfield.series.pairs import MAX_NULL_PAIRS_PER_NIGHT, Pair
 from levelfield.series.trigger import MANY_SERIES
 from levelfield.specs.record import NULL_PURPOSES, Conditions, GatedFigure, Point, Purpose, StoreEvent
 
@@ -61,7 +61,7 @@ def fleet_reports(nights: Nights, random: np.random.Generator) -> Iterator[GateR
     """Yield the gate's report of every night from the kind's start on, of all series together on shared nodes."""
     names = {f"s{i}": i for i in range(len(nights.observed))}
     points = {name: _points(nights, i, f"n{i % (FLEET_NODES // nights.kind.nodes)}.") for name, i in names.items()}
-    return _reports(nights, names, points, random, True, MAX_PAIRS_OF_A_NIGHT)
+    return _reports(nights, names, points, random, True, MAX_PAIRS_PER_NIGHT)
 
 
 def _reports(
@@ -73,7 +73,7 @@ def _reports(
     events = [_acceptance(name, of, start) for name, of in points.items()] if nights.kind.is_accepted else []
     for night in range(start, nights.observed.shape[1]):
         points_so_far = {name: _until(of, night) for name, of in points.items()}
-        gate_input = GateInput(_day(night), points_so_far, {}, events, past=past, conditions=_conditions)
+        gate_input = GateInput(_day(night), points_so_far, {}, events, past_findings=past, find_conditions=_conditions)
         if not has_pairs:
             report = judge_night(gate_input)
         else:
@@ -86,7 +86,7 @@ def _reports(
                 """Yield pairs of runs of a suspect. Those that are taken are stored, as nights store their runs."""
                 first = builds[series]
                 sides = (first, first if arms == NULL_PURPOSES else night)
-                costs = nights.pairs(names[series], night, sides, MAX_NULLS_OF_A_NIGHT, random)
+                costs = nights.pairs(names[series], night, sides, MAX_NULL_PAIRS_PER_NIGHT, random)
                 trend = next(p for p in points[series] if p.night == _day(night) and p.is_of_trend)
                 for number, (cost_a, cost_b) in enumerate(costs):
                     pair = _run_of_arm(trend, arms[0], cost_a, number), _run_of_arm(trend, arms[1], cost_b, number)
@@ -101,7 +101,7 @@ def _reports(
 
 
 def _null_values(nulls: PairRuns, series: str, figure: GatedFigure) -> Iterator[Pair]:
-    return ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series))
+    return ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.pairs(series))
 
 
 def _run_of_arm(trend: Point, arm: Purpose, cost: float, number: int) -> Point:
@@ -117,7 +117,7 @@ def _night_of(run_id: str) -> int:
 def _acceptance(series: str, points: list[Point], start: int) -> StoreEvent:
     """Return the event of somebody who accepts the level in the morning before the night `start`."""
     evidence = LevelEvidence(series, tuple(_until(points, start - 1)))
-    return accepted_baseline(evidence, "somebody", "the first level", f"{_day(start - 1)}T09:00:00Z")
+    return baseline_event(evidence, "somebody", "the first level", f"{_day(start - 1)}T09:00:00Z")
 
 
 def _until(points: list[Point], night: int) -> list[Point]:

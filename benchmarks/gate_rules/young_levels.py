@@ -17,7 +17,7 @@ if __name__ == "__main__":
 import numpy as np
 from gate_rules.worlds import NODE_DEVIATION
 from levelfield.measure.student import normal_tail, t_quantile
-from levelfield.series.level import MIN_NIGHTS, Level, level_of
+from levelfield.series.level import MIN_LEVEL_NIGHTS, Level, level_of
 from levelfield.series.segments import Observation
 from levelfield.series.trigger import SUSPICION_Z, is_beyond
 
@@ -57,7 +57,7 @@ def main() -> None:
     random = np.random.default_rng(20261125)
     tails = [0.025, normal_tail(2.5), normal_tail(3.0)]
     print("| nights | tail 2.5 % | z 2.5 | z 3 |\n|---|---|---|---|")
-    for nights in (MIN_NIGHTS, 8, 10, 12, 15, 20, 30):
+    for nights in (MIN_LEVEL_NIGHTS, 8, 10, 12, 15, 20, 30):
         cells = [f"{needed:.2f} / {assumed:.2f}" for needed, assumed in multiples(nights, 4000, tails, random)]
         print(f"| {nights} | {' | '.join(cells)} |")
 

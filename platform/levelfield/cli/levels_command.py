@@ -130,23 +130,25 @@ def _add_event(options: argparse.Namespace, kind: str) -> int:
     """Add an event of this kind and print it. Return 0. Raises UsageError where the evidence does not suffice."""
     from levelfield.nights import baselines
     from levelfield.nights.series_history import event_lines
-    from levelfield.nights.stored_nights import conditions_of, level_evidence, one_series
+    from levelfield.nights.stored_nights import conditions_lookup, find_one_series, level_evidence
 
     until = None if kind == "note" else _parse_day(options.until)
     with open_store(options.store) as store:
-        series = one_series(store, options.series)
+        series = find_one_series(store, options.series)
         same_step_events: list[StoreEvent] = []
         who, at, points = options.who or user_name(), utc_now(), store.points([series.digest])[series.digest]
         if kind == "level":
             (evidence,) = level_evidence(store, [series.digest], at, options.run)
-            event = baselines.accepted_baseline(evidence, who, options.reason, at, until)
+            event = baselines.baseline_event(evidence, who, options.reason, at, until)
         elif kind == "step":
-            event = baselines.accepted_step(series.digest, points, who, options.reason, at, until)
+            event = baselines.step_event(series.digest, points, who, options.reason, at, until)
             same_step_events = (
-                baselines.same_steps(event, store.points(), conditions_of(store)) if options.everywhere else []
+                baselines.same_step_events(event, store.points(), conditions_lookup(store))
+                if options.everywhere
+                else []
             )
         else:
-            event = baselines.note(series.digest, who, options.reason, at)
+            event = baselines.note_event(series.digest, who, options.reason, at)
         for new in (event, *same_step_events):
             store.add_event(new)
         remarks = [*_waiting_lines(points), _keep_build(store, event)] if event.kind == "baseline" else []
@@ -172,14 +174,14 @@ def _accept_all(options: argparse.Namespace) -> int:
     from levelfield.nights import baselines
     from levelfield.nights.gate import judge_night
     from levelfield.nights.series_history import event_lines
-    from levelfield.nights.stored_nights import chosen_night, gate_input, level_evidence
-    from levelfield.series.findings import FAILURES
-    from levelfield.series.level import MIN_NIGHTS
+    from levelfield.nights.stored_nights import find_night, gate_input, level_evidence
+    from levelfield.series.findings import FAILURE_WORDS
+    from levelfield.series.level import MIN_LEVEL_NIGHTS
     from levelfield.specs.record import branch_of
 
     until, who, at, remarks = _parse_day(options.until), options.who or user_name(), utc_now(), list[str]()
     with open_store(options.store) as store:
-        night_name = chosen_night(store, options.night)
+        night_name = find_night(store, options.night)
         if branch_of(night_name):
             raise UsageError(
                 f"nightly accept --night {night_name}: found a night of a branch, expected one of the default branch, "
@@ -189,9 +191,9 @@ def _accept_all(options: argparse.Namespace) -> int:
         series_tonight = sorted(inputs.points_tonight, key=inputs.label)
         series_by_run = {point.run_id: series for series in series_tonight for point in inputs.points_tonight[series]}
         findings = judge_night(inputs, inputs.stored_pairs).findings
-        failing = [f for f in findings if f.word in FAILURES and not options.worse]
+        failing = [f for f in findings if f.word in FAILURE_WORDS and not options.worse]
         worse_words = {series_by_run.get(run or "", f.series): f.word for f in failing for run in (f.run_id, *f.runs)}
-        accepted = baselines.accepted_baselines(
+        accepted = baselines.baseline_events(
             level_evidence(store, series_tonight, at), worse_words, who, options.reason, at, until
         )
         if not options.dry_run:
@@ -201,8 +203,8 @@ def _accept_all(options: argparse.Namespace) -> int:
             remarks += dict.fromkeys(_keep_build(store, event) for event in accepted.events)
         accepted_series = [event.series or "" for event in accepted.events]
         if waiting := [inputs.label(series) for series in accepted_series if _waiting_lines(inputs.points[series])]:
-            remarks.append(wrapped(f"compared once there are {MIN_NIGHTS} nights: {', '.join(waiting)}", 2))
-    exit_code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refused.items()
+            remarks.append(wrapped(f"compared once there are {MIN_LEVEL_NIGHTS} nights: {', '.join(waiting)}", 2))
+    exit_code, refused = 0 if accepted.events else UsageError.exit_code, accepted.refusals.items()
     if options.json:
         refused_rows = [{"series": series, "label": inputs.label(series), "why": why} for series, why in refused]
         events = [event.model_dump(mode="json") for event in accepted.events]
@@ -238,10 +240,10 @@ def _keep_build(store: Store, event: StoreEvent) -> str:
 
 def _list_events(options: argparse.Namespace) -> int:
     from levelfield.nights.series_history import event_lines
-    from levelfield.nights.stored_nights import one_series
+    from levelfield.nights.stored_nights import find_one_series
 
     with open_store(options.store, read_only=True) as store:
-        digest = one_series(store, options.series).digest if options.series else None
+        digest = find_one_series(store, options.series).digest if options.series else None
         events = [event for event in store.events(digest) if event.series]
         labels = {s.digest: s.series.label for s in store.series()}
     if options.json:
@@ -270,24 +272,26 @@ def _parse_day(text: str | None) -> str | None:
 
 def _waiting_lines(points: Sequence[Point]) -> list[str]:
     """Return from when on nights are compared with a level of fewer nights than the gate needs; else nothing."""
-    from levelfield.series.level import MIN_NIGHTS
+    from levelfield.series.level import MIN_LEVEL_NIGHTS
     from levelfield.series.segments import level_points, night_of
 
     nights = len({night_of(point) for point in level_points(points)})
-    if nights >= MIN_NIGHTS:
+    if nights >= MIN_LEVEL_NIGHTS:
         return []
-    sentence = f"nights are compared with it once there are {MIN_NIGHTS}, to know how they scatter: {nights} so far"
+    sentence = (
+        f"nights are compared with it once there are {MIN_LEVEL_NIGHTS}, to know how they scatter: {nights} so far"
+    )
     return [wrapped(sentence, 2)]
 
 
 def _history(options: argparse.Namespace) -> int:
     """Return 0. Raises UnknownName for a series that the store does not have."""
     from levelfield.nights.series_history import event_lines, figure_histories, history_lines
-    from levelfield.nights.stored_nights import history_input, named_series
+    from levelfield.nights.stored_nights import find_series, history_input
 
     rows, lines = [], []
     with open_store(options.store, read_only=True) as store:
-        matches, when = named_series(store, options.series), utc_now()
+        matches, when = find_series(store, options.series), utc_now()
         history = history_input(store, matches)
         for stored in matches:
             histories = figure_histories(history, stored.digest, when)

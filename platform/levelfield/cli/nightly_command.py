@@ -39,7 +39,7 @@ from levelfield.specs.run_figures import GATED_BY_OPTION
 if TYPE_CHECKING:
     from levelfield.nights.night_session import NightSession
     from levelfield.series.findings import FindingPage
-    from levelfield.series.pairs import Side
+    from levelfield.series.pairs import BuildSide
     from levelfield.store.database import Store
 
 _NIGHTLY_HELP = """\
@@ -224,9 +224,9 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
     """
     from levelfield.nights.night_session import NightRequest, NightSession
     from levelfield.nights.tickets import night_tickets
-    from levelfield.nights.webhook import delivered, webhook_url
+    from levelfield.nights.webhook import deliver, webhook_url
     from levelfield.plan.request import UserRequest
-    from levelfield.series.finding_forms import WRITERS
+    from levelfield.series.finding_forms import FORMATTERS
     from levelfield.series.findings import FindingPage
     from levelfield.specs.record import night_options
 
@@ -239,14 +239,14 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
         request=UserRequest(runtime=options.runtime, base_image=image, python=options.python),
         plugins=tuple(options.plugins),
         budget=options.budget,
-        has_control=not options.no_control,
-        has_pairs=not options.no_confirm,
-        most_pairs=options.pairs,
+        runs_control=not options.no_control,
+        runs_pairs=not options.no_confirm,
+        max_pairs=options.pairs,
     )
     # A terminal for people who watch, else one for those who read the end in the morning.
     is_watched = options.progress or (sys.stderr.isatty() and not (options.quiet or options.json))
     output, webhook = Terminal() if is_watched else NoteTaker(), webhook_url(options.webhook_file)
-    with NightSession.opened(request, registry_of(options), output) as session:
+    with NightSession.open(request, registry_of(options), output) as session:
         try:
             report = session.judge() if session.run_entries() else None
         except KeyboardInterrupt:  # between two runs of pairs
@@ -259,10 +259,10 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
         page = FindingPage(
             report.first_line, night, report.findings, options.strict, options.advisory, tickets,
             _index_url(options.page_url), session.suite, index, (*getattr(output, "notes", ()), *report.notes),
-            _named_file(session.store, options.store), report.order,
+            _named_file(session.store, options.store), report.order_problem,
         )  # fmt: skip
         # The findings come first: a full disk must not take them.
-        print(WRITERS["json" if options.json else "text"](page), end="", flush=True)
+        print(FORMATTERS["json" if options.json else "text"](page), end="", flush=True)
         problems = list(_write_finding_files(page, {"markdown": options.markdown, "junit": options.junit}))
         if options.html:
             try:
@@ -271,7 +271,7 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
                 problems.append(str(error))
     for problem in problems:
         print(wrapped(f"levelfield: error: {problem}", 12), file=sys.stderr)
-    if webhook and (reason := delivered(webhook, WRITERS["webhook"](page))):
+    if webhook and (reason := deliver(webhook, FORMATTERS["webhook"](page))):
         print(wrapped(f"levelfield: the webhook did not take the night: {reason}", 12), file=sys.stderr)
     return page.exit_code or (UsageError.exit_code if problems else 0)
 
@@ -292,12 +292,12 @@ def _write_site(session: NightSession, folder: Path, page: FindingPage) -> None:
 
 def _write_finding_files(page: FindingPage, files: Mapping[str, Path | None]) -> Iterator[str]:
     """Write the findings into files by their format. Yield why a file cannot be written; the others are written."""
-    from levelfield.series.finding_forms import WRITERS
+    from levelfield.series.finding_forms import FORMATTERS
 
     for form, path in files.items():
         try:
             if path:
-                write_atomically(path, WRITERS[form](page), through_link=True)
+                write_atomically(path, FORMATTERS[form](page), through_link=True)
         except OSError as error:
             problem = f"{path}: cannot be written: {error.strerror}"
             yield f"{problem}; the night is stored, `nightly gate --output` writes it"
@@ -317,28 +317,29 @@ def _add_gate_options(parser: argparse.ArgumentParser) -> None:
 def _gate(options: argparse.Namespace) -> int:
     """Return the exit code of the night's findings, which the store keeps."""
     from levelfield.nights.gate import judge_night, new_findings
-    from levelfield.nights.stored_nights import chosen_night, gate_input
+    from levelfield.nights.stored_nights import find_night, gate_input
     from levelfield.nights.tickets import NightTickets
-    from levelfield.series.finding_forms import WRITERS
-    from levelfield.series.findings import FindingPage, with_explanations
+    from levelfield.series.finding_forms import FORMATTERS
+    from levelfield.series.findings import FindingPage, restore_explanations
 
     with open_store(options.store) as store:
-        inputs = gate_input(store, chosen_night(store, options.night), options.suite)
+        inputs = gate_input(store, find_night(store, options.night), options.suite)
         report = judge_night(inputs, inputs.stored_pairs)
-        report = replace(report, findings=with_explanations(report.findings, inputs.past))
+        report = replace(report, findings=restore_explanations(report.findings, inputs.past_findings))
         for finding in new_findings(report.findings, inputs):
             store.add_finding(report.night, finding.model_dump(mode="json"))
-        tickets = NightTickets(store, inputs, runs_folder(options), options.page_url).all(report.findings)
+        tickets = NightTickets(store, inputs, runs_folder(options), options.page_url).tickets(report.findings)
         store_file = _named_file(store, options.store)
     page = FindingPage(
         report.first_line, report.night, report.findings, options.strict, options.advisory, tickets,
-        _index_url(options.page_url), options.suite, notes=report.notes, store=store_file, order=report.order,
+        _index_url(options.page_url), options.suite, notes=report.notes, store=store_file,
+        order_problem=report.order_problem,
     )  # fmt: skip
     if options.output:
-        write_atomically(options.output, WRITERS[options.format](page), through_link=True)
+        write_atomically(options.output, FORMATTERS[options.format](page), through_link=True)
         print(page.first_line, file=sys.stderr)
     else:
-        print(WRITERS[options.format](page), end="")
+        print(FORMATTERS[options.format](page), end="")
     return page.exit_code
 
 
@@ -384,7 +385,7 @@ def _bisect(options: argparse.Namespace) -> int:
     good, figure = checkout_build(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_folder(options), options.plugins, terminal.say)
 
-    def judge_commit(commit: str) -> Side:
+    def judge_commit(commit: str) -> BuildSide:
         build = checkout_build(commit, say=terminal.say)
         terminal.say(f"trying {build}")
         side = trials.judge(build)

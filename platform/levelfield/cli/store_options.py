@@ -108,7 +108,7 @@ def last_night_findings(
     inputs = gate_input(store, nights[-1])
     findings = judge_night(inputs, inputs.stored_pairs).findings
     findings = tuple(finding for finding in findings if series is None or finding.series in series)
-    return findings, NightTickets(store, inputs, runs).all(findings)
+    return findings, NightTickets(store, inputs, runs).tickets(findings)
 
 
 def add_recording_options(parser: ParserOrGroup) -> None:

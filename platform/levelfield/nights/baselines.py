@@ -1,4 +1,4 @@
-"""Accepting a level or a step: an event with its evidence, who and why. Evidence that only fails accepts nothing."""
+"""Accepts a level or a step: makes an event with its evidence, who and why, and refuses insufficient evidence."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import takewhile
 from statistics import median
 
 from levelfield.errors import UsageError
-from levelfield.series.examination import is_since
-from levelfield.series.findings import FIGURES, Finding, set_back_nights
-from levelfield.series.level import MAX_NIGHTS, node_medians
+from levelfield.series.examination import is_of_baseline
+from levelfield.series.findings import FIGURE_NAMES, Finding, set_back_nights
+from levelfield.series.level import MAX_LEVEL_NIGHTS, node_medians
 from levelfield.series.segments import (
     Segment,
     condition_changes,
@@ -24,75 +24,75 @@ from levelfield.series.segments import (
 )
 from levelfield.specs.record import Conditions, EventKind, GatedFigure, Point, StoreEvent
 
-MIN_NIGHTS = 3
+MIN_EVIDENCE_NIGHTS = 3
 
 
 @dataclass(frozen=True)
 class LevelEvidence:
-    """What a level is accepted on."""
+    """What a level of a series is accepted on."""
 
     series: str
-    points: tuple[Point, ...]  # of the series
-    past: tuple[Finding, ...] = ()  # the gate's findings about it
-    runs: tuple[str, ...] = ()  # that were named
-    baseline: StoreEvent | None = None  # that holds now; nights before it have another level
+    points: tuple[Point, ...]  # all of the series
+    past_findings: tuple[Finding, ...] = ()  # the gate's findings about the series
+    named_runs: tuple[str, ...] = ()  # ids of the runs that the user named
+    baseline: StoreEvent | None = None  # the one that holds now; nights before it have another level
 
 
-def accepted_baseline(evidence: LevelEvidence, who: str, reason: str, at: str, until: str | None = None) -> StoreEvent:
+def baseline_event(evidence: LevelEvidence, who: str, reason: str, at: str, until: str | None = None) -> StoreEvent:
     """Return the event that accepts the level of the named runs; without names, of the unchanged nights.
 
     One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
     suffice.
     """
-    runs = _sufficient(evidence)
+    runs = _sufficient_points(evidence)
     segments = segments_of(level_points(evidence.points))
-    home = next(s for s in reversed(segments) if any(p.run_id == runs[-1].run_id for p in s.points))
+    segment = next(s for s in reversed(segments) if any(p.run_id == runs[-1].run_id for p in s.points))
     level: dict[GatedFigure, float] = {}
     nodes: dict[str, dict[str, float]] = {}
-    for figure in FIGURES:
+    for figure in FIGURE_NAMES:
         if nights := observations(runs, figure):
             level[figure] = value_of(median(night.cost for night in nights), figure)
             # Every node that the series knows has the evidence's level with its own offset. The offset comes from the
             # nights of the segment, so a node without evidence keeps its place.
-            offsets = node_medians(observations(home.points, figure)[-MAX_NIGHTS:])
+            offsets = node_medians(observations(segment.points, figure)[-MAX_LEVEL_NIGHTS:])
             distances = [night.cost - offsets[night.node] for night in nights if night.node in offsets]
             nodes[figure] = {}
             if distances:
-                moved = median(distances)
-                nodes[figure] = {node: value_of(offset + moved, figure) for node, offset in offsets.items()}
-    return _event("baseline", evidence.series, who, reason, at, until, runs, level, {"nodes": nodes})
+                shift = median(distances)
+                nodes[figure] = {node: value_of(offset + shift, figure) for node, offset in offsets.items()}
+    return _make_event("baseline", evidence.series, who, reason, at, until, runs, level, {"nodes": nodes})
 
 
 @dataclass(frozen=True)
 class AcceptedLevels:
-    """The events of the series whose evidence suffices, and by series why another one's does not."""
+    """The events of the series whose evidence suffices, and the refusals of the others."""
 
     events: tuple[StoreEvent, ...]
-    refused: Mapping[str, str]
+    refusals: Mapping[str, str]  # by series, the reason
 
 
-def accepted_baselines(
+def baseline_events(
     evidence: Sequence[LevelEvidence],
-    worse: Mapping[str, str],
+    worse_words: Mapping[str, str],
     who: str,
     reason: str,
     at: str,
     until: str | None = None,
 ) -> AcceptedLevels:
-    """Return the events that accept many series for one reason. worse: by series what the night found, so not taken."""
-    events, refused = [], {}
+    """Return the events that accept many series for one reason. worse_words: by series, why it is refused."""
+    events, refusals = [], {}
     for entry in evidence:
-        if entry.series in worse:
-            refused[entry.series] = f"{worse[entry.series]} in this night; accept it alone, or add --worse"
+        if entry.series in worse_words:
+            refusals[entry.series] = f"{worse_words[entry.series]} in this night; accept it alone, or add --worse"
             continue
         try:
-            events.append(accepted_baseline(entry, who, reason, at, until))
+            events.append(baseline_event(entry, who, reason, at, until))
         except UsageError as error:
-            refused[entry.series] = str(error).removeprefix(f"series {entry.series}: ")
-    return AcceptedLevels(tuple(events), refused)
+            refusals[entry.series] = str(error).removeprefix(f"series {entry.series}: ")
+    return AcceptedLevels(tuple(events), refusals)
 
 
-def accepted_step(
+def step_event(
     series: str, points: Sequence[Point], who: str, reason: str, at: str, until: str | None = None
 ) -> StoreEvent:
     """Return the event that accepts the newest change of conditions of the series. Raises UsageError without one."""
@@ -103,10 +103,10 @@ def accepted_step(
         )
     before, newest = steps[-1]
     data = {"before": before, "after": newest.conditions}
-    return _event("environment-step", series, who, reason, at, until, newest.points, {}, data)
+    return _make_event("environment-step", series, who, reason, at, until, newest.points, {}, data)
 
 
-def same_steps(
+def same_step_events(
     step: StoreEvent, points: Mapping[str, Sequence[Point]], conditions: Callable[[str], Conditions | None]
 ) -> list[StoreEvent]:
     """Return the events that accept the same change of conditions in the other series that have it.
@@ -133,40 +133,42 @@ def same_steps(
 
 
 def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:
-    """Return every segment that began by a change, with the conditions before it."""
+    """Return every segment that began with a change of conditions, behind the conditions before it."""
     segments = segments_of(level_points(points))
-    return [(segments[s.before].conditions, s) for s in segments if s.before is not None]
+    return [(segments[s.previous_index].conditions, s) for s in segments if s.previous_index is not None]
 
 
-def note(series: str, who: str, text: str, at: str) -> StoreEvent:
+def note_event(series: str, who: str, text: str, at: str) -> StoreEvent:
     """Return a remark about a series; it changes no level."""
-    return _event("note", series, who, text, at, None, (), {}, {})
+    return _make_event("note", series, who, text, at, None, (), {}, {})
 
 
-def _sufficient(evidence: LevelEvidence) -> list[Point]:
+def _sufficient_points(evidence: LevelEvidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
     stored, bad = {point.run_id: point for point in evidence.points}, _bad_nights(evidence)
-    for run in evidence.runs:
+    for run in evidence.named_runs:
         if run not in stored:
             raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
         if not is_evidence(stored[run]) or run in bad:
             raise UsageError(
                 f"--run {run}: found no evidence: the run is not valid, not sealed, of a branch, or of a bad night"
             )
-    points = level_points(stored[run] for run in evidence.runs) if evidence.runs else _present_level(evidence)
+    points = (
+        level_points(stored[run] for run in evidence.named_runs) if evidence.named_runs else _present_level(evidence)
+    )
     nights = {night_of(point) for point in points}
-    decided = [f for f in evidence.past if f.pairs and not f.named]
-    by_pairs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
+    decided = [f for f in evidence.past_findings if f.pairs and not f.named]
+    paired_runs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
     # one pair showed again what pairs of an earlier night decided
-    reconfirmed = {f.run_id for f in evidence.past if f.word == "regression" and f.named and f.pairs == 1}
+    reconfirmed_runs = {f.run_id for f in evidence.past_findings if f.word == "regression" and f.named and f.pairs == 1}
     newest = points[-1].run_id if points else ""
-    is_reconfirmed = newest in reconfirmed and any(point.run_id in by_pairs for point in points)
-    is_judged = is_reconfirmed or newest in by_pairs
-    if len(nights) < MIN_NIGHTS and not is_judged:
+    is_reconfirmed = newest in reconfirmed_runs and any(point.run_id in paired_runs for point in points)
+    is_judged = is_reconfirmed or newest in paired_runs
+    if len(nights) < MIN_EVIDENCE_NIGHTS and not is_judged:
         raise UsageError(
-            f"series {evidence.series}: found {len(nights)} valid nights, expected at least {MIN_NIGHTS}, or one "
-            "that a finished comparison by pairs judged (newest ones that are inconclusive do not count); name others "
-            "with --run"
+            f"series {evidence.series}: found {len(nights)} valid nights, expected at least {MIN_EVIDENCE_NIGHTS}, or "
+            "one that a finished comparison by pairs judged (newest ones that are inconclusive do not count); name "
+            "others with --run"
         )
     if len({point.conditions for point in points}) > 1:
         raise UsageError(
@@ -194,34 +196,40 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
             "regression, expected a night that was decided; wait for the next night, or name runs with --run"
         )
     if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
-        return _newest_nights(newest, MAX_NIGHTS)
-    unchanged = [point for point in points if point.run_id not in changed and is_since(evidence.baseline, point)]
-    home = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
-    at_home = [point for point in unchanged if point in home]
-    # so few nights after a change of conditions are refused with the nights before it, in words
-    is_enough = len({night_of(point) for point in at_home}) >= MIN_NIGHTS
-    return _newest_nights(at_home, MAX_NIGHTS) if is_enough else _newest_nights(unchanged, MIN_NIGHTS)
+        return _newest_nights(newest, MAX_LEVEL_NIGHTS)
+    unchanged = [point for point in points if point.run_id not in changed and is_of_baseline(evidence.baseline, point)]
+    segment_points = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
+    unchanged_in_segment = [point for point in unchanged if point in segment_points]
+    # with fewer nights after a change of conditions, those before it are added, and the several conditions refused
+    is_enough = len({night_of(point) for point in unchanged_in_segment}) >= MIN_EVIDENCE_NIGHTS
+    return (
+        _newest_nights(unchanged_in_segment, MAX_LEVEL_NIGHTS)
+        if is_enough
+        else _newest_nights(unchanged, MIN_EVIDENCE_NIGHTS)
+    )
 
 
-def _newest_nights(points: Sequence[Point], most: int) -> list[Point]:
-    nights = list(dict.fromkeys(night_of(point) for point in points))[-most:]
+def _newest_nights(points: Sequence[Point], max_nights: int) -> list[Point]:
+    nights = list(dict.fromkeys(night_of(point) for point in points))[-max_nights:]
     return [point for point in points if night_of(point) in nights]
 
 
 def _runs_with(evidence: LevelEvidence, *words: str) -> set[str | None]:
     """Return the runs of which a figure was found one of these, by the last finding about it."""
-    last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past}
+    last = {(finding.run_id, finding.figure): finding.word for finding in evidence.past_findings}
     return {run for (run, _), word in last.items() if word in words}
 
 
 def _bad_nights(evidence: LevelEvidence) -> set[str]:
-    last = {(finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past}
-    set_back = set_back_nights(evidence.past)
+    last = {
+        (finding.series, finding.run_id, finding.figure, finding.night): finding for finding in evidence.past_findings
+    }
+    set_back = set_back_nights(evidence.past_findings)
     runs = {point.run_id for point in evidence.points if night_of(point) in set_back}
     return runs.union(*(finding.bad_runs for finding in last.values()))
 
 
-def _event(
+def _make_event(
     kind: EventKind, series: str, who: str, reason: str, at: str, until: str | None, evidence: Sequence[Point],
     level: Mapping[GatedFigure, float], data: Mapping[str, object],
 ) -> StoreEvent:  # fmt: skip

@@ -1,4 +1,4 @@
-"""The search for the first slower build: it halves a list of builds, and pairs compare each with the good one."""
+"""Searches the first slower build: halves a list of builds, and compares each with the good one by pairs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from levelfield.errors import DocumentError, RunFailed
-from levelfield.nights.build_pairs import ArmFailed, arms_of, paired_records
+from levelfield.nights.build_pairs import ArmFailed, make_arms, paired_records
 from levelfield.plan.environment import plan_environment
 from levelfield.run.builds import CommitBuild
 from levelfield.run.runtimes.environments import environment_in_use
 from levelfield.run.turns import PairProgress
-from levelfield.series.pairs import MAX_PAIRS, MIN_HALFWAY, MIN_PAIRS, Pair, Side, halfway_side, pairs_so_far
+from levelfield.series.pairs import (
+    MAX_PAIRS,
+    MIN_BISECTION_PAIRS,
+    MIN_PAIRS,
+    BuildSide,
+    Pair,
+    halfway_side,
+    pairs_so_far,
+)
 from levelfield.specs.base import load
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.paths import RunPaths
@@ -26,10 +34,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trial:
-    """A build that was tried: its index in the list, and on which side its pairs put it."""
+    """A build that was tried: its index in the list, and whether its pairs show it to be good or bad."""
 
     index: int
-    side: Side
+    side: BuildSide
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,13 @@ class BuildSearch:
         return tuple(range(self.last_good + 1, self.first_bad))
 
 
-def find_first_bad(builds: Sequence[T], side_of: Callable[[T], Side]) -> BuildSearch:
+def find_first_bad(builds: Sequence[T], judge_build: Callable[[T], BuildSide]) -> BuildSearch:
     """Return the first bad build of a list whose first is good and whose last is bad.
 
     The last one is tried first: without a difference between both ends there is nothing to find. A build that cannot be
     decided is left out, and its nearest neighbour is tried. Raises RunFailed where the last build is not bad.
     """
-    trials = [Trial(len(builds) - 1, side_of(builds[-1]))]
+    trials = [Trial(len(builds) - 1, judge_build(builds[-1]))]
     if trials[0].side != "bad":
         raise RunFailed(
             f"bisect: the last build is {trials[0].side} in pairs with the first; expected it to be worse. "
@@ -63,7 +71,7 @@ def find_first_bad(builds: Sequence[T], side_of: Callable[[T], Side]) -> BuildSe
     good, bad = 0, len(builds) - 1
     while untried := [index for index in range(good + 1, bad) if index not in {trial.index for trial in trials}]:
         index = min(untried, key=lambda index: abs(2 * index - good - bad))  # nearest to the middle
-        trials.append(Trial(index, side_of(builds[index])))
+        trials.append(Trial(index, judge_build(builds[index])))
         good = index if trials[-1].side == "good" else good
         bad = index if trials[-1].side == "bad" else bad
     return BuildSearch(good, bad, tuple(trials))
@@ -80,10 +88,10 @@ class BuildTrials:
     plugins: Sequence[Path]  # the folders of --plugins
     say: Callable[[str], None]
     effect: float | None = None  # how much worse the last build is, as a cost; None until it was tried
-    # by commit, of the build's pairs; a record has every figure, so a search of another figure uses them again
+    # by commit, the runs of its pairs; a record has every figure, so a search of another figure uses them again
     records: dict[str, list[RunRecord]] = field(default_factory=dict)
 
-    def judge(self, build: CommitBuild) -> Side:
+    def judge(self, build: CommitBuild) -> BuildSide:
         """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
 
         The last build of the list is tried first: its difference is the measure for the others.
@@ -113,9 +121,9 @@ class BuildTrials:
             return "unknown"
 
     def _pairs(self, build: CommitBuild) -> Iterator[Pair]:
-        arms = arms_of(self.plan, self.good, build, self._shared_python(build), self.plugins)
+        arms = make_arms(self.plan, self.good, build, self._shared_python(build), self.plugins)
         series, arm_names = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
-        fewest = MIN_PAIRS if self.effect is None else MIN_HALFWAY
+        fewest = MIN_PAIRS if self.effect is None else MIN_BISECTION_PAIRS
         progress = PairProgress(self.figure, self.say, fewest, arm_names=arm_names)
         records = self.records.setdefault(build.commit, [])
 

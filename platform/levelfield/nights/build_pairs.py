@@ -22,20 +22,23 @@ from levelfield.run.builds import CommitBuild, checkout_build, run_with_build
 from levelfield.run.provenance import commit_of
 from levelfield.run.turns import StoreRun, alternating_pairs
 from levelfield.rundir.directory import PAIRS_FOLDER
-from levelfield.series.level import MIN_NIGHTS
+from levelfield.series.level import MIN_LEVEL_NIGHTS
 from levelfield.series.segments import days_between, is_evidence, night_of
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import RunRecord, Series, Subject
 from levelfield.specs.vendor import FROM_USER
 
-MAX_SECONDS = 6 * 3600.0
-DAYS_BETWEEN = 7  # of null pairs of one machine
-WEEKLY_PAIRS = 4
-EXPLAINED_STEPS = "10"
+MAX_RUN_SECONDS = 6 * 3600.0
+DAYS_BETWEEN_NULL_PAIRS = 7  # between weekly null pairs on one machine
+WEEKLY_NULL_PAIRS = 4
+EXPLAINED_STEPS = "10"  # of --explain-step
 
 
 class ArmFailed(RunFailed):
-    """A run of a pair gives no figure. The message names the build; arm: the name of its arm."""
+    """A run of a pair gives no figure. The message names the build.
+
+    arm: the name of its arm.
+    """
 
     def __init__(self, arm: Arm, reason: str) -> None:
         super().__init__(f"{arm.build}: {reason}")
@@ -48,32 +51,32 @@ class Arm:
 
     name: str  # `a` for the accepted build, `b` for tonight's
     build: CommitBuild
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # of the command that runs it
 
 
-def arms_of(
+def make_arms(
     plan: Plan, first: CommitBuild, second: CommitBuild, python: str | None, plugins: Sequence[Path]
 ) -> tuple[Arm, Arm]:
     """Return both arms of a planned run. python: of both; None: each build makes its own environment.
 
     plugins: folders given to this command.
     """
-    same = (*case_arguments(plan), *(("--python", python) if python else ()))
+    shared_arguments = (*case_arguments(plan), *(("--python", python) if python else ()))
     arguments: list[list[str]] = []
     for build in (first, second):
-        arguments.append([*same])
-        for folder in (path.absolute() for path in plugins):  # one inside of the checkout is taken from the build's own
+        arguments.append([*shared_arguments])
+        for folder in (path.absolute() for path in plugins):  # of one inside the checkout, the build has its own
             inside = folder.is_relative_to(checkout())
-            place = build.folder / folder.relative_to(checkout()) if inside else folder
-            arguments[-1] += ["--plugins", str(place)]
+            build_folder = build.folder / folder.relative_to(checkout()) if inside else folder
+            arguments[-1] += ["--plugins", str(build_folder)]
     return Arm("a", first, tuple(arguments[0])), Arm("b", second, tuple(arguments[1]))
 
 
 def shared_python(plan: Plan, before: Subject, now: Subject) -> str | None:
     """Return tonight's Python where the accepted build pins the same packages; None where each needs its own."""
-    is_given = not plan.environment.requirements  # by --python: the user answers for it
-    same = before.environment == now.environment and before.environment is not None
-    return plan.environment.python if plan.runtime == "process" and (same or is_given) else None
+    is_by_user = not plan.environment.requirements  # by --python: the user vouches for it
+    has_same_packages = before.environment == now.environment and before.environment is not None
+    return plan.environment.python if plan.runtime == "process" and (has_same_packages or is_by_user) else None
 
 
 def case_arguments(plan: Plan) -> tuple[str, ...]:
@@ -93,13 +96,15 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
 def paired_records(
     arms: Sequence[Arm], pairs: int, runs: Path, series: Series, store_run: StoreRun, done: Sequence[RunRecord] = ()
 ) -> Iterator[tuple[RunRecord, RunRecord]]:
-    """Run and return one pair after another: the accepted build's record first. The runs are in a folder of `runs`.
+    """Run and yield one pair after another, the accepted build's record first. The runs are in a folder of `runs`.
 
     done: records of an earlier start, in the order in which they ran; they are not run again. Raises ArmFailed where a
     run is not valid, or is of another series or commit.
     """
-    by_name, left = {arm.name: arm for arm in arms}, list(done)
-    for pair in alternating_pairs(pairs, lambda name: left.pop(0) if left else _record(by_name[name], runs, store_run)):
+    by_name, remaining = {arm.name: arm for arm in arms}, list(done)
+    for pair in alternating_pairs(
+        pairs, lambda name: remaining.pop(0) if remaining else _run_arm(by_name[name], runs, store_run)
+    ):
         for arm, record in zip((by_name["a"], by_name["b"]), pair, strict=True):
             if record.word != "valid":
                 raise ArmFailed(arm, f"{record.run_id} is {record.word}: {record.reason or 'no reason'}")
@@ -117,7 +122,7 @@ def _require_commit(arm: Arm, run: str, commit: str | None) -> None:
         )
 
 
-def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
+def explain_slower_build(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     """Run each build once more with recorded steps. Return why a step of the second takes longer, in sentences.
 
     No figure of the night rests on these runs. Raises ArmFailed where a build records no steps.
@@ -126,7 +131,7 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     for arm in arms:
         try:
             paths = run_with_build(
-                arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS_FOLDER, MAX_SECONDS
+                arm.build, (*arm.arguments, "--explain-step", EXPLAINED_STEPS), runs / PAIRS_FOLDER, MAX_RUN_SECONDS
             )
             steps.append(compute_step_parts(paths))
         except (RunFailed, UsageError) as error:
@@ -140,9 +145,9 @@ def why_slower(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
     return change.sentences
 
 
-def _record(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
+def _run_arm(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
     try:
-        paths = run_with_build(arm.build, arm.arguments, runs / PAIRS_FOLDER, MAX_SECONDS)
+        paths = run_with_build(arm.build, arm.arguments, runs / PAIRS_FOLDER, MAX_RUN_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
     _require_commit(arm, "the run", commit_of(arm.build.folder))  # before it is stored as one of the arm
@@ -152,7 +157,7 @@ def _record(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
 def null_arms(
     plan: Plan, subject: Subject, plugins: Sequence[Path], say: Callable[[str], None]
 ) -> tuple[Arm, Arm] | str:
-    """Return both arms with tonight's build: from the cache, as an accepted build is, and from here. Or why not."""
+    """Return both arms with tonight's build, one from the cache like an accepted build, one from here; or why not."""
     if subject.commit is None or subject.is_dirty is not False:
         return "tonight's build has files that no commit has"
     try:
@@ -160,23 +165,23 @@ def null_arms(
     except RunFailed as error:
         return str(error)
     second = CommitBuild(subject.commit, checkout())
-    return arms_of(plan, first, second, shared_python(plan, subject, subject), plugins)
+    return make_arms(plan, first, second, shared_python(plan, subject, subject), plugins)
 
 
-def weekly_series(inputs: GateInput, seconds: Mapping[str, float]) -> str | None:
-    """Return the series for this week's null pairs: the shortest that is old enough for a level and ran tonight.
+def weekly_null_series(inputs: GateInput, seconds: Mapping[str, float]) -> str | None:
+    """Return the series for this week's null pairs: the fastest to run that is old enough for a level and ran tonight.
 
     None where a series of the same node had some within a week. seconds: how long the run of each took.
     """
     nodes = {point.node for series in seconds for point in inputs.points_tonight.get(series, ())}
     nulls = [point for (_, node), points in inputs.null_runs.items() if node in nodes for point in points]
     ages = [days_between(night_of(point), inputs.night) for point in nulls]
-    if any(age is not None and age < DAYS_BETWEEN for age in ages):
+    if any(age is not None and age < DAYS_BETWEEN_NULL_PAIRS for age in ages):
         return None
     ran = [
         series
         for series, points in inputs.points_tonight.items()
         if series in seconds and any(map(is_evidence, points))
     ]
-    old = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > MIN_NIGHTS]
-    return min(old, key=lambda series: seconds[series], default=None)
+    old_enough = [s for s in ran if len({night_of(p) for p in inputs.points[s] if is_evidence(p)}) > MIN_LEVEL_NIGHTS]
+    return min(old_enough, key=lambda series: seconds[series], default=None)

@@ -1,4 +1,4 @@
-"""The control of a machine: two rates of the host, and whether tonight's are in line with those of earlier nights.
+"""Controls a machine: measures two rates of the host, and compares them with those of earlier nights.
 
 The band is the median less four robust standard deviations (1.4826 times the median absolute deviation), at least 5 %.
 Only slower counts. The values lie in the user's cache, because they belong to the machine and not to a store.
@@ -20,33 +20,33 @@ from levelfield.node.regular_files import read_regular
 from levelfield.run.measurement import control_rates, store_text
 from levelfield.user_folders import own_cache
 
-MIN_NIGHTS = 7  # below it there is no band
-MAX_NIGHTS = 200  # that are stored
+MIN_CONTROL_NIGHTS = 7  # with fewer there is no band
+MAX_CONTROL_NIGHTS = 200  # so many are stored
 MAX_MEASUREMENTS, PAUSE_SECONDS = 4, 10.0
-# The band below the median: as a share of it at least, and in robust standard deviations.
+# The width of the band below the median: at least this share of it, and in robust standard deviations.
 MIN_BAND = 0.05
 DEVIATIONS = 4.0
 Rates = Mapping[str, float]
 
 
-def slow_machine() -> str | None:
+def slow_machine_reason() -> str | None:
     """Measure this machine, store its rates, and return why it is out of line; None where it is in line."""
     path, rates = control_file(platform.node()), control_rates()
     earlier = read_controls(path)
     for _ in range(MAX_MEASUREMENTS - 1):  # a short dip is not the machine
-        if out_of_line(earlier, rates):
+        if slow_rate_reason(earlier, rates):
             time.sleep(PAUSE_SECONDS)
             repeated = control_rates()
             rates = {name: max(rate, repeated[name]) for name, rate in rates.items()}
     store_control(path, rates)
-    return out_of_line(earlier, rates)
+    return slow_rate_reason(earlier, rates)
 
 
-def out_of_line(earlier: Sequence[Rates], now: Rates) -> str | None:
+def slow_rate_reason(earlier: Sequence[Rates], now: Rates) -> str | None:
     """Return a sentence when a rate of tonight lies below the band of earlier nights; None when all lie within."""
     for name, rate in now.items():
         positive = [rates[name] for rates in earlier if rates.get(name, 0) > 0]
-        if len(positive) < MIN_NIGHTS:
+        if len(positive) < MIN_CONTROL_NIGHTS:
             continue
         middle = median(positive)
         deviation = 1.4826 * median(abs(value - middle) for value in positive) / middle
@@ -71,7 +71,7 @@ def read_controls(path: Path) -> list[dict[str, float]]:
     except (OSError, ValueError):
         return []
     nights = []
-    for line in lines[-MAX_NIGHTS:]:
+    for line in lines[-MAX_CONTROL_NIGHTS:]:
         with suppress(ValueError, TypeError, AttributeError, RecursionError):
             rates = json.loads(line).items()
             nights.append({str(name): float(rate) for name, rate in rates if math.isfinite(rate) and rate > 0})
@@ -80,5 +80,5 @@ def read_controls(path: Path) -> list[dict[str, float]]:
 
 def store_control(path: Path, rates: Rates) -> None:
     """Add tonight's rates. Where they cannot be stored, the next night has one value less."""
-    lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MAX_NIGHTS:]
+    lines = [json.dumps(rates) for rates in (*read_controls(path), dict(rates))][-MAX_CONTROL_NIGHTS:]
     store_text(path, "\n".join(lines) + "\n")

@@ -1,4 +1,4 @@
-"""A nightly at work: its suite, store, state and machine, joined for the command."""
+"""Runs and judges one night of a suite: joins its store, state and machine for the command."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.errors import RunFailed, UsageError
 from levelfield.nights.build_pairs import (
-    WEEKLY_PAIRS,
+    WEEKLY_NULL_PAIRS,
     Arm,
     ArmFailed,
-    arms_of,
+    explain_slower_build,
+    make_arms,
     null_arms,
     paired_records,
     shared_python,
-    weekly_series,
-    why_slower,
+    weekly_null_series,
 )
 from levelfield.nights.gate import (
-    MAX_PAIRS_OF_A_NIGHT,
+    MAX_PAIRS_PER_NIGHT,
     Confirmation,
     GateReport,
     PairRuns,
@@ -40,17 +40,17 @@ from levelfield.nights.gate import (
     suspects,
 )
 from levelfield.nights.gate_input import GateInput, set_back_finding
-from levelfield.nights.machine_control import slow_machine
-from levelfield.nights.night_code import code_here, require_commit, require_trainings
+from levelfield.nights.machine_control import slow_machine_reason
+from levelfield.nights.night_code import checkout_code, require_commit, require_trainings
 from levelfield.nights.nightly import (
     Candidate,
     NightRun,
     NightState,
     NightTools,
     PairRun,
-    durations,
+    entry_durations,
     expected_seconds,
-    fresh_state,
+    first_state,
     is_other_build,
     nights_unseen,
     read_state,
@@ -67,11 +67,11 @@ from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.finding_forms import finding_line
-from levelfield.series.findings import SPEED, Finding
+from levelfield.series.findings import SPEED_FIGURE, Finding
 from levelfield.series.level import level_of
-from levelfield.series.pairs import MAX_NULLS_OF_A_NIGHT, MAX_PAIRS, MIN_PAIRS
+from levelfield.series.pairs import MAX_NULL_PAIRS_PER_NIGHT, MAX_PAIRS, MIN_PAIRS
 from levelfield.series.segments import level_points, night_of, observations
-from levelfield.series.trigger import detectable
+from levelfield.series.trigger import detectable_excess
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Point, Purpose, RunRecord, Subject, branch_of, purpose_of
@@ -87,7 +87,7 @@ PURPOSES: dict[tuple[str, str], Purpose] = {
 
 
 class NightOutput(Protocol):
-    """What shows a night while it runs: its sentences, its steps, and the progress of its pages."""
+    """The output of a night while it runs: sentences, steps, and the progress of its pages."""
 
     def say(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...  # a sentence that has to be read in the morning, too
@@ -108,9 +108,9 @@ class NightRequest:
     request: UserRequest  # how its entries run
     plugins: tuple[Path, ...] = ()
     budget: float | None = None  # in seconds
-    has_control: bool = True
-    has_pairs: bool = True
-    most_pairs: int = MAX_PAIRS_OF_A_NIGHT  # of runs, for suspicions; the likeliest first
+    runs_control: bool = True  # measure whether the machine is slow
+    runs_pairs: bool = True  # run pairs for suspicions
+    max_pairs: int = MAX_PAIRS_PER_NIGHT  # for the most suspicious figures first
 
 
 @dataclass
@@ -122,36 +122,37 @@ class NightSession:
     store: Store
     registry: Registry
     output: NightOutput
-    work: tuple[NightRun, ...]
+    night_runs: tuple[NightRun, ...]
     state: NightState
     arms: dict[str, tuple[Arm, Arm]] = field(default_factory=dict)  # of pairs, by series
     is_interrupted: bool = False  # by the user, during the last entry
-    counted_until: float = field(default_factory=time.monotonic)  # up to when the judgement's time is in used_seconds
+    # the time of the judgement up to this moment is in the state's used_seconds
+    counted_until: float = field(default_factory=time.monotonic)
 
     @classmethod
     @contextmanager
-    def opened(cls, request: NightRequest, registry: Registry, output: NightOutput) -> Iterator[NightSession]:
+    def open(cls, request: NightRequest, registry: Registry, output: NightOutput) -> Iterator[NightSession]:
         """Open the store and the state, and hold the suite's lock for the block.
 
         Raises UsageError, and CheckoutMoved where an earlier start of the night had other code.
         """
         suite = Path(request.suite).stem
-        with _only_one(request.runs, suite), Store.open(request.store) as store:
+        with _suite_lock(request.runs, suite), Store.open(request.store) as store:
             state = read_state(state_path(request.runs, request.night, suite))
             if state is not None:
-                require_commit(state.code, state.is_whole, request.night, output.say)
-            work = _work(registry, store, request, output)
-            code = code_here(run.job.plan for run in work)
+                require_commit(state.code, state.is_complete, request.night, output.say)
+            night_runs = _plan_night_runs(registry, store, request, output)
+            code = checkout_code(run.job.plan for run in night_runs)
             if state is not None:
-                require_trainings(state.code, code, state.is_whole, request.night)
-            state = state or fresh_state(request.night, suite, utc_now(), work, code)
-            session = cls(request, suite, store, registry, output, work, state)
+                require_trainings(state.code, code, state.is_complete, request.night)
+            state = state or first_state(request.night, suite, utc_now(), night_runs, code)
+            session = cls(request, suite, store, registry, output, night_runs, state)
             session.save(state)
             newest = store.newest_run_night()
             is_of_branch = branch_of(request.night) is not None
             if newest and not is_of_branch and request.night[:10] < newest[:10] and request.night not in store.nights():
                 store.add_finding(request.night, set_back_finding(request.night, newest).model_dump(mode="json"))
-            store.add_expected_entries(request.night, suite, {run.name: run.series for run in work})
+            store.add_expected_entries(request.night, suite, {run.name: run.series for run in night_runs})
             yield session
 
     def save(self, state: NightState) -> None:
@@ -164,17 +165,17 @@ class NightSession:
         Raises CheckoutMoved where the checkout got other code meanwhile.
         """
         waits = any(entry.state == "waiting" for entry in self.state.entries)
-        slow = slow_machine() if waits and self.request.has_control else None
+        slow = slow_machine_reason() if waits and self.request.runs_control else None
         tools = NightTools(
-            self._start,
+            self._run_job,
             lambda paths: self._record(paths, slow),
             lambda run_id: RunPaths(self.request.runs.absolute() / run_id),
             time.monotonic,
             self.save,
             self.output.say,
-            lambda: self.state.code is None or self.state.code.is_here(),
+            lambda: self.state.code is None or self.state.code.is_checked_out(),
         )
-        run_entries(self.state, self.work, self.request.budget, tools)
+        run_entries(self.state, self.night_runs, self.request.budget, tools)
         if self.is_interrupted:
             return False
         self._require_code()
@@ -182,26 +183,29 @@ class NightSession:
 
     def _require_code(self) -> None:
         """Raise CheckoutMoved where the checkout got other code, and UsageError where that of the night is lost."""
-        require_commit(self.state.code, self.state.is_whole, self.request.night, self.output.say)
+        require_commit(self.state.code, self.state.is_complete, self.request.night, self.output.say)
 
     def judge(self) -> GateReport:
-        """Return the findings of the night, after pairs for what is suspicious, and store what changed.
+        """Return the findings of the night, after pairs for suspicious figures, and store what changed.
 
-        One pair more of the builds that confirmed a slower series gives the reason.
+        One more run of each build explains a slower series.
         """
         self.counted_until = time.monotonic()
         inputs = gate_input(self.store, self.request.night, self.suite)
-        report = self._confirmed(inputs) if self.request.has_pairs else judge_night(inputs)
-        if self.request.has_pairs:
-            self._require_code()  # pairs that a moved checkout ended go on from the night's own
+        report = self._judge_with_pairs(inputs) if self.request.runs_pairs else judge_night(inputs)
+        if self.request.runs_pairs:
+            self._require_code()  # where a moved checkout ended the pairs, the night goes on from its own code
         findings = []
         for finding in report.findings:
-            arms, is_slower = self.arms.get(finding.series), finding.word == "regression" and finding.figure == SPEED
+            arms, is_slower = (
+                self.arms.get(finding.series),
+                finding.word == "regression" and finding.figure == SPEED_FIGURE,
+            )
             is_explained = bool(finding.named or finding.explanation)
-            if arms and is_slower and not is_explained and self._holds_pair(finding.series):
+            if arms and is_slower and not is_explained and self._has_budget_for_pair(finding.series):
                 self.output.say(f"why {finding.label} is slower: each build runs once more, and records steps")
                 try:
-                    finding = finding.model_copy(update={"explanation": why_slower(arms, self.request.runs)})
+                    finding = finding.model_copy(update={"explanation": explain_slower_build(arms, self.request.runs)})
                 except ArmFailed as error:
                     self.output.note(f"why {finding.label} is slower is not known: {error}")
             findings.append(finding)
@@ -210,29 +214,33 @@ class NightSession:
         self._count_time()
         return replace(report, findings=tuple(findings))
 
-    def _confirmed(self, inputs: GateInput) -> GateReport:
+    def _judge_with_pairs(self, inputs: GateInput) -> GateReport:
         """Return the findings after pairs, and the null pairs of the week, within the budgets."""
         seconds = {entry.series: entry.seconds for entry in self.state.entries if entry.series and entry.seconds}
-        series = weekly_series(inputs, seconds)
+        series = weekly_null_series(inputs, seconds)
         if series and not isinstance(self._build_here(series), str):
-            weekly = partial(self._null_pairs, WEEKLY_PAIRS, WEEKLY_PAIRS)
-            deque(PairRuns(weekly, self._holds_pair, self.output.note, "A/A pairs").of(series), 0)
+            weekly = partial(self._null_pairs, WEEKLY_NULL_PAIRS, WEEKLY_NULL_PAIRS)
+            deque(PairRuns(weekly, self._has_budget_for_pair, self.output.note, "A/A pairs").pairs(series), 0)
             inputs = gate_input(self.store, self.request.night, self.suite)  # with these pairs
         suspicions = suspects(inputs)
-        first = {suspect.series: suspect for suspect in reversed(suspicions)}  # of a series' figures the likeliest
-        pairs = PairRuns(lambda series: self._pairs(first[series]), self._holds_pair, self.output.note)
-        more = partial(self._null_pairs, MIN_PAIRS, MAX_NULLS_OF_A_NIGHT)
-        nulls = PairRuns(more, self._holds_pair, self.output.note, "A/A pairs")
+        suspect_by_series = {
+            suspect.series: suspect for suspect in reversed(suspicions)
+        }  # by series, its most suspicious figure
+        pairs = PairRuns(
+            lambda series: self._pairs(suspect_by_series[series]), self._has_budget_for_pair, self.output.note
+        )
+        more_null_pairs = partial(self._null_pairs, MIN_PAIRS, MAX_NULL_PAIRS_PER_NIGHT)
+        nulls = PairRuns(more_null_pairs, self._has_budget_for_pair, self.output.note, "A/A pairs")
         by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
         return judge_night(
             inputs,
             Confirmation(by_name, pairs),
-            lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.of(series)),
-            self.request.most_pairs,
+            lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.pairs(series)),
+            self.request.max_pairs,
             lambda finding: self.output.say(finding_line(finding)),
         )
 
-    def _start(self, job: scheduler.Job) -> Result:
+    def _run_job(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(find_reference, self.registry)
         maker = certificate_maker.CertificateMaker(self.registry, self.request.runs, listener)
         (result,) = scheduler.run_all(
@@ -242,24 +250,26 @@ class NightSession:
         self.is_interrupted = result.status.is_interrupted
         return result
 
-    def _record(self, paths: RunPaths, slow: str | None) -> None:
-        """Store a run. slow: what the control found of this machine; the gate names it."""
+    def _record(self, paths: RunPaths, slow_reason: str | None) -> None:
+        """Store a run. slow_reason: why the control found this machine slow; the gate names it."""
         night = self.request.night
         record = record_of(paths, purpose_of(night), night)
         self.store.add([record])
-        if slow:
+        if slow_reason:
             node, label = record.node, f"node {short_digest(record.node)}"
-            bad = Finding(series="", label=label, figure=None, word="bad night", detail=slow, night=night, node=node)
+            bad = Finding(
+                series="", label=label, figure=None, word="bad night", detail=slow_reason, night=night, node=node
+            )
             self.store.add_finding(night, bad.model_dump(mode="json"))
 
-    def _count_time(self, **more: object) -> None:
-        """Save the state with the time since the judgement began: builds, pairs, and all that runs beside them."""
+    def _count_time(self, **changes: object) -> None:
+        """Save the state with the time since the last call, or since the judgement began. changes: further fields."""
         now = time.monotonic()
         used = self.state.used_seconds + now - self.counted_until
         self.counted_until = now
-        self.save(self.state.model_copy(update={"used_seconds": used, **more}))
+        self.save(self.state.model_copy(update={"used_seconds": used, **changes}))
 
-    def _holds_pair(self, series: str) -> bool:
+    def _has_budget_for_pair(self, series: str) -> bool:
         if self.request.budget is None:
             return True
         self._count_time()
@@ -268,7 +278,7 @@ class NightSession:
 
     def _pairs(self, suspect: Suspect) -> Iterator[RecordPair] | str:
         """Return the pairs of a series, one after another, or why its accepted build cannot run."""
-        run = next((run for run in self.work if run.series == suspect.series), None)
+        run = next((run for run in self.night_runs if run.series == suspect.series), None)
         points, examination = self.store.points([suspect.series]).get(suspect.series, ()), suspect.examination
         by_run = {point.run_id: point for point in points}
         accepted = by_run.get(examination.baseline_run)
@@ -286,7 +296,7 @@ class NightSession:
         except RunFailed as error:
             return f"{error}; {_ANOTHER_BUILD}"
         plan, tonight = run.job.plan, CommitBuild(subject.commit or "", checkout())
-        arms = arms_of(plan, build, tonight, shared_python(plan, before, subject), self.request.plugins)
+        arms = make_arms(plan, build, tonight, shared_python(plan, before, subject), self.request.plugins)
         self.arms[suspect.series] = arms
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
@@ -295,13 +305,13 @@ class NightSession:
             for pair_run in self.state.confirmations
             if pair_run.series == suspect.series
         ]
-        store_arm = partial(self._keep_arm, suspect.series, "confirm")
+        store_arm = partial(self._record_arm, suspect.series, "confirm")
         keep = PairProgress(suspect.figure, self.output.say).reporting(store_arm, done)
         return paired_records(arms, MAX_PAIRS, self.request.runs, series_of(plan), keep, done)
 
-    def _null_pairs(self, fewest: int, most: int, series: str) -> Iterator[RecordPair] | str:
+    def _null_pairs(self, fewest: int, max_pairs: int, series: str) -> Iterator[RecordPair] | str:
         """Return pairs of tonight's build and itself, one after another, or why there are none."""
-        run = next(run for run in self.work if run.series == series)
+        run = next(run for run in self.night_runs if run.series == series)
         subject = self._build_here(series)
         if isinstance(subject, str):
             return subject
@@ -311,9 +321,9 @@ class NightSession:
             return arms
         self.output.say(f"A/A pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
-        progress = PairProgress(SPEED, self.output.say, fewest, most, sides)
-        keep = progress.reporting(partial(self._keep_arm, series, "null"))
-        return paired_records(arms, most, self.request.runs, series_of(plan), keep)
+        progress = PairProgress(SPEED_FIGURE, self.output.say, fewest, max_pairs, sides)
+        keep = progress.reporting(partial(self._record_arm, series, "null"))
+        return paired_records(arms, max_pairs, self.request.runs, series_of(plan), keep)
 
     def _build_here(self, series: str) -> Subject | str:
         """Return the build that ran a series in this night, or why this checkout is not that build."""
@@ -327,48 +337,50 @@ class NightSession:
             return f"the checkout has moved since the night ran, from {subject.commit[:12]} to {current[:12]}"
         return subject
 
-    def _keep_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
+    def _record_arm(self, series: str, kind: Literal["confirm", "null"], arm: str, paths: RunPaths) -> RunRecord:
         record = record_of(paths, PURPOSES[kind, arm], self.request.night)
         self.store.add([record])
-        more: dict[str, object] = {}
+        changes: dict[str, object] = {}
         if kind == "confirm":  # a night that goes on finds null pairs in the store
             run = PairRun.model_validate({"series": series, "arm": arm, "run_id": record.run_id})
-            more["confirmations"] = (*self.state.confirmations, run)
-        self._count_time(**more)
+            changes["confirmations"] = (*self.state.confirmations, run)
+        self._count_time(**changes)
         return record
 
 
-def _work(registry: Registry, store: Store, request: NightRequest, output: NightOutput) -> tuple[NightRun, ...]:
-    """Return the suite's entries that this machine can run, with what a run of each would tell."""
+def _plan_night_runs(
+    registry: Registry, store: Store, request: NightRequest, output: NightOutput
+) -> tuple[NightRun, ...]:
+    """Return the planned runs of the suite's entries that this machine can run, with how much each would tell."""
     jobs = scheduler.jobs(registry, scheduler.entries(registry, [], [request.suite], request.request), None)
     planned = {}
     for job in jobs:
         if job.plan.refusal:
-            output.note(f"not expected here: {_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
+            output.note(f"not expected here: {_entry_name(job.plan)}: {' '.join(job.plan.refusal.split())}")
         else:
-            planned[_name(job.plan)] = job
+            planned[_entry_name(job.plan)] = job
     if not planned:
         raise UsageError(f"--suite {request.suite}: found no entry that this machine can run; see `show suites`")
     series = {name: series_of(job.plan).fingerprint() for name, job in planned.items()}
     points, nights = store.points(list(series.values())), [night for night in store.nights() if night != request.night]
-    lasted = durations(request.runs, Path(request.suite).stem)
+    durations_by_entry = entry_durations(request.runs, Path(request.suite).stem)
     work = []
     for name, job in planned.items():
-        history, expected = points.get(series[name], ()), expected_seconds(lasted, name)
-        is_new, unseen = _is_new(store, history, job.plan), nights_unseen(history, nights)
-        costs = observations(level_points(history), SPEED)
+        history, expected = points.get(series[name], ()), expected_seconds(durations_by_entry, name)
+        is_new, unseen = _is_new_build(store, history, job.plan), nights_unseen(history, nights)
+        costs = observations(level_points(history), SPEED_FIGURE)
         level = level_of(costs, costs[-1].node) if costs else None
-        candidate = Candidate(name, expected, is_new, detectable(level) if level else None, unseen)
+        candidate = Candidate(name, expected, is_new, detectable_excess(level) if level else None, unseen)
         work.append(NightRun(name, series[name], job, candidate))
     return tuple(work)
 
 
-def _name(plan: Plan) -> str:
+def _entry_name(plan: Plan) -> str:
     name = plan.entry.name if plan.entry else plan.asked
     return name if plan.repeats == 1 else f"{name} ({plan.repeat})"
 
 
-def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
+def _is_new_build(store: Store, points: Sequence[Point], plan: Plan) -> bool:
     checkout_source = source(checkout())
     changed = checkout_source.get("changed_files")
     now = Subject(
@@ -388,7 +400,7 @@ def _is_new(store: Store, points: Sequence[Point], plan: Plan) -> bool:
 
 
 @contextmanager
-def _only_one(runs: Path, suite: str) -> Iterator[None]:
+def _suite_lock(runs: Path, suite: str) -> Iterator[None]:
     """Hold the suite's lock. Raises UsageError where another nightly of it runs, or the folder cannot be written."""
     path = runs / f".nightly_{suite}.lock"
     try:

@@ -1,4 +1,4 @@
-"""One night: a suite's entries in the order of what they tell, within a budget, each recorded once.
+"""One night: runs a suite's entries, the most informative first, within a budget, and records each once.
 
 The state is written before and after each run. So a killed nightly continues where it was, and no run that has ended
 is made again.
@@ -25,24 +25,24 @@ from levelfield.specs.record import Point, Subject
 from levelfield.specs.result import Result
 
 OVER_BUDGET = "the budget of the night holds no more"
-NIGHTS_REMEMBERED = 10
+MAX_NIGHTS_READ = 10
 Progress = Literal["waiting", "started", "done", "left out"]
 
 NO_ENVIRONMENT = "failed (environment)"
 UNKNOWN_SECONDS = 120.0  # expected of an entry when no entry has run before
-CONFIRMATION_PART = 0.3  # of the budget, kept for the pairs that confirm a suspicion
-MAX_NIGHTS_UNSEEN = 7  # an entry that was unseen for longer counts as this
+CONFIRMATION_SHARE = 0.3  # of the budget, kept for the pairs that confirm a suspicion
+MAX_NIGHTS_UNSEEN = 7  # more nights without a run of the entry count as these
 
 
 class NightEntry(Value):
-    """One entry of the suite. seconds: expected or, once done, measured. reason: why it was left out, or not valid."""
+    """One entry of the suite."""
 
     name: str
     series: str | None = None
     state: Progress = "waiting"
     run_id: str | None = None
-    seconds: float | None = None
-    reason: str | None = None
+    seconds: float | None = None  # expected; of a done entry measured
+    reason: str | None = None  # why it was left out, or is not valid
 
 
 class PairRun(Value):
@@ -70,7 +70,7 @@ class NightState(Document):
     code: NightCode | None = None
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no entry has to run any more."""
         return all(entry.state in ("done", "left out") for entry in self.entries)
 
@@ -86,7 +86,7 @@ def state_path(runs: Path, night: str, suite: str) -> Path:
 
 
 def nights_by_run(runs: Path) -> dict[str, str]:
-    """Return the night of each run that a nightly's state in this folder names. Raises as read_state does."""
+    """Return the night of each run that a nightly's state in this folder names. Raises UsageError like read_state."""
     states = [state for path in sorted(runs.glob("nightly_*.json")) if (state := read_state(path))]
     return {entry.run_id: state.night for state in states for entry in state.entries if entry.run_id}
 
@@ -107,10 +107,10 @@ def write_state(path: Path, state: NightState) -> None:
     write_atomically(path, dump(state))
 
 
-def durations(runs: Path, suite: str) -> dict[str, list[float]]:
+def entry_durations(runs: Path, suite: str) -> dict[str, list[float]]:
     """Return the seconds of each entry's runs in the newest nights of the suite. A damaged state counts for nothing."""
     seconds_of_entries: dict[str, list[float]] = {}
-    for path in sorted(runs.glob(f"nightly_{suite}_[0-9][0-9][0-9][0-9]-*.json"))[-NIGHTS_REMEMBERED:]:
+    for path in sorted(runs.glob(f"nightly_{suite}_[0-9][0-9][0-9][0-9]-*.json"))[-MAX_NIGHTS_READ:]:
         with suppress(DocumentError):
             for entry in load(NightState, path).entries:
                 if entry.state == "done" and entry.seconds:
@@ -125,42 +125,46 @@ class Candidate:
     name: str
     expected_seconds: float
     is_new_build: bool  # its code, environment or commit differs from the last night's
-    detectable: float | None  # smallest relative change that its series can show; None for a young series
-    nights_unseen: int | None  # None when it never ran
+    detectable_excess: (
+        float | None
+    )  # least change that one night of its series shows, as a cost; None for a young series
+    nights_unseen: int | None  # since its last run; None when it never ran
 
     @property
     def information(self) -> float:
         """Return how much a run tells: a new build, a long absence and wide limits count for more."""
         unseen = MAX_NIGHTS_UNSEEN if self.nights_unseen is None else min(self.nights_unseen, MAX_NIGHTS_UNSEEN)
-        width = 5.0 if self.detectable is None else min(100 * self.detectable, 5.0)
+        width = 5.0 if self.detectable_excess is None else min(100 * self.detectable_excess, 5.0)
         return 1.0 + 3.0 * self.is_new_build + unseen + width
 
 
-def ordered(candidates: Sequence[Candidate]) -> list[Candidate]:
+def most_informative_first(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates by information per expected second, the highest first; equal ones keep their order."""
     return sorted(candidates, key=lambda c: -c.information / max(c.expected_seconds, 1.0))
 
 
-def within(candidates: Sequence[Candidate], budget_seconds: float | None) -> tuple[list[Candidate], list[Candidate]]:
-    """Return those that the budget holds and those that it does not, both in order. The first one always runs."""
+def split_by_budget(
+    candidates: Sequence[Candidate], budget_seconds: float | None
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the candidates that fit into the budget, and the others, both in order. The first one always fits."""
     if budget_seconds is None:
         return list(candidates), []
-    left = budget_seconds * (1 - CONFIRMATION_PART)
+    remaining_seconds = budget_seconds * (1 - CONFIRMATION_SHARE)
     chosen: list[Candidate] = []
-    out: list[Candidate] = []
+    left_out: list[Candidate] = []
     for entry in candidates:
-        if not chosen or entry.expected_seconds <= left:
+        if not chosen or entry.expected_seconds <= remaining_seconds:
             chosen.append(entry)
-            left -= entry.expected_seconds
+            remaining_seconds -= entry.expected_seconds
         else:
-            out.append(entry)
-    return chosen, out
+            left_out.append(entry)
+    return chosen, left_out
 
 
-def expected_seconds(lasted: Mapping[str, Sequence[float]], name: str) -> float:
+def expected_seconds(durations_by_entry: Mapping[str, Sequence[float]], name: str) -> float:
     """Return the median duration of an entry's earlier runs, else of all entries' runs."""
-    every = [seconds for runs in lasted.values() for seconds in runs]
-    return median(lasted.get(name) or every or [UNKNOWN_SECONDS])
+    all_seconds = [seconds for runs in durations_by_entry.values() for seconds in runs]
+    return median(durations_by_entry.get(name) or all_seconds or [UNKNOWN_SECONDS])
 
 
 def nights_unseen(points: Sequence[Point], nights: Sequence[str]) -> int | None:
@@ -191,27 +195,29 @@ class NightRun:
 
 @dataclass(frozen=True)
 class NightTools:
-    """What a night does with a run."""
+    """The functions by which a night runs its entries; tests replace them."""
 
-    start: Callable[[Job], Result]  # runs a job to its result
+    run_job: Callable[[Job], Result]  # runs a job to its result
     record: Callable[[RunPaths], None]  # stores a run directory
-    folder: Callable[[str], RunPaths]  # the directory of a run by its id
-    seconds: Callable[[], float]  # a monotonic clock
-    save: Callable[[NightState], None]  # keeps the state
+    find_folder: Callable[[str], RunPaths]  # returns the directory of a run by its id
+    clock: Callable[[], float]  # a monotonic clock
+    save: Callable[[NightState], None]  # writes the state
     say: Callable[[str], None]
     has_code: Callable[[], bool] = lambda: True  # whether the checkout still has the night's code
 
 
-def fresh_state(
-    night: str, suite: str, began: str, work: Sequence[NightRun], code: NightCode | None = None
+def first_state(
+    night: str, suite: str, began: str, night_runs: Sequence[NightRun], code: NightCode | None = None
 ) -> NightState:
-    """Return the state of a night that begins: every entry waits."""
-    entries = (NightEntry(name=run.name, series=run.series, seconds=run.candidate.expected_seconds) for run in work)
+    """Return the first state of a night: every entry waits."""
+    entries = (
+        NightEntry(name=run.name, series=run.series, seconds=run.candidate.expected_seconds) for run in night_runs
+    )
     return NightState(night=night, suite=suite, began=began, entries=tuple(entries), code=code)
 
 
 def run_entries(
-    state: NightState, work: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
+    state: NightState, night_runs: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
 ) -> NightState:
     """Run what waits and return the state after it.
 
@@ -223,17 +229,17 @@ def run_entries(
         if earlier.state == "done" and (earlier.reason or "").startswith(NO_ENVIRONMENT):
             state = state.with_entry(earlier.name, state="waiting", run_id=None, reason=None)
         elif earlier.state == "started" and earlier.run_id is not None:
-            paths = tools.folder(earlier.run_id)
+            paths = tools.find_folder(earlier.run_id)
             has_result = paths.result.exists()
             if has_result:
                 tools.record(paths)
             change = {"state": "done"} if has_result else {"state": "waiting", "run_id": None}
             state = state.with_entry(earlier.name, **change)
-    by_name = {run.name: run for run in work}
+    by_name = {run.name: run for run in night_runs}
     waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
-    left = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
-    chosen, out = within(ordered(waiting), left)
-    for entry in out:
+    remaining_seconds = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
+    chosen, left_out = split_by_budget(most_informative_first(waiting), remaining_seconds)
+    for entry in left_out:
         state = state.with_entry(entry.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
     for number, entry in enumerate(chosen, 1):
@@ -243,17 +249,17 @@ def run_entries(
         run = by_name[entry.name]
         state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
         tools.save(state)
-        began = tools.seconds()
-        result = tools.start(run.job)
-        lasted = tools.seconds() - began
+        began = tools.clock()
+        result = tools.run_job(run.job)
+        seconds = tools.clock() - began
         if result.status.is_interrupted or not tools.has_code():
             state = state.with_entry(run.name, state="waiting", run_id=None)
         else:
-            tools.record(tools.folder(result.run_id))
+            tools.record(tools.find_folder(result.run_id))
             word = NO_ENVIRONMENT if result.status.failure == "environment" else result.status.word
             reason = None if result.status.word == "valid" else f"{word}: {result.status.evidence or ''}"
-            state = state.with_entry(run.name, state="done", seconds=lasted, reason=reason)
-        state = state.model_copy(update={"used_seconds": state.used_seconds + lasted})
+            state = state.with_entry(run.name, state="done", seconds=seconds, reason=reason)
+        state = state.model_copy(update={"used_seconds": state.used_seconds + seconds})
         tools.save(state)
         if result.status.is_interrupted:
             break

@@ -1,4 +1,4 @@
-"""A series over time: nights, segments with the step at each, the level, the least change shown; lines and a chart."""
+"""A series over time, as lines and a chart: nights, segments, the level, and the least change that it shows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from levelfield.nights.gate_input import GateInput, place_of
+from levelfield.nights.gate_input import GateInput, segment_index
 from levelfield.report.escapes import one_line
 from levelfield.report.words import wrapped
 from levelfield.series.examination import era_of
-from levelfield.series.findings import FIGURES, figure_value, percent_change
-from levelfield.series.level import MIN_NIGHTS, accepted_level, level_of
+from levelfield.series.findings import FIGURE_NAMES, figure_value, percent_change
+from levelfield.series.level import MIN_LEVEL_NIGHTS, accepted_level, level_of
 from levelfield.series.segments import (
     change_of,
     condition_changes,
@@ -20,12 +20,12 @@ from levelfield.series.segments import (
     segments_of,
     value_of,
 )
-from levelfield.series.trigger import detectable
+from levelfield.series.trigger import detectable_excess
 from levelfield.specs.record import GatedFigure, Point, StoreEvent
 from levelfield.specs.short_names import short_digest
 
-_END = "~"  # after every time
-_ROWS, _COLUMNS = 9, 60
+_END_OF_TIME = "~"  # sorts behind every time
+_CHART_ROWS, _CHART_COLUMNS = 9, 60
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class SegmentSummary:
     """The nights of a series under the same conditions."""
 
     conditions: str
-    first: str  # date
-    last: str  # date
+    first: str  # a date
+    last: str  # a date
     nights: int
     median: float  # in the figure's unit
     step: float | None  # relative, from the segment before; None for the first
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # of the conditions that changed
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class FigureHistory:
     scatter: float | None  # the scale of the level, relative
     accepted: float | None  # in the figure's unit
     accepted_since: str | None
-    shows: float | None  # a relative change
-    shows_in_three: float | None  # a relative change
+    shows: float | None  # the least relative change that one night shows
+    shows_in_three: float | None  # the same, within three nights
 
 
 def figure_histories(inputs: GateInput, series: str, now: str) -> list[FigureHistory]:
     """Return the history of every gated figure that the series has. now: the time at which events hold."""
     points = level_points(inputs.points.get(series, ()))
     events = [event for event in inputs.events if event.series == series]
-    return [history for figure in FIGURES if (history := _history(inputs, points, events, figure, now))]
+    return [history for figure in FIGURE_NAMES if (history := _history(inputs, points, events, figure, now))]
 
 
 def _history(
@@ -77,10 +77,12 @@ def _history(
         of_segment = observations(segment.points, figure)
         middle = median(night.cost for night in of_segment)
         step, fields = None, tuple[str, ...]()
-        if segment.before is not None:
-            before = segments[segment.before]
+        if segment.previous_index is not None:
+            before = segments[segment.previous_index]
             step = change_of(middle - median(n.cost for n in observations(before.points, figure)), figure)
-            fields = condition_changes(inputs.conditions(before.conditions), inputs.conditions(segment.conditions))
+            fields = condition_changes(
+                inputs.find_conditions(before.conditions), inputs.find_conditions(segment.conditions)
+            )
         summaries.append(
             SegmentSummary(
                 segment.conditions, of_segment[0].began[:10], of_segment[-1].began[:10], len(of_segment),
@@ -89,8 +91,8 @@ def _history(
         )  # fmt: skip
     # the level that the next night on the last node is compared with, and the accepted one
     last = nights[-1]
-    era = era_of(segments, place_of(segments, last.run_id), events, now, last.run_id)
-    since, earlier = era.current(figure, _END), era.earlier(figure)
+    era = era_of(segments, segment_index(segments, last.run_id), events, now, last.run_id)
+    since, earlier = era.current_nights(figure, _END_OF_TIME), era.earlier_nights(figure)
     joined = sorted((*earlier, *since), key=lambda night: night.began)
     level = level_of(since, last.node) or level_of(joined, last.node)
     accepted = accepted_level(joined, figure, era.baseline)
@@ -100,22 +102,22 @@ def _history(
         segments=tuple(summaries),
         level=value_of(level.cost, figure) if level else None,
         level_since=level.since if level else None,
-        level_nights=level.n if level else 0,
+        level_nights=level.night_count if level else 0,
         scatter=level.scale if level else None,
-        accepted=value_of(accepted.at(last.node), figure) if accepted else None,
+        accepted=value_of(accepted.cost_on(last.node), figure) if accepted else None,
         accepted_since=accepted.since if accepted else None,
-        shows=abs(change_of(detectable(level), figure)) if level else None,
-        shows_in_three=abs(change_of(detectable(level, 3), figure)) if level else None,
+        shows=abs(change_of(detectable_excess(level), figure)) if level else None,
+        shows_in_three=abs(change_of(detectable_excess(level, 3), figure)) if level else None,
     )
 
 
 def history_lines(history: FigureHistory, chart: bool) -> list[str]:
-    """Return level, what it shows, segments and, if asked for, the chart of the last nights."""
-    name, figure = FIGURES[history.figure], history.figure
+    """Return lines: the level, the least change that it shows, the segments. chart: also of the last nights."""
+    name, figure = FIGURE_NAMES[history.figure], history.figure
     lines = [f"{name}, {len(history.nights)} nights"]
     if history.level is None:
         lines.append(
-            "  level      none before 7 nights" + (" of one state" if len(history.nights) >= MIN_NIGHTS else "")
+            "  level      none before 7 nights" + (" of one state" if len(history.nights) >= MIN_LEVEL_NIGHTS else "")
         )
         if history.accepted is not None:
             accepted = figure_value(history.accepted, figure)
@@ -143,7 +145,7 @@ def event_lines(events: Iterable[StoreEvent]) -> list[str]:
     lines = []
     for event in events:
         until = f", until {event.until}" if event.until else ""
-        levels = "".join(f"; {FIGURES[name]} {figure_value(value, name)}" for name, value in event.level.items())
+        levels = "".join(f"; {FIGURE_NAMES[name]} {figure_value(value, name)}" for name, value in event.level.items())
         text = f"  {event.at[:10]}  {event.kind} by {event.who}{until}: {event.why}{levels}"
         lines.append(wrapped("  " + one_line(text), 6))
     return lines
@@ -151,15 +153,17 @@ def event_lines(events: Iterable[StoreEvent]) -> list[str]:
 
 def _chart(values: Sequence[float], history: FigureHistory) -> list[str]:
     """Return rows of characters, one column for each of the last nights: `*` a night, `-` the level."""
-    latest = values[-_COLUMNS:]
+    latest = values[-_CHART_COLUMNS:]
     marks = [*latest, *([history.level] if history.level is not None else [])]
     low, high = min(marks), max(marks)
     height = (high - low) or 1.0
-    rows = [round((value - low) / height * (_ROWS - 1)) for value in latest]
-    level = None if history.level is None else round((history.level - low) / height * (_ROWS - 1))
+    rows = [round((value - low) / height * (_CHART_ROWS - 1)) for value in latest]
+    level = None if history.level is None else round((history.level - low) / height * (_CHART_ROWS - 1))
     lines = []
-    for row in range(_ROWS - 1, -1, -1):
-        edge = figure_value(low + height * row / (_ROWS - 1), history.figure) if row in (0, _ROWS - 1) else ""
+    for row in range(_CHART_ROWS - 1, -1, -1):
+        edge = (
+            figure_value(low + height * row / (_CHART_ROWS - 1), history.figure) if row in (0, _CHART_ROWS - 1) else ""
+        )
         blank = "-" if row == level else " "
         lines.append(f"{edge:>16} |" + "".join("*" if place == row else blank for place in rows).rstrip())
     return lines

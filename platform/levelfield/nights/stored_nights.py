@@ -1,4 +1,4 @@
-"""The store as plain values for the gate and the histories: points, documents, events and findings of a night."""
+"""Reads plain values for the gate and the histories from a store: points, documents, events and findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from levelfield.errors import LevelfieldError, UnknownName, UsageError
 from levelfield.nights.baselines import LevelEvidence
 from levelfield.nights.gate_input import GateInput
-from levelfield.series.examination import holds, standing_baseline
+from levelfield.series.examination import is_in_force, standing_baseline
 from levelfield.series.findings import Finding
 from levelfield.series.segments import night_of
 from levelfield.specs.base import parse
@@ -19,20 +19,20 @@ from levelfield.specs.record import Conditions, Point, branch_of
 from levelfield.specs.short_names import refuse_empty_name, short_digest
 from levelfield.store.database import Store, StoredSeries
 
-# A gate reads the nights of so many days. A series is read as a whole where the first nights are its level, because
-# nobody accepted one, where nights were found changed, so that older ones are its level, and with fewer nights in them.
+# A gate reads the nights of so many days. A series is read as a whole where older nights may be its level: where nobody
+# accepted one, where nights were found changed, and where it has fewer than ENOUGH_NIGHTS in these days.
 RECENT_DAYS, ENOUGH_NIGHTS = 75, 61
 _DAYS_OF_FINDINGS = 400
-_LOOKBACK_DAYS = 14  # earlier nights whose entries are compared with tonight's
-_WHOLE = 1e-3  # how far a length computed from a speed may be off a whole number
-_REASON_LENGTH = 400  # characters of why a run is not valid
+_LOOKBACK_DAYS = 14  # entries of earlier nights within them are compared with tonight's
+_WHOLE_NUMBER_TOLERANCE = 1e-3  # a sequence length computed from a speed may be off a whole number by so much
+_MAX_REASON_CHARACTERS = 400  # characters of the reason why a run is not valid
 
 
 def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
     """Return what a gate needs of the night. suite: only the entries of this suite.
 
-    A night of a branch stands behind the history of the default branch, as if it were its newest, and no other night
-    has anything of it.
+    A night of a branch is compared with the history of the default branch, as if it were the newest. No other night
+    has its runs.
     """
     expected = store.expected_entries(night)
     if suite is not None:
@@ -49,13 +49,13 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
     stored = store.series()
     past, events = past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)), store.events()
     if branch_of(night):
-        past += _parsed(store.findings(night))
+        past += _parse_findings(store.findings(night))
     end_of_night = f"{night}~"  # sorts behind every time of that day
     # the series whose level rests on nights that may be older than the last days
-    accepted = {event.series for event in events if event.kind == "baseline" and holds(event, end_of_night)}
+    accepted = {event.series for event in events if event.kind == "baseline" and is_in_force(event, end_of_night)}
     changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
     read_whole = ({series.digest for series in stored} - accepted) | changed
-    recent = _recent(store, stored, night, read_whole)
+    recent = _recent_points(store, stored, night, read_whole)
     all_points = {series: judged_points(series_points, night) for series, series_points in recent.items()}
     points = {series: drop_trials(series_points, nights) for series, series_points in all_points.items()}
     points = {series: series_points for series, series_points in points.items() if series_points}
@@ -75,7 +75,7 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
         events,
         expected,
         past,
-        conditions_of(store),
+        conditions_lookup(store),
         partial(_reason, store),
         partial(_workload, store),
         cache(partial(_has_commit, store)),
@@ -85,24 +85,24 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
 
 
 def judged_points(points: Iterable[Point], night: str) -> list[Point]:
-    """Return the runs that a night is judged by: those of the default branch, and its own as runs of its trend."""
+    """Return the runs of the default branch, and those of the night. Runs of a branch's night become nightly ones."""
     considered = (p for p in points if p.night == night or branch_of(p.night) is None)
     return [p.model_copy(update={"purpose": "nightly"}) if p.purpose == "branch" else p for p in considered]
 
 
-def drop_trials(points: Iterable[Point], nights: Iterable[str], named: Collection[str] = ()) -> list[Point]:
-    """Return the runs without those by hand on a day that has a nightly run, which are no part of it. named: stay."""
+def drop_trials(points: Iterable[Point], nights: Iterable[str], named_runs: Collection[str] = ()) -> list[Point]:
+    """Return the runs without those by hand on a day that has a nightly run. named_runs: ids of runs that stay."""
     days = {night[:10] for night in nights}
-    return [p for p in points if p.night or p.purpose != "manual" or p.began[:10] not in days or p.run_id in named]
+    return [p for p in points if p.night or p.purpose != "manual" or p.began[:10] not in days or p.run_id in named_runs]
 
 
 def _reason(store: Store, run_id: str) -> str | None:
-    """Return why a run is not valid, with its evidence."""
+    """Return why a run is not valid or not sealed, with the evidence."""
     record = store.record(run_id)
     if record.word == "valid":
         return record.evidence_reason
     texts = filter(None, (record.reason, record.result.status.evidence))
-    return textwrap.shorten(": ".join(texts), _REASON_LENGTH, placeholder=" ...") or None
+    return textwrap.shorten(": ".join(texts), _MAX_REASON_CHARACTERS, placeholder=" ...") or None
 
 
 def _workload(store: Store, run_id: str) -> dict[str, object]:
@@ -116,7 +116,7 @@ def _workload(store: Store, run_id: str) -> dict[str, object]:
     speed, (first, last) = result.throughput, result.window
     if speed:  # tokens of a step over its sequences
         length = speed.tokens_per_second * speed.wall_seconds / (last - first + 1) / batch
-        numbers |= {"sequence_length": round(length)} if abs(length - round(length)) < _WHOLE else {}
+        numbers |= {"sequence_length": round(length)} if abs(length - round(length)) < _WHOLE_NUMBER_TOLERANCE else {}
     return numbers | {"parameters": result.parameters, "window": f"{first}..{last}"}
 
 
@@ -125,22 +125,22 @@ def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
     series = {stored.digest: stored.series for stored in chosen}
     nights = store.nights()
     points = {digest: drop_trials(points, nights) for digest, points in store.points(list(series)).items()}
-    return GateInput("", points, series, store.events(), {}, (), conditions_of(store))
+    return GateInput("", points, series, store.events(), {}, (), conditions_lookup(store))
 
 
 def past_findings(store: Store, since: str | None = None) -> list[Finding]:
-    """Return the stored findings of gates that changed something, in order of the nights. since: the first night."""
-    return _parsed(store.changed_findings(since or ""))
+    """Return the stored findings without repeated `no change`, in order of the nights. since: the first night."""
+    return _parse_findings(store.changed_findings(since or ""))
 
 
-def _parsed(rows: Iterable[dict[str, Any]]) -> list[Finding]:
+def _parse_findings(rows: Iterable[dict[str, Any]]) -> list[Finding]:
     return [parse(Finding, {**row, "schema": Finding.schema_name()}, "the store") for row in rows]
 
 
-def chosen_night(store: Store, name: str | None) -> str:
+def find_night(store: Store, name: str | None) -> str:
     """Return the night of this name, by default the newest of the default branch.
 
-    A day on which runs were made by hand is one, too. Raises UnknownName or UsageError.
+    A day with runs by hand counts as a night, too. Raises UnknownName or UsageError.
     """
     nights = store.nights(include_branches=name is not None)
     if name is not None:
@@ -160,7 +160,7 @@ def chosen_night(store: Store, name: str | None) -> str:
     return newest[0]
 
 
-def named_series(store: Store, name: str) -> list[StoredSeries]:
+def find_series(store: Store, name: str) -> list[StoredSeries]:
     """Return the series of a case, or those whose digest begins with the name or whose label contains it.
 
     Raises UnknownName, and UsageError for a text that every label has.
@@ -175,9 +175,9 @@ def named_series(store: Store, name: str) -> list[StoredSeries]:
     raise UnknownName("series", name, {s.series.label for s in stored})
 
 
-def one_series(store: Store, name: str) -> StoredSeries:
+def find_one_series(store: Store, name: str) -> StoredSeries:
     """Return the only series of this name. Raises UsageError where several match."""
-    matches = named_series(store, name)
+    matches = find_series(store, name)
     if len(matches) > 1:
         choices = "; ".join(f"{short_digest(s.digest)} {s.series.label}" for s in matches[:6])
         raise UsageError(f"series '{name}': found {len(matches)}, expected one; give its digest: {choices}")
@@ -199,7 +199,7 @@ def level_evidence(store: Store, series: Sequence[str], at: str, runs: Sequence[
     ]
 
 
-def conditions_of(store: Store) -> Callable[[str], Conditions | None]:
+def conditions_lookup(store: Store) -> Callable[[str], Conditions | None]:
     """Return a function that looks up conditions by their digest; None for those that the store does not have."""
     return cache(partial(_conditions, store))
 
@@ -218,12 +218,12 @@ def _has_commit(store: Store, digest: str) -> bool:
         return False
 
 
-def _recent(
+def _recent_points(
     store: Store, stored: Sequence[StoredSeries], night: str, read_whole: Collection[str]
 ) -> dict[str, list[Point]]:
     """Return the points of the last days, by series.
 
-    All points are those of a series in `read_whole` that ran since, or of one that ran tonight and has few.
+    A series in `read_whole` that ran since, or one that ran tonight and has few points, has all of them.
     """
     whole = sorted(s.digest for s in stored if s.digest in read_whole and s.last_began[:10] >= night[:10])
     others = sorted({s.digest for s in stored}.difference(whole))

@@ -1,4 +1,4 @@
-"""The tickets of a night: for each finding that the build may have caused what changed, and what a bisection found.
+"""Makes the tickets of a night: what changed since the accepted build, and what a bisection found.
 
 A bisection is stored as a note of its series. So a night that is started again does not search again, the next nights
 know what was found, and `nightly gate` says it. Series whose builds differ by the same commits share the answer.
@@ -26,9 +26,9 @@ from levelfield.node.regular_files import read_regular
 from levelfield.run.builds import checkout_build, commit_log, commits_between
 from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
-from levelfield.series.findings import FIGURES, Finding
+from levelfield.series.findings import FIGURE_NAMES, Finding
 from levelfield.series.next_steps import PROGRAM
-from levelfield.series.pairs import MIN_HALFWAY, Side
+from levelfield.series.pairs import MIN_BISECTION_PAIRS, BuildSide
 from levelfield.series.segments import cost_of, differences, excess_of, is_evidence, night_of
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from levelfield.nights.gate import GateReport
     from levelfield.nights.night_session import NightSession
 
-OF_BUILDS = ("regression", "training differs")  # words that a change of the build explains
+BUILD_WORDS = ("regression", "training differs")  # words that a change of the build explains
 MAX_COMMITS, MAX_TICKETS = 20, 50
 
 
@@ -53,12 +53,12 @@ class NightTickets:
     inputs: GateInput
     runs: Path
     page_url: str | None = None  # where the pages will be
-    more: tuple[str, ...] = ()  # options of a search
+    extra_options: tuple[str, ...] = ()  # further options of the bisecting command
     _tickets: dict[tuple[str, str], Ticket] = field(default_factory=dict)
 
-    def all(self, findings: Iterable[Finding]) -> dict[TicketKey, Ticket]:
+    def tickets(self, findings: Iterable[Finding]) -> dict[TicketKey, Ticket]:
         """Return the tickets of findings that the build may have caused, by series and figure."""
-        explained = [f for f in findings if f.word in OF_BUILDS and f.series in self.inputs.series]
+        explained = [f for f in findings if f.word in BUILD_WORDS and f.series in self.inputs.series]
         return {(f.series, f.figure): self.ticket(f) for f in explained[:MAX_TICKETS]}
 
     def ticket(self, finding: Finding) -> Ticket:
@@ -67,11 +67,11 @@ class NightTickets:
         if self.page_url:
             anchor = slug(f"{series.label} {finding.series}")
             page = f"{self.page_url.rstrip('/')}/case-{slug(series.case)}.html#{anchor}"
-        accepted = self.accepted(finding)
+        accepted = self.accepted_run(finding)
         if accepted is None or finding.run_id is None:
             unknown = "the night has no baseline build to compare with"
             return Ticket(commits_unknown=unknown, packages_unknown=unknown, page=page)
-        last, night = self._last_without(finding, accepted)
+        last, night = self._last_run_without_change(finding, accepted)
         first = self._first_run(finding)  # no later commit is the cause
         try:
             build = self.store.record(accepted).subject
@@ -90,13 +90,13 @@ class NightTickets:
                 with suppress(RunFailed, IndexError):
                     values = commit_log(bisection.last_good or "", bisection.first_bad, 1)[0][0]._asdict()
                 first_bad_commit = TicketCommit.model_validate(values)
-        more = {"command": command, "bisection": bisection, "first_bad": first_bad_commit, "page": page}
-        return ticket.model_copy(update=more)
+        update = {"command": command, "bisection": bisection, "first_bad": first_bad_commit, "page": page}
+        return ticket.model_copy(update=update)
 
-    def accepted(self, finding: Finding) -> str | None:
-        """Return the run of the build that tonight's is compared with: accepted, or the last whose training agreed."""
+    def accepted_run(self, finding: Finding) -> str | None:
+        """Return the run whose build tonight's is compared with: accepted, or the last whose training agreed."""
         if finding.figure is not None:
-            return finding.against or self._accepted.get((finding.series, finding.figure))
+            return finding.against or self._accepted_runs.get((finding.series, finding.figure))
         points = self.inputs.points[finding.series]
         began = next((p.began for p in points if p.run_id == finding.run_id), "9")
         earlier = [
@@ -104,7 +104,7 @@ class NightTickets:
         ]
         return max(earlier, key=lambda p: p.began).run_id if earlier else None
 
-    def _last_without(self, finding: Finding, accepted: str) -> tuple[str, str | None]:
+    def _last_run_without_change(self, finding: Finding, accepted: str) -> tuple[str, str | None]:
         """Return the run of the last night without the change, and the night; else the accepted run and None.
 
         The figure of that night is nearer to the level than to the change. Where one night cannot show such a change,
@@ -134,10 +134,10 @@ class NightTickets:
     def _first_run(self, finding: Finding) -> str:
         """Return the run that was found changed first: tonight's, or of the night that named the regression."""
         regression = self.inputs.named_regressions.get((finding.series, finding.figure)) if finding.figure else None
-        return (regression and regression.first.run_id) or finding.run_id or ""
+        return (regression and regression.first_finding.run_id) or finding.run_id or ""
 
     @cached_property
-    def _accepted(self) -> dict[TicketKey, str]:
+    def _accepted_runs(self) -> dict[TicketKey, str]:
         entries = examinations(self.inputs)
         return {(a.series, e.figure): e.baseline_run for a, e in entries if e.baseline_run}
 
@@ -150,9 +150,11 @@ class NightTickets:
             before, after = (self.store.record(run_id).subject for run_id in (last, tonight))
             fields = self._packages(before, after, last, tonight)
             builds = ((before, name), (after, "tonight's build"))
-            lost = [build for subject, build in builds if subject.commit is None or subject.is_dirty is not False]
-            if lost:
-                fields["commits_unknown"] = f"{lost[0]} had files that no commit has"
+            unknown_builds = [
+                build for subject, build in builds if subject.commit is None or subject.is_dirty is not False
+            ]
+            if unknown_builds:
+                fields["commits_unknown"] = f"{unknown_builds[0]} had files that no commit has"
             else:
                 assert before.commit and after.commit
                 fields |= {"since": before.commit, "tonight": after.commit}
@@ -180,16 +182,16 @@ class NightTickets:
         return {"packages": tuple(sorted(differences(*lists)))}
 
     def _command(self, ticket: Ticket, series: Series, figure: GatedFigure | None) -> tuple[str, ...]:
-        """Return the command that searches the commits; nothing where there is nothing between the builds."""
+        """Return the command that bisects the commits; empty where there are none between the builds."""
         if ticket.since is None or ticket.tonight is None or not ticket.all_commits or figure is None:
             return ()
         inputs = ("--case", series.target, "--scale", series.scale, "--figure", GATED[figure].option)
         how = ("--runtime", series.runtime) if series.runtime == "docker" else ()
         builds = (ticket.since[:12], ticket.tonight[:12])
-        return (*PROGRAM, "nightly", "bisect", *builds, *inputs, *how, *self.more)
+        return (*PROGRAM, "nightly", "bisect", *builds, *inputs, *how, *self.extra_options)
 
     def _bisection(self, ticket: Ticket, finding: Finding) -> Bisection | None:
-        """Return what a search found: of this series or another one, tonight or in a night since the accepted build."""
+        """Return what a bisection found, of this or another series, tonight or in a night since the accepted build."""
         notes = [e.data for e in self.store.events() if e.kind == "note" and "bisection" in e.data]
         alike = [
             n
@@ -213,7 +215,7 @@ class NightBisection:
 
     tickets: NightTickets
     plans: Mapping[str, Plan]  # by series
-    run_seconds: Mapping[str, float]  # what a run of a series takes
+    run_seconds: Mapping[str, float]  # by series
     plugins: Sequence[Path]
     budget: float  # in seconds
     clock: Callable[[], float]
@@ -228,7 +230,7 @@ class NightBisection:
                 continue
             ticket = self.tickets.ticket(finding)
             if ticket.command and ticket.bisection is None and (ticket.all_commits or 0) > 1:
-                bisection = self._searched(finding, finding.figure, ticket, until)
+                bisection = self._search(finding, finding.figure, ticket, until)
                 night = self.tickets.inputs.night
                 data = {
                     "night": night, "series": finding.series, "figure": finding.figure,
@@ -237,36 +239,36 @@ class NightBisection:
                 }  # fmt: skip
                 note = {
                     "id": uuid.uuid4().hex, "kind": "note", "series": finding.series, "at": utc_now(), "data": data,
-                    "who": "nightly", "why": f"night {night}, {FIGURES[finding.figure]}: {bisection}",
+                    "who": "nightly", "why": f"night {night}, {FIGURE_NAMES[finding.figure]}: {bisection}",
                 }  # fmt: skip
                 self.tickets.store.add_event(StoreEvent.model_validate(note))
 
-    def _searched(self, finding: Finding, figure: GatedFigure, ticket: Ticket, until: float) -> Bisection:
-        seconds = 2 * MIN_HALFWAY * self.run_seconds.get(finding.series, 0.0)
+    def _search(self, finding: Finding, figure: GatedFigure, ticket: Ticket, until: float) -> Bisection:
+        seconds = 2 * MIN_BISECTION_PAIRS * self.run_seconds.get(finding.series, 0.0)
         if (finding.series, ticket.since) not in self._ran and self.clock() + seconds > until:
             return Bisection(why_not="the budget holds no search; the command below makes it")
         assert ticket.since and ticket.tonight
         try:
             commits = commits_between(ticket.since, ticket.tonight)
-            return self._halved(finding, figure, commits, lambda: self.clock() + seconds <= until)
+            return self._bisect(finding, figure, commits, lambda: self.clock() + seconds <= until)
         except RunFailed as error:
             return Bisection(why_not=str(error))
 
-    def _halved(
-        self, finding: Finding, figure: GatedFigure, commits: Sequence[str], holds: Callable[[], bool]
+    def _bisect(
+        self, finding: Finding, figure: GatedFigure, commits: Sequence[str], has_budget: Callable[[], bool]
     ) -> Bisection:
-        """Halve the commits. The night's pairs have shown that the last one is bad, and how much."""
+        """Bisect the commits. The night's pairs have shown that the last one is bad, and how much."""
         plan, runs = self.plans[finding.series], self.tickets.runs
         trials = BuildTrials(plan, checkout_build(commits[0], say=self.say), figure, runs, self.plugins, self.say)
         trials.records = records = self._ran.setdefault((finding.series, commits[0]), {})
         trials.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
         trial_count = 0
 
-        def side(commit: str) -> Side:
+        def side(commit: str) -> BuildSide:
             nonlocal trial_count
             if commit == commits[-1] and trials.effect is not None:
                 return "bad"
-            if commit not in records and not holds():
+            if commit not in records and not has_budget():
                 return "unknown"
             trial_count += 1
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")
@@ -280,17 +282,17 @@ class NightBisection:
 def night_tickets(
     session: NightSession, report: GateReport, page_url: str | None, bisect_budget: float | None
 ) -> dict[TicketKey, Ticket]:
-    """Return the tickets of a night that was judged. bisect_budget: in seconds; first search the commits within it."""
+    """Return the tickets of a night that was judged. bisect_budget: seconds in which commits are bisected first."""
     request = session.request
     inputs = gate_input(session.store, request.night, session.suite)
     python = ("--python", request.request.python) if request.request.python else ()
     plugins = chain.from_iterable(("--plugins", str(folder)) for folder in request.plugins)
     tickets = NightTickets(session.store, inputs, request.runs, page_url, (*plugins, *python))
     if bisect_budget is not None:
-        plans = {run.series: run.job.plan for run in session.work}
-        lasts = {entry.series: entry.seconds or 0.0 for entry in session.state.entries if entry.series}
+        plans = {run.series: run.job.plan for run in session.night_runs}
+        run_seconds = {entry.series: entry.seconds or 0.0 for entry in session.state.entries if entry.series}
         search = NightBisection(
-            tickets, plans, lasts, request.plugins, bisect_budget, time.monotonic, session.output.say
+            tickets, plans, run_seconds, request.plugins, bisect_budget, time.monotonic, session.output.say
         )
         search.run(report.findings)
-    return tickets.all(report.findings)
+    return tickets.tickets(report.findings)

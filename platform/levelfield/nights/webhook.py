@@ -1,7 +1,7 @@
-"""The end of a night, sent to a URL as one JSON document. The URL is a secret: no message and no file has it.
+"""Sends the report of a night to a URL as one JSON document. The URL is a secret: no message and no file has it.
 
-A delivery that fails changes nothing: the caller says why. Redirects are not followed, so the document goes to no place
-that the user did not name.
+A failed delivery changes nothing: the caller says why. Redirects are not followed, so the document goes nowhere that
+the user did not name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from levelfield.errors import UsageError
 from levelfield.node.regular_files import read_regular
 
 WEBHOOK_VARIABLE = "LEVELFIELD_WEBHOOK"  # holds the address
-WAITS = (1.0, 5.0)  # seconds before the second and the third try
-ANSWER_SECONDS, ALL_SECONDS = 10.0, 60.0
-_AGAIN = frozenset({408, 429, *range(500, 600)})  # answers after which another try may help
+RETRY_WAITS = (1.0, 5.0)  # seconds before the second and the third try
+MAX_ANSWER_SECONDS, MAX_DELIVERY_SECONDS = 10.0, 60.0  # of one try, and of all
+_RETRYABLE_CODES = frozenset({408, 429, *range(500, 600)})  # status codes after which another try may help
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (TimeoutError, "no answer in time"),
     (ConnectionRefusedError, "the connection was refused"),
@@ -65,33 +65,33 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def delivered(
+def deliver(
     url: str,
     document: str,
-    waits: tuple[float, ...] = WAITS,
-    answer_seconds: float = ANSWER_SECONDS,
-    all_seconds: float = ALL_SECONDS,
+    waits: tuple[float, ...] = RETRY_WAITS,
+    answer_seconds: float = MAX_ANSWER_SECONDS,
+    all_seconds: float = MAX_DELIVERY_SECONDS,
 ) -> str | None:
-    """Send the document and return why it was not taken; None where it was. It never raises."""  # fmt: skip
+    """Send the document and return why it was not accepted; None where it was. It never raises."""
     answers: list[str | None] = []
 
     def send() -> None:
         for number, wait in enumerate((*waits, 0.0), 1):
-            reason, may_help = _sent(url, document, answer_seconds)
+            reason, may_help = _send_once(url, document, answer_seconds)
             if reason is None or not may_help or number > len(waits):
                 break
             time.sleep(wait)
         answers.append(reason if reason is None or number == 1 else f"{reason} ({number} tries)")
 
-    # A server that answers byte by byte keeps a socket's limit from passing; nothing waits longer than this.
+    # A server that answers byte by byte never exceeds the limit of a socket, so all tries have a limit of their own.
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
     thread.join(all_seconds)
     return answers[0] if answers else f"no whole answer within {all_seconds:.0f} s"
 
 
-def _sent(url: str, document: str, seconds: float) -> tuple[str | None, bool]:
-    """Send once. Return why it was not taken, and whether another try may help."""
+def _send_once(url: str, document: str, seconds: float) -> tuple[str | None, bool]:
+    """Send once. Return why the document was not accepted, and whether another try may help."""
     headers = {"Content-Type": "application/json", "User-Agent": f"levelfield/{levelfield.__version__}"}
     try:
         request = urllib.request.Request(url, document.encode(), headers, method="POST")
@@ -100,8 +100,8 @@ def _sent(url: str, document: str, seconds: float) -> tuple[str | None, bool]:
     except urllib.error.HTTPError as error:
         error.close()
         where = "; redirects are not followed, so name the last URL" if 300 <= error.code < 400 else ""
-        return f"the server answered {error.code}{where}", error.code in _AGAIN
-    except Exception as error:  # its text may have the URL, so only its kind is said
+        return f"the server answered {error.code}{where}", error.code in _RETRYABLE_CODES
+    except Exception as error:  # its text may have the URL, so the message has only its type
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         message = next((text for kind, text in _REASONS if isinstance(cause, kind)), None)
         return message or f"the connection failed ({type(cause).__name__})", True

@@ -16,7 +16,7 @@ from levelfield.compare.ranking import Contender
 from levelfield.pages.content import NightFinding, PagesContent
 from levelfield.pages.first_view import TrainingContenders
 from levelfield.pages.series_history import SeriesRuns, SeriesSummary, epoch_seconds
-from levelfield.series.findings import WORDS
+from levelfield.series.findings import FINDING_WORDS
 from levelfield.specs.record import StoreEvent
 from levelfield.specs.run_figures import STORED
 
@@ -275,7 +275,7 @@ def case_view(
         events = sorted((e for e in content.events if e.series == runs.digest), key=lambda event: event.at)
         night = max((finding.night for finding in findings), default=None)
         last_findings = [finding for finding in findings if finding.night == night]
-        word = min((finding.word for finding in last_findings), key=WORDS.index, default=None)
+        word = min((finding.word for finding in last_findings), key=FINDING_WORDS.index, default=None)
         detectable = {f.figure: f.detectable for f in last_findings if f.figure and f.detectable is not None}
         views.append(SeriesView(runs, summaries[runs.digest], findings, tuple(events), word, detectable))
     figures = tuple(name for name in COLUMN_BY_FIGURE if any(view.latest_figure(name) is not None for view in views))

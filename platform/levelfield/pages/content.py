@@ -9,14 +9,14 @@ from typing import Any
 
 from levelfield.compare.sides import disturbance
 from levelfield.pages.series_history import SeriesRuns, StoredResults, epoch_seconds, group_by
-from levelfield.series.findings import WORDS, FindingWord
+from levelfield.series.findings import FINDING_WORDS, FindingWord
 from levelfield.specs.record import StoreEvent, nights_in_order
 from levelfield.specs.short_names import slug
 
 MAX_NIGHTS = 30  # the newest nights, whose findings the case pages show
 
 _NO_CHANGES = ("missing", "new series", "no change")  # the page shows these apart from the changes
-CHANGE_WORDS = tuple(word for word in WORDS if word not in _NO_CHANGES)
+CHANGE_WORDS = tuple(word for word in FINDING_WORDS if word not in _NO_CHANGES)
 CALM_WORDS = ("no change", "new series")  # findings that need no action
 FALLBACK_WORD: FindingWord = "inconclusive"  # in place of a word that only a later version has
 MAX_TEXT_LENGTH = 400  # characters of a finding's text
@@ -64,7 +64,7 @@ def parse_finding(night: str, content: Mapping[str, Any]) -> NightFinding:
         series=text("series") or "",
         label=text("label") or "",
         figure=text("figure"),
-        word=next((word for word in WORDS if word == content.get("word")), FALLBACK_WORD),
+        word=next((word for word in FINDING_WORDS if word == content.get("word")), FALLBACK_WORD),
         **numbers,
         level_since=text("level_since"),
         nights=None if nights is None else int(nights),

@@ -11,8 +11,15 @@ from xml.sax.saxutils import escape
 
 from levelfield.pages.content import CHANGE_WORDS, NightFinding, PagesContent
 from levelfield.pages.series_history import SeriesRuns
-from levelfield.series.findings import ABSENCES, COMPARED, FAILURES, FIGURES, STATUS_TEXTS, WORDS
-from levelfield.series.level import MIN_NIGHTS
+from levelfield.series.findings import (
+    ABSENCE_WORDS,
+    COMPARED_WORDS,
+    FAILURE_WORDS,
+    FIGURE_NAMES,
+    FINDING_WORDS,
+    STATUS_TEXTS,
+)
+from levelfield.series.level import MIN_LEVEL_NIGHTS
 from levelfield.series.ticket import Ticket, Tickets
 
 MAX_CHANGES = 60  # rows of the table of changes, so that the first page stays small
@@ -73,7 +80,7 @@ class NightView:
     unreadable_ids: tuple[str, ...]
     is_judged: bool  # whether a gate said anything about the night; a missing run alone is no judgement
     attention_count: int  # findings that need a person
-    fewest_nights: ClassVar = MIN_NIGHTS  # that a series needs before it is compared
+    fewest_nights: ClassVar = MIN_LEVEL_NIGHTS  # that a series needs before it is compared
 
 
 def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -> NightView:
@@ -82,11 +89,18 @@ def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -
     for finding in content.last_night_findings:
         group = (finding.word, finding.series, finding.label)
         largest_changes[group] = max(largest_changes.get(group, 0.0), abs(finding.change or 0.0))
-    figure_order = {figure: place for place, figure in enumerate((None, *FIGURES))}  # of a series the speed is first
+    figure_order = {
+        figure: place for place, figure in enumerate((None, *FIGURE_NAMES))
+    }  # of a series the speed is first
 
     def sort_key(finding: NightFinding) -> tuple[int, float, str, int]:
         size = largest_changes[finding.word, finding.series, finding.label]
-        return WORDS.index(finding.word), -size, finding.label, figure_order.get(finding.figure, len(figure_order))
+        return (
+            FINDING_WORDS.index(finding.word),
+            -size,
+            finding.label,
+            figure_order.get(finding.figure, len(figure_order)),
+        )
 
     findings = sorted(content.last_night_findings, key=sort_key)
     changed = {series for word, series, _ in largest_changes if word != "no change"}
@@ -101,8 +115,8 @@ def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -
         night=content.last_night,
         expected_count=len(content.expected_entries),
         arrived_count=len(content.expected_entries) - sum(entry.name in content.expected_entries for entry in missing),
-        compared_count=len({f.series for f in findings if f.series and f.word in COMPARED}),
-        word_counts={word: counts[word] for word in WORDS},
+        compared_count=len({f.series for f in findings if f.series and f.word in COMPARED_WORDS}),
+        word_counts={word: counts[word] for word in FINDING_WORDS},
         changes=tuple(changes[:MAX_CHANGES]),
         left_out_count=max(0, len(changes) - MAX_CHANGES),
         missing=tuple(missing),
@@ -142,10 +156,13 @@ def _missing_entries(content: PagesContent) -> list[MissingEntry]:
 
 def badge_files(night: NightView) -> dict[str, str]:
     """Return the files of the badge by their names in the site."""
-    is_compared = any(night.word_counts[word] for word in COMPARED)
+    is_compared = any(night.word_counts[word] for word in COMPARED_WORDS)
     message, state = ("passing", "passing") if is_compared else ("no baseline yet", "open")
-    for words, worse_state in ((ABSENCES, "missing"), (FAILURES, "failing")):  # a failure says more than an absence
-        counts = [(night.word_counts[word], STATUS_TEXTS[word]) for word in WORDS if word in words]
+    for words, worse_state in (
+        (ABSENCE_WORDS, "missing"),
+        (FAILURE_WORDS, "failing"),
+    ):  # a failure says more than an absence
+        counts = [(night.word_counts[word], STATUS_TEXTS[word]) for word in FINDING_WORDS if word in words]
         if phrases := [f"{count} {texts[count > 1]}" for count, texts in counts if count]:
             message, state = ", ".join(phrases), worse_state
     if night.night is None:

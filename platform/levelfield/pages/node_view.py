@@ -77,7 +77,7 @@ def nodes_view(content: PagesContent, documents: CachedDocuments) -> NodesView:
     for runs in content.series.values():
         segments, last_points = segments_of(runs.points), {point.node: point for point in runs.points}
         for segment in segments:
-            before = None if segment.before is None else segments[segment.before].conditions
+            before = None if segment.previous_index is None else segments[segment.previous_index].conditions
             for node, points in group_by(segment.points, lambda point: point.node).items():
                 series_periods.append(_SeriesPeriod(runs, points, before, last_points[node] is points[-1]))
     series_periods.sort(key=lambda period: epoch_seconds(period.points[0].began))

@@ -21,7 +21,7 @@ from levelfield.report import words
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import GIB, significant
-from levelfield.series.findings import WORDS
+from levelfield.series.findings import FINDING_WORDS
 from levelfield.specs.run_figures import GATED, STORED
 from levelfield.specs.short_names import short_digest
 
@@ -90,7 +90,7 @@ def _environment(language: str) -> Environment:
         basis=partial(basis, language),
         not_english=language != "en",
         policy=POLICY,
-        words=WORDS,
+        words=FINDING_WORDS,
     )
     environment.filters.update(FILTERS)
     return environment

@@ -249,11 +249,11 @@ def condition_changes(points: Sequence[Point], documents: CachedDocuments) -> li
         {
             "at": places[id(part.points[0])],
             "fields": field_differences(
-                documents.conditions(parts[part.before].conditions), documents.conditions(part.conditions)
+                documents.conditions(parts[part.previous_index].conditions), documents.conditions(part.conditions)
             ),
         }
         for part in parts
-        if part.before is not None
+        if part.previous_index is not None
     ]
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from levelfield.compare.sides import disturbance
 from levelfield.report.words import duration
-from levelfield.series.findings import FIGURES, figure_value, percent_change
+from levelfield.series.findings import FIGURE_NAMES, figure_value, percent_change
 from levelfield.series.pairs import MAX_PAIRS, MIN_PAIRS
 from levelfield.series.segments import change_of, cost_of
 from levelfield.specs.paths import RunPaths
@@ -72,7 +72,7 @@ class PairProgress:
 
     def _line(self, arm: str, record: RunRecord) -> str:
         done = sum(map(len, self._costs.values()))
-        value = f"{figure_value(getattr(record, self.figure), self.figure)} {FIGURES[self.figure]}"
+        value = f"{figure_value(getattr(record, self.figure), self.figure)} {FIGURE_NAMES[self.figure]}"
         outcome = value + ", disturbed" * bool(disturbance(record)) if record.word == "valid" else record.word
         pairs = zip(self._costs["a"], self._costs["b"], strict=False)
         differences = [b - a for a, b in pairs if a is not None and b is not None]

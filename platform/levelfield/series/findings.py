@@ -1,4 +1,4 @@
-"""What a gate finds about a series and a figure: one word, the change with its interval, and the exit code of all."""
+"""Findings of a gate on series and figures: one word, the change with its interval, and the exit code of all."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FindingWord = Literal[
     "new series",
     "no change",
 ]
-WORDS: tuple[FindingWord, ...] = get_args(FindingWord)  # the worst first: the order of every table
-FAILURES = frozenset({"regression", "training differs", "environment step"})
-ABSENCES = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
-OPEN = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
-COMPARED = frozenset(WORDS) - ABSENCES - {"training differs", "new series"}
-FIGURES: dict[GatedFigure, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
-SPEED: GatedFigure = "tokens_per_second_per_device"
+FINDING_WORDS: tuple[FindingWord, ...] = get_args(FindingWord)  # the worst first: the order of every table
+FAILURE_WORDS = frozenset({"regression", "training differs", "environment step"})
+ABSENCE_WORDS = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
+OPEN_WORDS = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
+COMPARED_WORDS = frozenset(FINDING_WORDS) - ABSENCE_WORDS - {"training differs", "new series"}
+FIGURE_NAMES: dict[GatedFigure, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
+SPEED_FIGURE: GatedFigure = "tokens_per_second_per_device"
 # A word as a reader gets it, for one and for several series. The store and JSON have the word itself.
 STATUS_TEXTS: dict[FindingWord, tuple[str, str]] = {
     "regression": ("regression", "regressions"),
@@ -51,8 +51,8 @@ STATUS_TEXTS: dict[FindingWord, tuple[str, str]] = {
     "new series": ("new series", "new series"),
     "no change": ("unchanged", "unchanged"),
 }
-# A figure's logarithm times this is its cost: more is worse, for every figure.
-WORSE: dict[GatedFigure, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
+# A figure's logarithm times this sign is its cost: a higher cost is worse, for every figure.
+COST_SIGNS: dict[GatedFigure, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
 
 
 class Finding(Document):
@@ -73,7 +73,7 @@ class Finding(Document):
     detectable: float | None = None  # the least change that one night shows with 90 % probability
     run_id: str | None = None
     detail: str = ""
-    fields: tuple[str, ...] = ()  # of the conditions or of the series that differ
+    fields: tuple[str, ...] = ()  # those of the conditions or of the series that differ
     night: str | None = None
     node: str | None = None
     pairs: int = 0  # how many were compared
@@ -83,7 +83,7 @@ class Finding(Document):
     conditions_change: float | None = None  # of the accepted build against its level, by pairs under new conditions
     explanation: tuple[str, ...] = ()  # why a step of tonight's build takes longer, in sentences (docs/explain.md)
     against: str | None = None  # the run whose build tonight's was compared with
-    # the night that found the regression, where tonight does not decide it: then `change` is of the last that did
+    # the night that found the regression, where tonight does not decide; `change` is then of the last one that did
     named: str | None = None
     is_gain_to_confirm: bool = False  # better in one night: a second one decides
 
@@ -116,30 +116,30 @@ def set_back_nights(findings: Iterable[Finding]) -> set[str | None]:
     return {finding.night for finding in findings if finding.is_set_back}
 
 
-def with_explanations(findings: Iterable[Finding], stored: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings of a night that is judged again, with what its own runs explained."""
+def restore_explanations(findings: Iterable[Finding], stored: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings of a night that is judged again, with the stored explanations of its own runs."""
     explanations = {(f.night, f.series, f.figure, f.word): f.explanation for f in stored}
     pairs = [(f, explanations.get((f.night, f.series, f.figure, f.word), ())) for f in findings]
     return tuple(f.model_copy(update={"explanation": explanation}) if explanation else f for f, explanation in pairs)
 
 
 def exit_code(findings: Iterable[Finding], strict: bool = False, advisory: bool = False) -> int:
-    """Return 4 for a failure, else 3 for what is missing, else 0. strict: open words are 4 too. advisory: always 0."""
+    """Return 4 for a failure, else 3 for what is missing, else 0. strict: open words give 4 too. advisory: always 0."""
     words = {finding.word for finding in findings}
     if advisory:
         return 0
-    if words & FAILURES or (strict and words & OPEN):
+    if words & FAILURE_WORDS or (strict and words & OPEN_WORDS):
         return GateFailed.exit_code
-    return RunFailed.exit_code if words & ABSENCES else 0
+    return RunFailed.exit_code if words & ABSENCE_WORDS else 0
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings with the worst word first, then by label; of a series the speed is the first figure."""
-    figures = [None, *FIGURES]
-    return sorted(findings, key=lambda f: (WORDS.index(f.word), f.label, f.series, figures.index(f.figure)))
+    figures = [None, *FIGURE_NAMES]
+    return sorted(findings, key=lambda f: (FINDING_WORDS.index(f.word), f.label, f.series, figures.index(f.figure)))
 
 
-def by_series(findings: Iterable[Finding]) -> dict[FindingWord, list[tuple[Finding, ...]]]:
+def group_by_series(findings: Iterable[Finding]) -> dict[FindingWord, list[tuple[Finding, ...]]]:
     """Return by word the findings of each series, node or change of conditions, the worst word and the speed first.
 
     A series without a change is one whose figures all have none.
@@ -157,7 +157,7 @@ def by_series(findings: Iterable[Finding]) -> dict[FindingWord, list[tuple[Findi
 
 @dataclass(frozen=True)
 class FindingPage:
-    """What is written of a night: its first line, and its findings with the worst first."""
+    """What a report of a night has: its first line, and its findings with the worst first."""
 
     first_line: str
     night: str
@@ -168,9 +168,9 @@ class FindingPage:
     link: str | None = None  # of the pages
     suite: str | None = None
     folder: str | None = None  # where the pages were written
-    notes: Sequence[str] = ()  # what else a person has to know of the night
+    notes: Sequence[str] = ()  # further sentences about the night
     store: str | None = None  # the file that --store named, which the printed commands need
-    order: str = ""  # of the night among the others, where something is wrong with it
+    order_problem: str = ""  # what is wrong with its date, or nights before it that did not run; empty for nothing
 
     def ticket(self, finding: Finding) -> Ticket | None:
         return self.tickets.get((finding.series, finding.figure))
@@ -185,19 +185,18 @@ class FindingPage:
 
         --advisory changes the exit code and not this.
         """
-        return "; ".join(filter(None, (self._outcome, self.order)))
+        return "; ".join(filter(None, (self._outcome, self.order_problem)))
 
     @property
     def _outcome(self) -> str:
         code = exit_code(self.findings, self.strict)
         if code == 0:
             is_calm = any(finding.word == "no change" for finding in self.findings)
-            return (
-                f"night {self.night} passes: {outcome(self.findings, OPEN) or ('no change' if is_calm else 'no run')}"
-            )
+            open_words = outcome_text(self.findings, OPEN_WORDS)
+            return f"night {self.night} passes: {open_words or ('no change' if is_calm else 'no run')}"
         fails = code == GateFailed.exit_code
-        words = (FAILURES | OPEN if self.strict else FAILURES) if fails else ABSENCES
-        return f"night {self.night} {'fails' if fails else 'is incomplete'}: {outcome(self.findings, words)}"
+        words = (FAILURE_WORDS | OPEN_WORDS if self.strict else FAILURE_WORDS) if fails else ABSENCE_WORDS
+        return f"night {self.night} {'fails' if fails else 'is incomplete'}: {outcome_text(self.findings, words)}"
 
 
 def figure_value(value: float | None, figure: GatedFigure) -> str:
@@ -214,30 +213,32 @@ def percent_change(change: float | None) -> str:
 
 def change_text(finding: Finding) -> str:
     """Return the change with its interval, such as `-4.6 % [-5.6, -3.6]`."""
-    ends = "" if finding.low is None or finding.high is None else f" [{finding.low:+.1%}, {finding.high:+.1%}]"
-    return percent_change(finding.change) + ends.replace("%", "")
+    interval = "" if finding.low is None or finding.high is None else f" [{finding.low:+.1%}, {finding.high:+.1%}]"
+    return percent_change(finding.change) + interval.replace("%", "")
 
 
-def counted(findings: Iterable[Finding], words: Collection[str] = WORDS) -> str:
+def count_text(findings: Iterable[Finding], words: Collection[str] = FINDING_WORDS) -> str:
     """Return how many series have each of the words, such as `1 regression, 2 missing`."""
-    groups = by_series(findings)
-    return ", ".join(_count(word, groups[word]) for word in WORDS if word in words and word in groups)
+    groups = group_by_series(findings)
+    return ", ".join(_word_count(word, groups[word]) for word in FINDING_WORDS if word in words and word in groups)
 
 
-def _count(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> str:
+def _word_count(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> str:
     count = len(groups)
     if word == "bad night":  # of a machine, however many of its series show it
         count = len({finding.node for finding, *_ in groups})
     return f"{count} {STATUS_TEXTS[word][count > 1]}"
 
 
-def outcome(findings: Iterable[Finding], words: Collection[str]) -> str:
+def outcome_text(findings: Iterable[Finding], words: Collection[str]) -> str:
     """Return what a night found, in series: `1 series slower: tokens/s -4.6 % [-5.6, -3.6], 2 missing`."""
-    groups = by_series(findings)
-    return ", ".join(text for word in WORDS if word in words for text in _texts(word, groups.get(word, ())))
+    groups = group_by_series(findings)
+    return ", ".join(
+        text for word in FINDING_WORDS if word in words for text in _word_texts(word, groups.get(word, ()))
+    )
 
 
-def _texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> list[str]:
+def _word_texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> list[str]:
     """Return how many series have a word, the changes of figures first, with what changed."""
     moved: dict[tuple[GatedFigure | None, bool, bool], list[Finding]] = {}
     for finding, *_ in groups:
@@ -251,16 +252,16 @@ def _texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> list[str
         if figure is None:
             fields = {finding.fields for finding in leads if not finding.is_set_back}
             (only,) = fields if len(fields) == 1 else [()]
-            texts.append(_count(word, [(lead,) for lead in leads]) + (f": {', '.join(only)}" if only else ""))
+            texts.append(_word_count(word, [(lead,) for lead in leads]) + (f": {', '.join(only)}" if only else ""))
             continue
         is_more = (GATED[figure].worse == 1) == is_worse
-        how = f"with {'more' if is_more else 'less'} {FIGURES[figure]}"
-        if figure == SPEED:
+        how = f"with {'more' if is_more else 'less'} {FIGURE_NAMES[figure]}"
+        if figure == SPEED_FIGURE:
             how = "slower" if is_worse else "faster"
         largest = max(leads, key=lambda finding: abs(finding.change or 0.0))
         text = f"{len(leads)} series {how}{', the most' if len(leads) > 1 else ''}"
         if largest.change is not None:
-            text += f": {FIGURES[figure].removesuffix('/device')} {change_text(largest)}"
+            text += f": {FIGURE_NAMES[figure].removesuffix('/device')} {change_text(largest)}"
         texts.append(text + (" (to be confirmed by a second night)" if is_to_confirm else ""))
     return texts
 
@@ -273,9 +274,9 @@ class OpenRegression:
     somebody accepts ends both: the gate's input takes those out.
     """
 
-    first: Finding  # that named it
-    last: Finding  # the newest one that decided
-    by_pairs: bool  # whether pairs have shown it
+    first_finding: Finding  # the one that named it
+    last_finding: Finding  # the newest one that decided
+    is_by_pairs: bool  # pairs have shown it
 
     def is_ended_by(self, finding: Finding) -> bool:
         """Whether a night found it gone."""
@@ -283,48 +284,48 @@ class OpenRegression:
         if finding.pairs and finding.build_change is not None:
             # The A of an older finding, which does not name it, may have had the regression itself.
             return finding.word != "regression" and (is_better or finding.against is not None)
-        return is_better and not self.by_pairs and not finding.fields
+        return is_better and not self.is_by_pairs and not finding.fields
 
-    def undecided(self, tonight: Finding) -> Finding:
-        """Return the finding of a night that does not decide. tonight: what the night itself shows."""
-        how = f"by {self.last.pairs} pairs" if self.last.pairs else "by nights"
+    def undecided_finding(self, tonight: Finding) -> Finding:
+        """Return the finding of a night that does not decide. tonight: the finding by the night alone."""
+        how = f"by {self.last_finding.pairs} pairs" if self.last_finding.pairs else "by nights"
         shows = ": ".join(filter(None, (tonight.word, tonight.detail)))
         return tonight.model_copy(
             update={
                 "word": "regression",
-                "change": self.last.change,
-                "low": self.last.low,
-                "high": self.last.high,
-                "detail": f"found in night {self.first.night}, {how}, and not gone since; tonight: {shows}",
+                "change": self.last_finding.change,
+                "low": self.last_finding.low,
+                "high": self.last_finding.high,
+                "detail": f"found in night {self.first_finding.night}, {how}, and not gone since; tonight: {shows}",
                 "fields": (),
                 "build_change": None,
-                "explanation": self.last.explanation,
-                "against": self.last.against,
-                "named": self.first.night,
+                "explanation": self.last_finding.explanation,
+                "against": self.last_finding.against,
+                "named": self.first_finding.night,
             }
         )
 
 
-def open_regressions(past: Iterable[Finding], night: str) -> dict[tuple[str, GatedFigure], OpenRegression]:
-    """Return by series and figure what was named before the night and has not ended since."""
-    past = list(past)
-    series_figures = {(f.series, f.figure) for f in past if f.word == "regression"}
-    about = (f for f in past if (f.series, f.figure) in series_figures and f.night and f.night < night)
-    last = {(f.night or "", f.series, f.figure): f for f in about}  # a night may have been judged again
-    opened: dict[tuple[str, GatedFigure], OpenRegression] = {}
+def open_regressions(past_findings: Iterable[Finding], night: str) -> dict[tuple[str, GatedFigure], OpenRegression]:
+    """Return by series and figure the regressions that were named before the night and have not ended since."""
+    past_findings = list(past_findings)
+    series_figures = {(f.series, f.figure) for f in past_findings if f.word == "regression"}
+    earlier = (f for f in past_findings if (f.series, f.figure) in series_figures and f.night and f.night < night)
+    last = {(f.night or "", f.series, f.figure): f for f in earlier}  # a night may have been judged again
+    regressions: dict[tuple[str, GatedFigure], OpenRegression] = {}
     for (_, series, figure), finding in sorted(last.items(), key=lambda entry: entry[0][0]):
         assert figure is not None
-        name = (series, figure)
-        regression = opened.get(name)
+        key = (series, figure)
+        regression = regressions.get(key)
         if finding.word == "regression" and finding.named is None:
             # against another build it is another regression
-            builds = {build for build in (regression and regression.last.against, finding.against) if build}
+            builds = {build for build in (regression and regression.last_finding.against, finding.against) if build}
             if regression is None or len(builds) > 1:
-                opened[name] = OpenRegression(finding, finding, bool(finding.pairs))
+                regressions[key] = OpenRegression(finding, finding, bool(finding.pairs))
             else:
-                newest = finding if finding.pairs or not regression.by_pairs else regression.last
-                by_pairs = regression.by_pairs or bool(finding.pairs)
-                opened[name] = replace(regression, last=newest, by_pairs=by_pairs)
+                newest = finding if finding.pairs or not regression.is_by_pairs else regression.last_finding
+                by_pairs = regression.is_by_pairs or bool(finding.pairs)
+                regressions[key] = replace(regression, last_finding=newest, is_by_pairs=by_pairs)
         elif regression is not None and finding.word != "regression" and regression.is_ended_by(finding):
-            del opened[name]
-    return opened
+            del regressions[key]
+    return regressions

@@ -1,6 +1,6 @@
-"""From an examination, and the pairs that confirm it or not, to one finding; many on one node are one of the node.
+"""Judges a figure by its examination and by pairs: one finding each; many alike on a node are one about the node.
 
-A is the accepted build and B tonight's. A cost is the logarithm of a figure, turned so that more is worse.
+A is the accepted build and B tonight's. A cost is the logarithm of a figure, with the sign that makes more worse.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from statistics import median
 from levelfield.measure.student import t_quantile
 from levelfield.series.examination import EnvironmentStep, Examination
 from levelfield.series.findings import Finding, FindingWord, percent_change
-from levelfield.series.level import MEDIAN_VARIANCE, MIN_NIGHTS, Level
+from levelfield.series.level import MEDIAN_VARIANCE, MIN_LEVEL_NIGHTS, Level
 from levelfield.series.pairs import Pair, PairRuling
-from levelfield.series.segments import change_of, days_between, shown_change, value_of
-from levelfield.series.trigger import DRIFT_NIGHTS, Rule, detectable
+from levelfield.series.segments import change_interval, change_of, days_between, value_of
+from levelfield.series.trigger import DRIFT_NIGHTS, Rule, detectable_excess
 from levelfield.specs.record import GatedFigure
 from levelfield.specs.short_names import short_digest
 
 STALE_DAYS = 14
-MAX_PAIRS_NAMED = 100  # pairs: a larger number only says that the noise is large
+MAX_PAIRS_NAMED = 100  # a message names no larger number of pairs: it only says that the noise is large
 _RULE_TEXTS: dict[Rule, str] = {
     "tonight": "tonight alone is beyond the baseline",
     "sum of nights": "the nights together are beyond the baseline",
@@ -29,8 +29,11 @@ _RULE_TEXTS: dict[Rule, str] = {
 }
 Pairs = Sequence[Pair]
 ExaminedFigure = tuple["JudgementContext", Examination]  # one figure of one series tonight
-MIN_ALIKE = 3
-ALIKE = (0.5, 1.5)  # of the median excess
+MIN_ALIKE_SERIES = 3
+ALIKE_EXCESS_SHARES = (
+    0.5,
+    1.5,
+)  # series that moved alike have from the first to the second share of their median excess
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class NoPairs:
     """Why pairs that were due did not run."""
 
     reason: str
-    is_postponed: bool = False  # they can run another night: nights alone decide nothing
+    is_postponed: bool = False  # they can run in another night, so nights alone decide nothing
 
 
 def judge_figure(
@@ -88,7 +91,7 @@ def judge_figure(
     """Return the finding about one figure. ruling: of pairs, or why there are none; None: none were wanted."""
     level = examination.level
     if level is None:
-        detail = f"not judged yet: {len(examination.history)} of the {MIN_NIGHTS} nights that a baseline needs"
+        detail = f"not judged yet: {len(examination.history)} of the {MIN_LEVEL_NIGHTS} nights that a baseline needs"
         new = Finding(
             series=context.series, label=context.label, figure=examination.figure, word="new series", detail=detail,
             nights=len(examination.history), run_id=examination.tonight.run_id, node=examination.tonight.node,
@@ -101,7 +104,7 @@ def judge_figure(
             "word": ruling.build_word, "change": change_of(ruling.excess or 0.0, examination.figure),
             "low": low, "high": high, "pairs": ruling.pairs,
             "build_change": change_of(ruling.proven_excess, examination.figure), "against": examination.baseline_run,
-            "detail": f"{_pairs_detail(examination, context, ruling)}; {detail}",
+            "detail": f"{_pairs_text(examination, context, ruling)}; {detail}",
         }  # fmt: skip
         return new.model_copy(update=update)
     if isinstance(ruling, PairRuling):
@@ -134,10 +137,10 @@ def _paired_finding(examination: Examination, context: JudgementContext, level: 
                 return _step_finding(examination, context, examination.step, ruling)
             word = ruling.build_word
         elif examination.are_conditions_new and word == "bad night":
-            detail = f"{_pairs_detail(examination, context, ruling)}: a bad night, or {context.change}"
+            detail = f"{_pairs_text(examination, context, ruling)}: a bad night, or {context.change}"
             return _finding(examination, context, level, "inconclusive", detail, fields=context.fields, ruling=ruling)
     # the build, with the figures of the pairs where they decide
-    detail = _pairs_detail(examination, context, ruling)
+    detail = _pairs_text(examination, context, ruling)
     if word in ("inconclusive", "more pairs"):
         return _finding(examination, context, level, "inconclusive", detail, ruling=ruling)
     interval = None
@@ -152,24 +155,24 @@ def _step_finding(
 ) -> Finding:
     """Return the finding about a change of conditions that moved the figure. A gain has to be accepted too."""
     word: FindingWord = "environment step" if step.excess > 0 else "improvement"
-    nights = f"{step.nights} night{'s' * (step.nights > 1)} under the new conditions"
-    caveat = "; a bad night looks the same" if step.nights == 1 else ""
-    build = f"; the build: {_pairs_detail(examination, context, ruling)}" if ruling else ""
+    nights = f"{step.night_count} night{'s' * (step.night_count > 1)} under the new conditions"
+    caveat = "; a bad night looks the same" if step.night_count == 1 else ""
+    build = f"; the build: {_pairs_text(examination, context, ruling)}" if ruling else ""
     detail, change = (
         f"{context.change}; {nights}{caveat}{build}",
-        shown_change(step.excess, step.limit(), examination.figure),
+        change_interval(step.excess, step.limit(), examination.figure),
     )
-    return _finding(examination, context, step.before, word, detail, change, context.fields, ruling)
+    return _finding(examination, context, step.level_before, word, detail, change, context.fields, ruling)
 
 
 def _nights_finding(
     examination: Examination, context: JudgementContext, level: Level, missing: NoPairs | None
 ) -> Finding:
-    """Return the finding where no pairs were run: two nights running decide, unless pairs were only put off."""
+    """Return the finding where no pairs were run: two nights in a row decide, unless pairs were only put off."""
     suspicion = examination.suspicion
     if examination.step is not None and examination.step.is_beyond and context.is_likely_chance:
         off = percent_change(change_of(examination.step.excess, examination.figure))
-        is_first = examination.step.nights == 1
+        is_first = examination.step.night_count == 1
         reason = "one night may be off by chance; the next one decides" if is_first else "as much is expected by chance"
         detail = f"{off} since {context.change}: {reason}"
         return _finding(examination, context, level, "inconclusive", detail)
@@ -186,7 +189,7 @@ def _nights_finding(
             assert expected is not None
             half_width = t_quantile(0.025, expected.freedom) * expected.scale * math.sqrt(1 / DRIFT_NIGHTS)
             detail = f"the median of the last {DRIFT_NIGHTS} nights, without pairs"
-            change = shown_change(suspicion.excess, half_width, examination.figure)
+            change = change_interval(suspicion.excess, half_width, examination.figure)
             return _finding(examination, context, expected, word, detail, change)
         if suspicion.rule == "tonight" and examination.is_second_night_beyond:
             return _finding(examination, context, level, word, "two nights running, without pairs")
@@ -207,16 +210,19 @@ def _finding(
     fields: tuple[str, ...] = (),
     ruling: PairRuling | None = None,
 ) -> Finding:
-    """Return a finding. interval: the change with its ends; None: tonight's against the level."""
+    """Return a finding. interval: the change with its two ends; None: that of tonight against the level."""
     if examination.is_provisional:
         detail += f"; the baseline is provisional, of a gain since {level.since} that nobody accepted"
-    half_width = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
-    change, low, high = interval or shown_change(examination.tonight.cost - level.cost, half_width, examination.figure)
+    half_width = t_quantile(0.025, level.freedom) * level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.night_count)
+    change, low, high = interval or change_interval(
+        examination.tonight.cost - level.cost, half_width, examination.figure
+    )
     return Finding(
         series=context.series, label=context.label, figure=examination.figure, word=word, change=change,
-        low=low, high=high, level=value_of(level.cost, examination.figure), level_since=level.since, nights=level.n,
-        detectable=abs(change_of(detectable(level), examination.figure)), run_id=examination.tonight.run_id,
-        detail=detail, fields=fields, node=examination.tonight.node, pairs=ruling.pairs if ruling else 0,
+        low=low, high=high, level=value_of(level.cost, examination.figure), level_since=level.since,
+        nights=level.night_count, detectable=abs(change_of(detectable_excess(level), examination.figure)),
+        run_id=examination.tonight.run_id, detail=detail, fields=fields, node=examination.tonight.node,
+        pairs=ruling.pairs if ruling else 0,
         build_change=change_of(ruling.proven_excess, examination.figure) if ruling and ruling.is_decided else None,
         conditions_change=_conditions_change(examination, ruling),
         against=examination.baseline_run or None if ruling or word == "regression" else None,
@@ -231,8 +237,8 @@ def _conditions_change(examination: Examination, ruling: PairRuling | None) -> f
     return change_of(ruling.mean_cost_a - expected.cost, examination.figure)
 
 
-def _pairs_detail(examination: Examination, context: JudgementContext, ruling: PairRuling) -> str:
-    """Return what the pairs say of the build, of its arms, and of the conditions where these changed."""
+def _pairs_text(examination: Examination, context: JudgementContext, ruling: PairRuling) -> str:
+    """Return what the pairs show about the build, the arms, and the conditions where these changed."""
     if ruling.is_reconfirmed:
         return f"one pair shows {percent_change(change_of(ruling.excess or 0.0, examination.figure))} again"
     build_a = "gain's build" if examination.is_provisional else "baseline build"
@@ -243,7 +249,7 @@ def _pairs_detail(examination: Examination, context: JudgementContext, ruling: P
             text = f"too noisy: 1 % would need more than {MAX_PAIRS_NAMED} further pairs, after {ruling.pairs}"
     if ruling.bias is not None:
         bias, half_width = ruling.bias, ruling.bias.half_width
-        change, *ends = map(percent_change, shown_change(bias.excess, half_width, examination.figure))
+        change, *ends = map(percent_change, change_interval(bias.excess, half_width, examination.figure))
         low, high = (end.removesuffix(" %") for end in ends)
         how = "corrected by" if ruling.is_bias_removed else "not corrected by"
         text += f", {how} the A/A difference of {change} [{low}, {high}] ({bias.pairs} A/A pairs)"
@@ -264,14 +270,14 @@ class NodeGroup:
     node: str
     figure: GatedFigure
     members: tuple[ExaminedFigure, ...]
-    series_count: int  # how many series ran there
+    series_count: int  # how many series with a level ran there
     excess: float  # the median, as a cost
     is_only_node: bool  # series on other nodes ran in the same night and did not move, so that the build is no cause
     clearest: ExaminedFigure  # the member that is farthest from its level: its pairs stand for the group
 
 
 def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
-    """Return the groups of at least MIN_ALIKE series, and half of those on the node, that moved alike tonight."""
+    """Return the groups of series that moved alike: at least MIN_ALIKE_SERIES, and half of those on the node."""
     groups = []
     for node, figure in dict.fromkeys((examination.tonight.node, examination.figure) for _, examination in examined):
         with_level = [(member, member[1]) for member in examined if member[1].figure == figure and member[1].level]
@@ -285,12 +291,14 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
                 and (examination.suspicion.rule, examination.suspicion.direction) == ("tonight", direction)
             ]
             moved_here = [(member, excess) for member, excess in moved if member[1].tonight.node == node]
-            least, most = (share * abs(median(e for _, e in moved_here)) if moved_here else 0.0 for share in ALIKE)
+            least, most = (
+                share * abs(median(e for _, e in moved_here)) if moved_here else 0.0 for share in ALIKE_EXCESS_SHARES
+            )
             alike = [(member, excess) for member, excess in moved_here if least <= abs(excess) <= most]
-            if len(alike) >= max(MIN_ALIKE, on_node / 2):
+            if len(alike) >= max(MIN_ALIKE_SERIES, on_node / 2):
                 excess = median(excess for _, excess in alike)
                 unmoved = elsewhere - (len(moved) - len(moved_here))
-                is_only_node = unmoved >= MIN_ALIKE and unmoved > elsewhere / 2
+                is_only_node = unmoved >= MIN_ALIKE_SERIES and unmoved > elsewhere / 2
                 members = tuple(member for member, _ in alike)
                 clearest = max(members, key=_distance_in_scales)
                 groups.append(NodeGroup(node, figure, members, on_node, excess, is_only_node, clearest))
@@ -298,7 +306,7 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
 
 
 def _distance_in_scales(member: ExaminedFigure) -> float:
-    """Return how far tonight is from its level. One pair that reconfirms a regression tells nothing of the node."""
+    """Return how far tonight is from its level. One pair that reconfirms a regression says nothing about the node."""
     tonight, level = member[1].tonight, member[1].level
     assert level is not None
     return abs(tonight.cost - level.cost) / level.scale if member[1].reconfirmation_limit is None else 0.0

@@ -24,31 +24,31 @@ from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.series.segments import Observation, cost_of
 from levelfield.specs.record import GatedFigure, StoreEvent
 
-MAX_NIGHTS = 30  # nights of a level
-MIN_NIGHTS = 7  # below it the word is `new series`
-MIN_ON_NODE = 3
+MAX_LEVEL_NIGHTS = 30  # a level rests on these at most
+MIN_LEVEL_NIGHTS = 7  # with fewer the word is `new series`
+MIN_NIGHTS_ON_NODE = 3
 MIN_SCALE = 0.002
 MIN_CHANGE = 0.01  # as a cost; a smaller one is no finding
 MEDIAN_VARIANCE = math.pi / 2
-_OF_DISTANCE = 1 / (math.sqrt(2) * NormalDist().inv_cdf(0.75))  # 1.0483: of a normal scale over the median distance
-_TOO_FAR, _EFFICIENCY = 0.62, 0.8  # the first is over the degrees of freedom, the second of them
+_SCALE_PER_DISTANCE = 1 / (math.sqrt(2) * NormalDist().inv_cdf(0.75))  # 1.0483: normal scale over median distance
+_SCALE_BIAS, _EFFICIENCY = 0.62, 0.8  # the scale is smaller by the first over f; the second is the effective share of f
 
 
 @dataclass(frozen=True)
 class Level:
     """The level of a figure on one node."""
 
-    cost: float
-    scale: float
-    n: int  # nights that it rests on
+    cost: float  # the median of its nights
+    scale: float  # how far nights scatter, as a cost
+    night_count: int  # nights that it rests on
     freedom: int  # effective degrees of freedom of the scale
-    is_own: bool  # of the node; without one, an offset of the node cannot be told from a bad night
-    since: str
-    last: str
+    is_of_node: bool  # of this node alone; otherwise an offset of the node cannot be told from a bad night
+    since: str  # date of its first night
+    last: str  # date of its last night
 
     def threshold(self, z: float) -> float:
         """Return how far above the level one night may lie."""
-        spread = math.sqrt(1 + MEDIAN_VARIANCE / self.n)
+        spread = math.sqrt(1 + MEDIAN_VARIANCE / self.night_count)
         return max(MIN_CHANGE, t_quantile(normal_tail(z), self.freedom) * self.scale * spread)
 
 
@@ -57,34 +57,36 @@ class AcceptedLevel:
     """The level that drift is measured against. It stays until somebody accepts another one."""
 
     cost: float
-    by_node: Mapping[str, float]  # of the nodes that have one
-    n: int
-    since: str
-    build: str  # the run whose build is the A of a confirmation
-    scale: float | None = None  # of its own nights, which a ramp after them does not widen; None below MIN_NIGHTS
+    cost_by_node: Mapping[str, float]  # the cost on each node that has a level of its own
+    night_count: int  # nights that it rests on
+    since: str  # a date
+    build_run: str  # id of the run whose build is the A of a confirmation
+    scale: float | None = None  # of its own nights, which a ramp after them does not widen; None below MIN_LEVEL_NIGHTS
 
-    def at(self, node: str) -> float:
-        return self.by_node.get(node, self.cost)
+    def cost_on(self, node: str) -> float:
+        return self.cost_by_node.get(node, self.cost)
 
 
 def level_of(nights: Sequence[Observation], node: str) -> Level | None:
-    """Return the level of at most MAX_NIGHTS nights on this node; None below MIN_NIGHTS."""
-    if len(nights) < MIN_NIGHTS:
+    """Return the level of at most MAX_LEVEL_NIGHTS nights on this node; None below MIN_LEVEL_NIGHTS."""
+    if len(nights) < MIN_LEVEL_NIGHTS:
         return None
-    used = nights[-MAX_NIGHTS:]
-    by_node = _node_costs(used)
+    level_nights = nights[-MAX_LEVEL_NIGHTS:]
+    by_node = _node_costs(level_nights)
     same_node = by_node.get(node, [])
-    is_own = len(same_node) >= MIN_ON_NODE
-    everything = [night.cost for night in used]
+    is_own = len(same_node) >= MIN_NIGHTS_ON_NODE
+    all_costs = [night.cost for night in level_nights]
     # A node without a level may be as far off as nodes are from each other.
-    scale, freedom = _scatter(by_node.values() if is_own else [everything])
-    costs = same_node if is_own else everything
-    return Level(median(costs), scale, len(costs), freedom, is_own, used[0].began[:10], used[-1].began[:10])
+    scale, freedom = _scatter(by_node.values() if is_own else [all_costs])
+    costs = same_node if is_own else all_costs
+    return Level(
+        median(costs), scale, len(costs), freedom, is_own, level_nights[0].began[:10], level_nights[-1].began[:10]
+    )
 
 
 def node_medians(nights: Sequence[Observation]) -> dict[str, float]:
-    """Return the median of every node with at least MIN_ON_NODE nights."""
-    return {node: median(costs) for node, costs in _node_costs(nights).items() if len(costs) >= MIN_ON_NODE}
+    """Return the median of every node with at least MIN_NIGHTS_ON_NODE nights."""
+    return {node: median(costs) for node, costs in _node_costs(nights).items() if len(costs) >= MIN_NIGHTS_ON_NODE}
 
 
 def _node_costs(nights: Iterable[Observation]) -> dict[str, list[float]]:
@@ -100,45 +102,52 @@ def accepted_level(
     event: StoreEvent | None,
     can_run_again: Callable[[str], bool] = lambda run_id: True,
 ) -> AcceptedLevel | None:
-    """Return what an event accepted, or without one the level of the first MAX_NIGHTS nights; None without any night.
+    """Return what an event accepted, else the level of the first MAX_LEVEL_NIGHTS nights; None without any night.
 
-    A node that the accepted nights do not know has the level of its own first nights. A is the build that was accepted
-    last, or without an event that of the first night. Nights that the gate judged never move it: one in which it did
-    not see a regression has that regression. can_run_again: whether a commit holds all of a run's build.
+    A node without accepted nights has the level of its own first nights. A is the build that was accepted last, or
+    without an event that of the first night. Nights that the gate judged never move it: they may have a regression
+    that it did not see. can_run_again: whether a commit holds all of a run's build.
     """
     accepted = cost_of(event.level.get(figure), figure) if event else None
     if not nights and accepted is None:
         return None
     # the levels by node that an accepted baseline states in its data
     nodes = event.data.get("nodes") if event and accepted is not None else None
-    of_figure = nodes.get(figure) if isinstance(nodes, dict) else None
-    entries = of_figure.items() if isinstance(of_figure, dict) else ()
+    figure_nodes = nodes.get(figure) if isinstance(nodes, dict) else None
+    entries = figure_nodes.items() if isinstance(figure_nodes, dict) else ()
     costs = {node: cost_of(value, figure) for node, value in entries if isinstance(value, (int, float))}
-    first = {node: cost for node, cost in costs.items() if cost is not None}
-    nights_of: dict[str, list[Observation]] = {}
+    stated_costs = {node: cost for node, cost in costs.items() if cost is not None}
+    nights_by_node: dict[str, list[Observation]] = {}
     for night in nights:
-        nights_of.setdefault(night.node, []).append(night)
-    firsts = node_medians([night for group in nights_of.values() for night in group[:MAX_NIGHTS]])
-    later = {node: level for node, level in firsts.items() if node not in first}
+        nights_by_node.setdefault(night.node, []).append(night)
+    first_medians = node_medians([night for group in nights_by_node.values() for night in group[:MAX_LEVEL_NIGHTS]])
+    unstated_costs = {node: level for node, level in first_medians.items() if node not in stated_costs}
     if event is not None and accepted is not None:
-        build = first_build(event.runs[::-1], can_run_again)
-        return AcceptedLevel(accepted, later | first, max(1, len(event.runs)), event.at[:10], build)
-    base = nights[:MAX_NIGHTS]
-    scale = _scatter(_node_costs(base).values())[0] if len(base) >= MIN_NIGHTS else None
-    build = first_build([night.run_id for night in base[:MIN_NIGHTS]], can_run_again)
-    return AcceptedLevel(median(n.cost for n in base), later, len(base), base[0].began[:10], build, scale)
+        build = first_rerunnable_run(event.runs[::-1], can_run_again)
+        return AcceptedLevel(accepted, unstated_costs | stated_costs, max(1, len(event.runs)), event.at[:10], build)
+    first_nights = nights[:MAX_LEVEL_NIGHTS]
+    scale = _scatter(_node_costs(first_nights).values())[0] if len(first_nights) >= MIN_LEVEL_NIGHTS else None
+    build = first_rerunnable_run([night.run_id for night in first_nights[:MIN_LEVEL_NIGHTS]], can_run_again)
+    return AcceptedLevel(
+        median(n.cost for n in first_nights),
+        unstated_costs,
+        len(first_nights),
+        first_nights[0].began[:10],
+        build,
+        scale,
+    )
 
 
-def first_build(runs: Sequence[str], can_run_again: Callable[[str], bool]) -> str:
-    """Return the first of the runs whose build a commit holds; where none is, the first one, for the reason."""
+def first_rerunnable_run(runs: Sequence[str], can_run_again: Callable[[str], bool]) -> str:
+    """Return the first run whose build a commit holds. Without one: the first run, for the message that says why."""
     return next(filter(can_run_again, runs), runs[0] if runs else "")
 
 
 def _scatter(groups: Collection[Sequence[float]]) -> tuple[float, int]:
     """Return the scale of nights, by the distances within groups, and its effective degrees of freedom."""
-    free = sum(len(costs) - 1 for costs in groups)
-    if not free:  # each on a node of its own
-        groups, free = [list(chain.from_iterable(groups))], len(groups) - 1
+    freedom = sum(len(costs) - 1 for costs in groups)
+    if not freedom:  # each night is on another node
+        groups, freedom = [list(chain.from_iterable(groups))], len(groups) - 1
     distance = median(abs(a - b) for costs in groups for a, b in combinations(costs, 2))
-    scale = _OF_DISTANCE * distance * (1 - _TOO_FAR / free)
-    return max(MIN_SCALE, scale), max(2, round(_EFFICIENCY * free))
+    scale = _SCALE_PER_DISTANCE * distance * (1 - _SCALE_BIAS / freedom)
+    return max(MIN_SCALE, scale), max(2, round(_EFFICIENCY * freedom))

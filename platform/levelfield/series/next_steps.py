@@ -14,14 +14,14 @@ from levelfield.specs.short_names import short_digest
 
 PROGRAM = ("python", "run_benchmarks.py")
 _LINE_CONTINUATION = " \\\n        "
-_MAX_LINE_CHARACTERS = 71  # characters of a command, before the indent
+_MAX_LINE_CHARACTERS = 71  # of a command, without the indent
 
 
 class NextStep(NamedTuple):
-    """A sentence without its end, and the command lines that it needs."""
+    """What to do, as a sentence without a full stop, and the commands for it."""
 
     text: str
-    commands: tuple[tuple[str, ...], ...] = ()
+    commands: tuple[tuple[str, ...], ...] = ()  # each as its arguments
 
 
 def next_step(finding: Finding, ticket: Ticket | None, store: str | None = None) -> NextStep | None:

@@ -1,4 +1,4 @@
-"""A series in time: its nights, the segments in which the conditions stayed the same, and what changed between them.
+"""A series over time: its nights, the segments in which the conditions stayed the same, and what changed between them.
 
 A segment ends for a node when the node's conditions change. Nodes with other conditions have segments side by side, so
 that a series which alternates between two machines keeps both.
@@ -13,18 +13,18 @@ from datetime import date
 from statistics import median
 from typing import NamedTuple
 
-from levelfield.series.findings import WORSE
+from levelfield.series.findings import COST_SIGNS
 from levelfield.specs.record import Conditions, GatedFigure, Point
 
 
 class Observation(NamedTuple):
-    """One figure in one night on one node: the median over the night's runs. cost: its logarithm; more is worse."""
+    """One figure in one night on one node: the median over the night's runs."""
 
     night: str
     began: str
     node: str
     run_id: str
-    cost: float
+    cost: float  # the figure's logarithm, with the sign that makes more worse
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Segment:
     """Points under the same conditions, in order of time."""
 
     conditions: str
-    before: int | None  # index of the segment that the node left; or None
+    previous_index: int | None  # index of the segment that the node was in before; None for its first
     points: tuple[Point, ...]
 
 
@@ -49,13 +49,13 @@ def days_between(first: str, last: str) -> int | None:
         return None
 
 
-def level_points(points: Iterable[Point], left_out: Collection[str] = ()) -> list[Point]:
+def level_points(points: Iterable[Point], excluded_runs: Collection[str] = ()) -> list[Point]:
     """Return the points that a level may rest on: each run once, in order of time.
 
-    Runs of a confirmation never count, nor invalid, unsealed or tampered runs, other trainings, and `left_out`.
+    Runs of a confirmation never count, nor invalid, unsealed or tampered runs, other trainings, and `excluded_runs`.
     """
-    once = {p.run_id: p for p in points if is_evidence(p) and p.run_id not in left_out}
-    return sorted(once.values(), key=lambda p: (p.began, p.run_id))
+    points_by_run = {p.run_id: p for p in points if is_evidence(p) and p.run_id not in excluded_runs}
+    return sorted(points_by_run.values(), key=lambda p: (p.began, p.run_id))
 
 
 def is_evidence(point: Point) -> bool:
@@ -66,45 +66,45 @@ def is_evidence(point: Point) -> bool:
 def segments_of(points: Sequence[Point]) -> list[Segment]:
     """Return the segments of points that are in order of time."""
     groups: list[tuple[str, int | None, list[Point]]] = []
-    now: dict[str, int] = {}  # the segment that each node is in
+    index_by_node: dict[str, int] = {}  # the segment that each node is in
     for point in points:
-        open_ones = {groups[index][0]: index for index in now.values()}
-        index = open_ones.get(point.conditions)
+        index_by_conditions = {groups[index][0]: index for index in index_by_node.values()}
+        index = index_by_conditions.get(point.conditions)
         if index is None:
-            groups.append((point.conditions, now.get(point.node, len(groups) - 1 if groups else None), []))
+            groups.append((point.conditions, index_by_node.get(point.node, len(groups) - 1 if groups else None), []))
             index = len(groups) - 1
         groups[index][2].append(point)
-        now[point.node] = index
-    return [Segment(conditions, before, tuple(group)) for conditions, before, group in groups]
+        index_by_node[point.node] = index
+    return [Segment(conditions, previous_index, tuple(group)) for conditions, previous_index, group in groups]
 
 
 def cost_of(value: float | None, figure: GatedFigure) -> float | None:
-    """Return the figure's logarithm, turned so that more is worse; None unless it is a positive, finite number."""
-    return WORSE[figure] * math.log(value) if value is not None and 0 < value < math.inf else None
+    """Return the figure's logarithm, with the sign that makes more worse; None unless it is positive and finite."""
+    return COST_SIGNS[figure] * math.log(value) if value is not None and 0 < value < math.inf else None
 
 
 def value_of(cost: float, figure: GatedFigure) -> float:
     """Return the figure of a cost."""
-    return math.exp(WORSE[figure] * cost)
+    return math.exp(COST_SIGNS[figure] * cost)
 
 
 def change_of(excess: float, figure: GatedFigure) -> float:
     """Return the relative change of the figure, measured / level - 1, for a cost that is `excess` above the level."""
-    return math.expm1(WORSE[figure] * excess)
+    return math.expm1(COST_SIGNS[figure] * excess)
 
 
-def shown_change(excess: float, half: float, figure: GatedFigure) -> tuple[float, float, float]:
+def change_interval(excess: float, half_width: float, figure: GatedFigure) -> tuple[float, float, float]:
     """Return the relative change of the figure for a cost above the level, and the ends of its interval.
 
-    half: of the interval, as a cost.
+    half_width: half the width of the interval, as a cost.
     """
-    low, high = sorted(change_of(excess + side * half, figure) for side in (-1, 1))
+    low, high = sorted(change_of(excess + sign * half_width, figure) for sign in (-1, 1))
     return change_of(excess, figure), low, high
 
 
 def excess_of(change: float, figure: GatedFigure) -> float:
     """Return the cost above the level for a relative change of the figure."""
-    return WORSE[figure] * math.log1p(change)
+    return COST_SIGNS[figure] * math.log1p(change)
 
 
 def observations(points: Iterable[Point], figure: GatedFigure) -> list[Observation]:

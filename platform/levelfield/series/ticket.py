@@ -1,4 +1,4 @@
-"""What somebody needs to mend a finding: the commits and packages that came between, a bisection, and the page."""
+"""Tickets: what it takes to follow up a finding: commits and packages between two builds, a bisection, a page."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from levelfield.specs.base import Value
 from levelfield.specs.record import GatedFigure
 from levelfield.specs.short_names import clipped
 
-SHOWN_COMMITS, SHOWN_PACKAGES = 5, 5  # in a terminal
-LONGEST_SUBJECT = 120
+MAX_COMMITS_SHOWN, MAX_PACKAGES_SHOWN = 5, 5  # in a terminal
+MAX_SUBJECT_CHARACTERS = 120  # characters
 TicketKey = tuple[str, GatedFigure | None]  # of a finding: its series and figure
 
 
 class TicketCommit(Value):
-    """commit: in full. subject: the first line of its message."""
+    """A commit between two builds."""
 
-    commit: str
+    commit: str  # the whole digest
     author: str
-    subject: str
+    subject: str  # the first line of its message
 
 
 class Bisection(Value):
-    """What a bisection found, or why it found nothing. undecided: how many commits between good and bad stay open.
+    """What a bisection found, or why it found nothing. undecided: how many commits between good and bad it left open.
 
     It is stored, and pages show it, so it has digests alone: no author and no subject.
     """
@@ -62,7 +62,7 @@ class Ticket(Value):
 
     @property
     def blamed(self) -> TicketCommit | None:
-        """The commit that made it worse, where it is known: the one that was found, or the only one."""
+        """The commit that made the figure worse, where it is known: by the bisection, or as the only one."""
         if self.bisection and self.first_bad and not self.bisection.undecided:
             return self.first_bad
         return self.commits[0] if self.all_commits == 1 and not self.packages else None
@@ -71,7 +71,7 @@ class Ticket(Value):
 def commit_text(commit: TicketCommit) -> str:
     """Return a commit in a line: its short digest, author and subject."""
     text = one_line(f"{commit.author}: {commit.subject}") if commit.author or commit.subject else ""
-    return f"{commit.commit[:12]} {clipped(text, LONGEST_SUBJECT)}".strip()
+    return f"{commit.commit[:12]} {clipped(text, MAX_SUBJECT_CHARACTERS)}".strip()
 
 
 def _summaries(ticket: Ticket) -> tuple[str, str, str]:
@@ -84,7 +84,7 @@ def _summaries(ticket: Ticket) -> tuple[str, str, str]:
         if ticket.since_night is None:
             since = f"since the baseline build {(ticket.since or '')[:12]}"
         commits = f"{count or 'no'} commit{'s' * (count != 1)} {since}"
-    shown, more = ticket.packages[:SHOWN_PACKAGES], len(ticket.packages) - SHOWN_PACKAGES
+    shown, more = ticket.packages[:MAX_PACKAGES_SHOWN], len(ticket.packages) - MAX_PACKAGES_SHOWN
     packages = (", ".join(shown) or "no difference") + (f", {more} more" if more > 0 else "")
     if ticket.packages_unknown is not None:
         packages = f"not known: {ticket.packages_unknown}"
@@ -102,10 +102,10 @@ def ticket_lines(ticket: Ticket, is_repeated: bool = False) -> Iterator[str]:
     commits, packages, search = _summaries(ticket)
     yield wrapped(f"  {one_line(commits)}{', as above' if is_repeated else ''}", 4)
     if not is_repeated:
-        for commit in ticket.commits[:SHOWN_COMMITS]:
+        for commit in ticket.commits[:MAX_COMMITS_SHOWN]:
             yield wrapped(f"    {commit_text(commit)}", 6)
-        if ticket.all_commits and ticket.all_commits > SHOWN_COMMITS:
-            yield f"    {ticket.all_commits - SHOWN_COMMITS} more"
+        if ticket.all_commits and ticket.all_commits > MAX_COMMITS_SHOWN:
+            yield f"    {ticket.all_commits - MAX_COMMITS_SHOWN} more"
         yield wrapped(f"  {one_line(packages)}", 4)
     if search:
         yield wrapped(f"  {search}", 4)

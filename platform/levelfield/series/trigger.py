@@ -2,7 +2,7 @@
 
 Three rules: tonight is beyond 2.5 scales of the level, 1.5 in a young series; the sum of the nights' distances from the
 accepted level (CUSUM; Page, 1954) is beyond its limit; or the last nights have drifted from the accepted level. A level
-that follows the nights would hide that. A cost is the logarithm of a figure, turned so that more is worse.
+that follows the nights would hide that. A cost is the logarithm of a figure, with the sign that makes more worse.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SUSPICION_Z = 2.5
 # its nights are worth pairs.
 SETTLED_NIGHTS, YOUNG_SUSPICION_Z = 15, 1.5
 Z_OF_TWO_NIGHTS = 3.0  # where no pairs can be run, two nights running have to be beyond this
-CUSUM_SLACK, CUSUM_LIMIT, CUSUM_LARGEST = 0.5, 3.5, 3.0  # in scales; one night adds at most LARGEST - SLACK
+# In scales. One night adds its distance, at most CUSUM_MAX_DISTANCE, less the slack.
+CUSUM_SLACK, CUSUM_LIMIT, CUSUM_MAX_DISTANCE = 0.5, 3.5, 3.0
 DRIFT_NIGHTS = 5
 Z_OF_CLEAR_DRIFT = 3.5  # where no pairs can be run, and for a gain, for which none are run
 VARIANCE_INFLATION = 2.0  # variance of a mean of nights over that of independent ones, for half of it AR(1) with 0.5
@@ -41,8 +42,8 @@ class Suspicion:
     rule: Rule
     direction: int  # 1 for worse, -1 for better
     excess: float  # how far above the level, as a cost
-    p: float  # the probability of as much by chance, or a bound above it
-    is_clear: bool  # whether it is far enough to count without pairs
+    probability: float  # the probability of as much by chance, or an upper bound of it
+    is_clear: bool  # far enough to count without pairs
 
 
 def find_suspicion(
@@ -54,8 +55,8 @@ def find_suspicion(
 ) -> Suspicion | None:
     """Return the suspicion about tonight, the worse direction first; None without one.
 
-    accepted: None where the rules of drift and sum do not apply. last_cleared: when the last night began that pairs
-    found unchanged; drift and sum count the nights after it.
+    accepted: None where the rules of drift and sum do not apply. last_cleared: when the last night that pairs found
+    unchanged began; drift and sum count the nights after it.
     """
     gradual = _gradual_suspicion(level, accepted, earlier, tonight, last_cleared) if accepted else None
     if gradual is not None and gradual.is_clear:
@@ -64,7 +65,7 @@ def find_suspicion(
     for direction, z in ((1, worse_z), (-1, SUSPICION_Z)):
         if is_beyond(level, tonight, direction, z):
             excess = tonight.cost - level.cost
-            spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.n)
+            spread = level.scale * math.sqrt(1 + MEDIAN_VARIANCE / level.night_count)
             p = t_tail_probability(direction * excess / spread, level.freedom)
             return Suspicion("tonight", direction, excess, p, is_beyond(level, tonight, direction))
     return gradual
@@ -75,15 +76,15 @@ def is_beyond(level: Level, night: Observation, direction: int, z: float = Z_OF_
     return direction * (night.cost - level.cost) > level.threshold(z)
 
 
-def detectable(level: Level, nights: Literal[1, 3] = 1) -> float:
-    """Return the least excess that tonight's rule sees within so many independent nights, with 90 % probability."""
+def detectable_excess(level: Level, nights: Literal[1, 3] = 1) -> float:
+    """Return the least excess that the rule `tonight` finds within so many independent nights in 90 % of cases."""
     return level.threshold(SUSPICION_Z) + _DETECTION_QUANTILES[nights] * level.scale
 
 
 def within_false_discovery_rate(p_values: Sequence[float], tests: int, rate: float) -> list[bool]:
-    """Return for each p-value whether it stands among so many tests (Benjamini and Hochberg, 1995).
+    """Return for each p-value whether it counts among so many tests (Benjamini and Hochberg, 1995).
 
-    At most the share `rate` of those that stand is expected to be chance.
+    At most the share `rate` of those that count is expected to be chance.
     """
     passing = [p for rank, p in enumerate(sorted(p_values), 1) if p <= rate * rank / tests]
     return [p <= max(passing, default=-1.0) for p in p_values]
@@ -92,15 +93,15 @@ def within_false_discovery_rate(p_values: Sequence[float], tests: int, rate: flo
 def _gradual_suspicion(
     level: Level, accepted: AcceptedLevel, earlier: Sequence[Observation], tonight: Observation, last_cleared: str
 ) -> Suspicion | None:
-    """Return the suspicion of drift or sum, in scales of the accepted nights: a ramp does not widen those."""
+    """Return the suspicion of drift or sum, in scales of the accepted nights: a ramp does not widen their scale."""
     nights = [night for night in (*earlier, tonight) if night.began > last_cleared]
-    distances = [night.cost - accepted.at(night.node) for night in nights]
+    distances = [night.cost - accepted.cost_on(night.node) for night in nights]
     narrowed = replace(level, scale=min(level.scale, accepted.scale or level.scale))
     recent = distances[-DRIFT_NIGHTS:]
     drift = median(recent)
     is_recovered = drift == 0 or not recent[-1] / drift > 0.5
     if len(recent) == DRIFT_NIGHTS and not is_recovered:  # one bad night moves the median of fewer nights
-        spread = math.sqrt(min(2, VARIANCE_INFLATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.n)))
+        spread = math.sqrt(min(2, VARIANCE_INFLATION * MEDIAN_VARIANCE * (1 / DRIFT_NIGHTS + 1 / accepted.night_count)))
         limit, clear_limit = (
             max(MIN_CHANGE, t_quantile(normal_tail(z), narrowed.freedom) * narrowed.scale * spread)
             for z in (SUSPICION_Z, Z_OF_CLEAR_DRIFT)
@@ -121,5 +122,5 @@ def cusum(distances: Sequence[float]) -> float:
     """Return the one-sided sum over the nights, of distances in scales. One night adds little, however bad it is."""
     total = 0.0
     for distance in distances:
-        total = max(0.0, total + min(distance, CUSUM_LARGEST) - CUSUM_SLACK)
+        total = max(0.0, total + min(distance, CUSUM_MAX_DISTANCE) - CUSUM_SLACK)
     return total

@@ -10,7 +10,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.nights.stored_nights import named_series
+from levelfield.nights.stored_nights import find_series
 from levelfield.rundir.directory import find_run
 from levelfield.specs.paths import RunPaths
 from levelfield.store.database import Store
@@ -99,8 +99,8 @@ def test_what_is_a_part_of_every_name_finds_nothing_anywhere(runs: Path, tmp_pat
     with Store.open(read_only=True) as store:
         for find in (
             lambda: store.find(name),
-            lambda: named_series(store, name),
-            lambda: named_series(store, f"sha256:{name}"),
+            lambda: find_series(store, name),
+            lambda: find_series(store, f"sha256:{name}"),
             lambda: BundleRuns(tmp_path / "one.zip", Registry()).find(name),
             lambda: parse_bundle_name(f"one.zip:{name}"),
         ):

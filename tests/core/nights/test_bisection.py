@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from levelfield.errors import RunFailed
 from levelfield.nights.bisection import find_first_bad
-from levelfield.series.pairs import Side
+from levelfield.series.pairs import BuildSide
 
 
-def side_of(first: int, build: int) -> Side:
+def side_of(first: int, build: int) -> BuildSide:
     return "bad" if build >= first else "good"
 
 
@@ -28,6 +28,6 @@ def test_builds_that_cannot_be_decided_lie_between() -> None:
 
 
 @pytest.mark.parametrize("answer", ["good", "unknown"])
-def test_without_a_difference_between_both_ends_nothing_is_searched(answer: Side) -> None:
+def test_without_a_difference_between_both_ends_nothing_is_searched(answer: BuildSide) -> None:
     with pytest.raises(RunFailed, match=f"build is {answer}"):
         find_first_bad(range(4), lambda build: answer)

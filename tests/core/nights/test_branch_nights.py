@@ -16,7 +16,7 @@ from levelfield.cli.command_line import parse_command_line
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.nights import night_session
-from levelfield.nights.baselines import LevelEvidence, accepted_baseline
+from levelfield.nights.baselines import LevelEvidence, baseline_event
 from levelfield.nights.night_session import NightSession
 from levelfield.nights.nightly import NightEntry, NightState, nights_by_run, state_path, write_state
 from levelfield.nights.stored_nights import gate_input
@@ -121,7 +121,7 @@ def doors(nights: Nights, capsys: pytest.CaptureFixture[str]) -> Iterator[object
         content = read_content(store)
         yield content.last_night, content.expected_entries, [(f.night, f.series, f.word) for f in content.findings]
         inputs = gate_input(store, day(NIGHTS - 1))
-        yield inputs.points, inputs.past, inputs.nights
+        yield inputs.points, inputs.past_findings, inputs.nights
 
 
 @pytest.mark.parametrize(("factor", "pairs"), [(0.8, 0), (1.3, 5)])
@@ -157,10 +157,10 @@ def test_a_regression_that_the_default_branch_ended_is_not_opened_again_by_a_bra
                 {"series": series, "label": "l", "figure": SPEED, "word": word, "night": night}
             )
             store.add_finding(night, finding.model_dump(mode="json"))
-        past = gate_input(store, "2026-01-21").past
+        past = gate_input(store, "2026-01-21").past_findings
         assert [finding.word for finding in past] == ["regression", "no change"]
         assert not gate_input(store, "2026-01-21").named_regressions
-        own = gate_input(store, "2026-01-19@x").past
+        own = gate_input(store, "2026-01-19@x").past_findings
         assert [finding.night for finding in own][-1:] == ["2026-01-19@x"]
 
 
@@ -170,7 +170,7 @@ def test_a_run_of_a_branch_is_no_evidence_of_a_level(nights: Nights, capsys: pyt
         (points,) = store.points().values()
     (run,) = (point.run_id for point in points if point.purpose == "branch")
     with pytest.raises(UsageError, match=f"{run}.*of a branch"):
-        accepted_baseline(LevelEvidence("S", tuple(points), (), (run,)), "ann", "why", f"{day(25)}T00:00:00+00:00")
+        baseline_event(LevelEvidence("S", tuple(points), (), (run,)), "ann", "why", f"{day(25)}T00:00:00+00:00")
     assert main(["nightly", "accept", "--all", "--reason", "x", "--night", night]) == 2
     assert night in capsys.readouterr().err
 

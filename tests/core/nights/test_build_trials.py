@@ -101,7 +101,7 @@ def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(build_pairs, "run_with_build", run_of)
     monkeypatch.setattr(bisection, "record_of", record_of)
     monkeypatch.setattr(bisection, "series_of", lambda plan: series)
-    monkeypatch.setattr(bisection, "arms_of", lambda plan, a, b, *rest: (Arm("a", a, ()), Arm("b", b, ())))
+    monkeypatch.setattr(bisection, "make_arms", lambda plan, a, b, *rest: (Arm("a", a, ()), Arm("b", b, ())))
     monkeypatch.setattr(BuildTrials, "_shared_python", lambda self, build: None)
     good, bad, fine = (CommitBuild(name * 40, tmp_path) for name in "abc")
     plan: Any = None

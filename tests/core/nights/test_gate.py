@@ -13,7 +13,7 @@ from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.nights.gate import ConfirmingPairs, GateReport, judge_night, suspects
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.examination import era_of, nights_before
-from levelfield.series.findings import FAILURES, WORDS, Finding, FindingPage, exit_code
+from levelfield.series.findings import FAILURE_WORDS, FINDING_WORDS, Finding, FindingPage, exit_code
 from levelfield.series.segments import condition_changes, differences, observations, segments_of
 from levelfield.specs.record import Conditions, Point
 
@@ -122,9 +122,9 @@ def test_one_night_is_inconclusive_and_the_second_decides() -> None:
     first = judge_night(gate_night(shifted(-0.10)))
     assert word(first) == "inconclusive" and exit_code(first.findings) == 0
     again = [*shifted(-0.10), point(NIGHT + 1, 905.0)]
-    assert word(judge_night(gate_night(again, NIGHT + 1, past=first.findings))) == "regression"
+    assert word(judge_night(gate_night(again, NIGHT + 1, past_findings=first.findings))) == "regression"
     back = [*shifted(-0.10), point(NIGHT + 1, 1000.0)]
-    assert word(judge_night(gate_night(back, NIGHT + 1, past=first.findings))) == "no change"
+    assert word(judge_night(gate_night(back, NIGHT + 1, past_findings=first.findings))) == "no change"
 
 
 def test_one_bad_node_does_not_decide_where_there_is_another() -> None:
@@ -139,7 +139,7 @@ def test_a_slow_fall_is_a_regression_without_pairs_too() -> None:
     points, past, words = nights(NIGHT), list[Finding](), list[str]()
     for night, z in zip(range(NIGHT, NIGHT + 25), noise(25, 0.01, 8), strict=True):
         points = [*points, point(night, 1000 * math.exp(z - 0.003 * (night - NIGHT)))]
-        outcome = judge_night(gate_night(points, night, past=past))
+        outcome = judge_night(gate_night(points, night, past_findings=past))
         past = [*past, *outcome.findings]
         words.append(word(outcome))
     assert "regression" in words and words[-1] == "regression"
@@ -149,7 +149,7 @@ def test_a_regression_stays_until_it_is_accepted() -> None:
     points, past, words = nights(NIGHT), list[Finding](), list[str]()
     for night in range(NIGHT, NIGHT + 40):
         points = [*points, point(night, 900.0 + night % 3)]
-        outcome = judge_night(gate_night(points, night, past=past))
+        outcome = judge_night(gate_night(points, night, past_findings=past))
         past = [*past, *outcome.findings]
         words.append(word(outcome))
     assert words == ["inconclusive"] + ["regression"] * 39
@@ -159,14 +159,16 @@ def test_a_gain_is_an_improvement_until_it_is_accepted_and_then_a_fall_back_is_s
     points, past = nights(NIGHT), list[Finding]()
     for night in range(NIGHT, NIGHT + 4):
         points = [*points, point(night, 1100.0 + night % 3)]
-        outcome = judge_night(gate_night(points, night, past=past))
+        outcome = judge_night(gate_night(points, night, past_findings=past))
         past = [*past, *outcome.findings]
     assert word(outcome) == "improvement" and exit_code(outcome.findings) == 0
     fallen = [*points, point(NIGHT + 4, 1000.0), point(NIGHT + 5, 1001.0)]
-    assert word(judge_night(gate_night(fallen, NIGHT + 5, past=past))) == "no change", "four nights may be luck"
+    assert word(judge_night(gate_night(fallen, NIGHT + 5, past_findings=past))) == "no change", (
+        "four nights may be luck"
+    )
     runs = [p.run_id for p in points[-3:]]
     accepted = event("baseline", NIGHT + 3, runs=runs, level={TOKENS: 1100.0})
-    assert word(judge_night(gate_night(fallen, NIGHT + 5, past=past, events=[accepted]))) == "regression"
+    assert word(judge_night(gate_night(fallen, NIGHT + 5, past_findings=past, events=[accepted]))) == "regression"
 
 
 def gained(count: int, after: Sequence[float] = (), change: float = 0.1) -> tuple[list[Point], list[Finding]]:
@@ -174,17 +176,17 @@ def gained(count: int, after: Sequence[float] = (), change: float = 0.1) -> tupl
     points, past = nights(NIGHT), list[Finding]()
     for night, z in zip(range(NIGHT, NIGHT + count), noise(count, 0.005, 3), strict=True):
         points = [*points, point(night, 1000 * (1 + change) * math.exp(z))]
-        past += judge_night(gate_night(points, night, past=past)).findings
+        past += judge_night(gate_night(points, night, past_findings=past)).findings
     return [*points, *(point(NIGHT + count + i, value) for i, value in enumerate(after))], past
 
 
 def test_a_fall_from_a_lasting_gain_that_nobody_accepted_is_a_regression_against_a_provisional_level() -> None:
     points, past = gained(10, [1000.0, 1001.0])
-    first = judge_night(gate_night(points[:-1], NIGHT + 10, past=past))
+    first = judge_night(gate_night(points[:-1], NIGHT + 10, past_findings=past))
     assert word(first) == "inconclusive", "one night, without pairs"
     (finding,) = [
         f
-        for f in judge_night(gate_night(points, NIGHT + 11, past=[*past, *first.findings])).findings
+        for f in judge_night(gate_night(points, NIGHT + 11, past_findings=[*past, *first.findings])).findings
         if f.figure == TOKENS
     ]
     assert finding.word == "regression" and finding.level == pytest.approx(1100, rel=0.01)
@@ -194,7 +196,7 @@ def test_a_fall_from_a_lasting_gain_that_nobody_accepted_is_a_regression_against
 
 def test_pairs_of_a_fall_from_a_gain_have_the_build_of_its_seventh_night() -> None:
     points, past = gained(10, [1000.0])
-    night = gate_night(points, NIGHT + 10, past=past)
+    night = gate_night(points, NIGHT + 10, past_findings=past)
     (suspect,) = suspects(night)
     assert suspect.examination.baseline_run == f"run{NIGHT + 6:03d}", "later nights may have lost a part of the gain"
     outcome = judge_night(night, lambda series, figure: [(1100.0 + i, 1000.0 + i) for i in range(7)])
@@ -208,11 +210,13 @@ def test_pairs_of_a_fall_from_a_gain_have_the_build_of_its_seventh_night() -> No
 
 def test_a_gain_that_stays_or_falls_in_part_is_judged_by_the_level_that_it_left() -> None:
     points, past = gained(10, [1100.0])
-    (finding,) = [f for f in judge_night(gate_night(points, NIGHT + 10, past=past)).findings if f.figure == TOKENS]
+    (finding,) = [
+        f for f in judge_night(gate_night(points, NIGHT + 10, past_findings=past)).findings if f.figure == TOKENS
+    ]
     assert finding.word == "improvement" and finding.level == pytest.approx(1000, rel=0.01)
     assert "provisional" not in finding.detail
     points, past = gained(10, [1045.0])
-    assert word(judge_night(gate_night(points, NIGHT + 10, past=past), pairs(-0.05))) == "regression", (
+    assert word(judge_night(gate_night(points, NIGHT + 10, past_findings=past), pairs(-0.05))) == "regression", (
         "still above the old one"
     )
 
@@ -221,7 +225,7 @@ def test_an_accepted_gain_and_a_gain_that_was_accepted_away_have_no_provisional_
     points, past = gained(10, [1000.0, 1001.0, 1002.0, 1003.0])
     for level, runs, expected in ((1100.0, range(7, 10), "regression"), (1001.0, range(10, 13), "no change")):
         accepted = event("baseline", NIGHT + 12, runs=[f"run{NIGHT + i:03d}" for i in runs], level={TOKENS: level})
-        outcome = judge_night(gate_night(points, NIGHT + 13, past=past, events=[accepted]), pairs(-0.1))
+        outcome = judge_night(gate_night(points, NIGHT + 13, past_findings=past, events=[accepted]), pairs(-0.1))
         assert word(outcome) == expected and not any("provisional" in f.detail for f in outcome.findings)
 
 
@@ -232,7 +236,7 @@ def test_nights_that_were_better_now_and_then_make_no_level() -> None:
     def gain(better: Sequence[str]) -> int:
         era = era_of(segments_of(nights(20)), 0, [], at(30))
         tonight = history[-1]._replace(night="tonight", began=at(25))
-        return len(nights_before(era, TOKENS, tonight, [], better, (), better).gained)
+        return len(nights_before(era, TOKENS, tonight, [], better, (), better).gain_nights)
 
     assert gain(runs[8:15]) == 7 and gain(runs[8:14]) == 0, "seven nights, not six"
     assert gain([*runs[4:8], *runs[10:13]]) == 9 and gain([*runs[:4], *runs[17:]]) == 0, "seven of nine, not of twenty"
@@ -246,7 +250,7 @@ def accepted_fall(until: str | None = None) -> GateInput:
     runs = [f"run{NIGHT + i:03d}" for i in range(3)]
     accepted = event("baseline", NIGHT + 2, runs=runs, level={TOKENS: 901.0}, until=until)
     past = [bare("regression").model_copy(update={"figure": TOKENS, "run_id": run}) for run in runs]
-    return gate_night(quiet, NIGHT + 11, events=[accepted], past=past)
+    return gate_night(quiet, NIGHT + 11, events=[accepted], past_findings=past)
 
 
 def test_an_accepted_level_is_the_reference() -> None:
@@ -282,7 +286,7 @@ def test_a_level_rests_on_no_night_that_was_found_bad_or_changed() -> None:
     points = [*nights(20), *(point(20 + i, 900.0) for i in range(15)), point(35, 1000.0)]
     for outcome in ("bad night", "regression", "improvement"):
         past = [bare(outcome).model_copy(update={"figure": TOKENS, "run_id": f"run{20 + i:03d}"}) for i in range(15)]
-        (finding,) = [f for f in judge_night(gate_night(points, 35, past=past)).findings if f.figure == TOKENS]
+        (finding,) = [f for f in judge_night(gate_night(points, 35, past_findings=past)).findings if f.figure == TOKENS]
         assert finding.level == pytest.approx(1000.0, rel=0.01) and finding.nights == 20
         assert (finding.detectable or 1.0) < 0.06
 
@@ -299,7 +303,10 @@ def test_a_young_accepted_level_is_judged_at_once_with_the_old_scatter() -> None
 def test_a_new_series_says_how_many_nights_it_has() -> None:
     outcome = judge_night(gate_night(nights(5), 4))
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
-    assert (finding.word, re.findall(r"\d+", finding.detail)) == ("new series", ["4", "7"]) and outcome.compared == 0
+    assert (finding.word, re.findall(r"\d+", finding.detail)) == (
+        "new series",
+        ["4", "7"],
+    ) and outcome.compared_count == 0
     assert word(judge_night(gate_night(nights(8), 7))) == "no change"
 
 
@@ -331,7 +338,7 @@ def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_ac
         night = NIGHT + after - 1
         source = pairs(0.0, night=0.94)
         outcome = judge_night(
-            gate_night(changed_driver(-0.06, after), night, past=past, conditions=document_of), source
+            gate_night(changed_driver(-0.06, after), night, past_findings=past, find_conditions=document_of), source
         )
         (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
         assert finding.word == ("environment step" if after > 1 else "inconclusive"), after
@@ -339,12 +346,14 @@ def test_a_step_at_a_new_driver_is_an_environment_step_that_fails_until_it_is_ac
         assert exit_code(outcome.findings) == (4 if after > 1 else 0), "a bad night looks like the first one"
         past += outcome.findings
     step = event("environment-step", NIGHT + 11, data={"before": "c1", "after": "c2"})
-    later = gate_night(changed_driver(-0.06, 13), NIGHT + 12, past=past, events=[step], conditions=document_of)
+    later = gate_night(
+        changed_driver(-0.06, 13), NIGHT + 12, past_findings=past, events=[step], find_conditions=document_of
+    )
     assert word(judge_night(later)) == "no change"
 
 
 def test_a_step_is_no_silent_new_level_after_seven_nights_either() -> None:
-    outcome = judge_night(gate_night(changed_driver(-0.06, 30), NIGHT + 29, conditions=document_of))
+    outcome = judge_night(gate_night(changed_driver(-0.06, 30), NIGHT + 29, find_conditions=document_of))
     assert word(outcome) == "environment step"
 
 
@@ -356,8 +365,8 @@ def test_pairs_are_spent_once_on_a_step() -> None:
         return [(940.0 + i, 940.0 - i) for i in range(7)]
 
     first = judge_night(gate_night(changed_driver(-0.06), NIGHT), source)
-    judge_night(gate_night(changed_driver(-0.06, 2), NIGHT + 1, past=first.findings), source)
-    outcome = judge_night(gate_night(changed_driver(-0.06, 12), NIGHT + 11, past=first.findings), source)
+    judge_night(gate_night(changed_driver(-0.06, 2), NIGHT + 1, past_findings=first.findings), source)
+    outcome = judge_night(gate_night(changed_driver(-0.06, 12), NIGHT + 11, past_findings=first.findings), source)
     assert called == [TOKENS, "memory_bytes"] and word(outcome) == "environment step"
 
 
@@ -373,7 +382,7 @@ def test_a_new_driver_without_an_effect_is_no_finding_and_the_level_goes_on() ->
 
 
 def test_a_slow_night_under_a_new_driver_is_open_while_the_driver_may_be_the_cause() -> None:
-    outcome = judge_night(gate_night(changed_driver(-0.022), conditions=document_of), pairs(0.0, night=0.97))
+    outcome = judge_night(gate_night(changed_driver(-0.022), find_conditions=document_of), pairs(0.0, night=0.97))
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert (finding.word, finding.fields) == ("inconclusive", CHANGE)
 
@@ -386,7 +395,7 @@ def test_later_nights_of_another_node_are_not_known_yet() -> None:
 
 
 def test_a_gain_by_a_driver_is_an_improvement_that_names_it() -> None:
-    outcome = judge_night(gate_night(changed_driver(0.08, 2), NIGHT + 1, conditions=document_of))
+    outcome = judge_night(gate_night(changed_driver(0.08, 2), NIGHT + 1, find_conditions=document_of))
     (finding,) = [f for f in outcome.findings if f.figure == TOKENS]
     assert (finding.word, finding.fields) == ("improvement", CHANGE)
 
@@ -488,16 +497,18 @@ def test_a_figure_that_disappears_is_missing() -> None:
 def test_a_run_that_is_no_evidence_is_a_finding(change: dict[str, str], expected: str, code: int) -> None:
     outcome = judge_night(gate_night([*nights(NIGHT), point(NIGHT, 1000.0, **change)]))
     assert [f.word for f in outcome.findings] == [expected] and exit_code(outcome.findings) == code
-    assert outcome.compared == 0 and outcome.expected == 1
+    assert outcome.compared_count == 0 and outcome.expected_count == 1
 
 
 def test_missing_is_not_green_and_the_first_line_counts() -> None:
     both = {"S": nights(NIGHT + 1), "T": nights(NIGHT)}
     expected = {"suite/s": "S", "suite/t": "T", "suite/new": None}
-    outcome = judge_night(GateInput(day(NIGHT), both, {}, expected=expected))
+    outcome = judge_night(GateInput(day(NIGHT), both, {}, expected_entries=expected))
     assert sorted(f.label for f in outcome.findings if f.word == "missing") == ["suite/new", "suite/t"]
     assert exit_code(outcome.findings) == 3
-    assert (outcome.compared, outcome.expected) == (1, 3) and outcome.first_line.endswith(f"since {day(10)}")
+    assert (outcome.compared_count, outcome.expected_count) == (1, 3) and outcome.first_line.endswith(
+        f"since {day(10)}"
+    )
 
 
 def test_a_gain_of_one_night_waits_for_a_second_one() -> None:
@@ -511,8 +522,8 @@ def test_a_gain_of_one_night_waits_for_a_second_one() -> None:
 
 
 def test_a_night_of_nothing_compares_nothing() -> None:
-    outcome = judge_night(GateInput(day(NIGHT), {}, {}, expected={"suite/s": None}))
-    assert (outcome.compared, outcome.expected) == (0, 1) and outcome.first_line.endswith("no baseline")
+    outcome = judge_night(GateInput(day(NIGHT), {}, {}, expected_entries={"suite/s": None}))
+    assert (outcome.compared_count, outcome.expected_count) == (0, 1) and outcome.first_line.endswith("no baseline")
     assert exit_code(outcome.findings) == 3
 
 
@@ -533,7 +544,7 @@ def test_a_series_of_the_last_two_weeks_is_expected(days: int, is_expected: bool
 def test_an_entry_whose_work_changed_is_incomparable_with_the_fields() -> None:
     points = {"S": nights(NIGHT), "T": [point(NIGHT, 1000.0, entry="suite/s")]}
     documents = {"S": series(), "T": series(micro_batch=4, work="w2")}
-    outcome = judge_night(GateInput(day(NIGHT), points, documents, expected={"suite/s": "S"}))
+    outcome = judge_night(GateInput(day(NIGHT), points, documents, expected_entries={"suite/s": "S"}))
     (finding,) = [f for f in outcome.findings if f.word == "incomparable"]
     assert set(finding.fields) == set(differences(dict(documents["S"]), dict(documents["T"])))
     assert len(finding.fields) == 2 and exit_code(outcome.findings) == 3
@@ -560,7 +571,7 @@ def test_a_changed_workload_is_named_by_its_numbers(
     documents, numbers = {"S": series(), "T": series(**change)}, {f"run{NIGHT:03d}": new}
     expected: dict[str, str | None] = {"suite/s": "S"}
     inputs = GateInput(
-        day(NIGHT), points, documents, expected=expected, workload=lambda run_id: numbers.get(run_id, old)
+        day(NIGHT), points, documents, expected_entries=expected, workload=lambda run_id: numbers.get(run_id, old)
     )
     outcome = judge_night(inputs)
     (finding,) = [f for f in outcome.findings if f.word == "incomparable"]
@@ -570,8 +581,8 @@ def test_a_changed_workload_is_named_by_its_numbers(
 
 
 def test_a_new_entry_is_found_by_its_name() -> None:
-    outcome = judge_night(gate_night([point(NIGHT, 1000.0, entry="suite/s")], expected={"suite/s": None}))
-    assert {f.word for f in outcome.findings} == {"new series"} and outcome.expected == 1
+    outcome = judge_night(gate_night([point(NIGHT, 1000.0, entry="suite/s")], expected_entries={"suite/s": None}))
+    assert {f.word for f in outcome.findings} == {"new series"} and outcome.expected_count == 1
 
 
 def slow_machine(night: int) -> Finding:
@@ -582,19 +593,21 @@ def slow_machine(night: int) -> Finding:
 
 
 def test_a_machine_that_the_control_finds_slow_is_named_and_its_runs_are_judged() -> None:
-    outcome = judge_night(gate_night(shifted(-0.10), past=[slow_machine(NIGHT)]), pairs(-0.10))
+    outcome = judge_night(gate_night(shifted(-0.10), past_findings=[slow_machine(NIGHT)]), pairs(-0.10))
     (machine,) = [f for f in outcome.findings if f.word == "bad night"]
     assert (machine.label, machine.detail, machine.runs) == ("node n1", "the fan", (f"run{NIGHT:03d}",))
     assert word(outcome) == "regression" and exit_code(outcome.findings) == 4 and exit_code([machine]) == 0
     assert not [
-        f for f in judge_night(gate_night(shifted(0.0), past=[slow_machine(NIGHT - 1)])).findings if not f.series
+        f
+        for f in judge_night(gate_night(shifted(0.0), past_findings=[slow_machine(NIGHT - 1)])).findings
+        if not f.series
     ]
 
 
 def test_no_level_rests_on_the_runs_of_a_slow_machine() -> None:
-    findings = judge_night(gate_night(nights(NIGHT), NIGHT - 1, past=[slow_machine(NIGHT - 1)])).findings
+    findings = judge_night(gate_night(nights(NIGHT), NIGHT - 1, past_findings=[slow_machine(NIGHT - 1)])).findings
     assert f"run{NIGHT - 1:03d}" in histories(gate_night(shifted(0.0)))["S"]
-    assert f"run{NIGHT - 1:03d}" not in histories(gate_night(shifted(0.0), past=findings))["S"]
+    assert f"run{NIGHT - 1:03d}" not in histories(gate_night(shifted(0.0), past_findings=findings))["S"]
 
 
 # -- many series
@@ -617,7 +630,7 @@ def test_many_series_that_move_alike_on_one_node_are_one_finding() -> None:
     points = {**many(6, -0.10), **many(6, 0.0, "n2", 6)}
     outcome = judge_night(GateInput(day(NIGHT), points, {}))
     assert [f.label for f in outcome.findings if f.word == "bad night"] == ["node n1"]
-    assert exit_code(outcome.findings) == 0 and outcome.compared == 12
+    assert exit_code(outcome.findings) == 0 and outcome.compared_count == 12
 
 
 @pytest.mark.parametrize(
@@ -637,7 +650,7 @@ def test_a_bad_night_of_a_node_enters_no_level_of_its_series() -> None:
     (node,) = [f for f in first.findings if f.word == "bad night"]
     assert len(node.runs) == 6
     again = {s: [*of, point(NIGHT + 1, 1000.0, node=of[-1].node)] for s, of in points.items()}
-    with_past = GateInput(day(NIGHT + 1), again, {}, past=first.findings)
+    with_past = GateInput(day(NIGHT + 1), again, {}, past_findings=first.findings)
     without = GateInput(day(NIGHT + 1), again, {})
     assert histories(with_past)["X0"] == histories(without)["X0"] - {"tonight0"}
     assert histories(with_past)["X7"] == histories(without)["X7"]
@@ -671,13 +684,15 @@ def bare(name: Any) -> Finding:
     return Finding(series="S", label="S", figure=None, word=name)
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", FINDING_WORDS)
 def test_every_word_has_its_exit_code(name: str) -> None:
-    expected = 4 if name in FAILURES else 3 if name in ("missing", "invalid run", "incomparable") else 0
+    expected = 4 if name in FAILURE_WORDS else 3 if name in ("missing", "invalid run", "incomparable") else 0
     assert exit_code([bare(name)]) == expected and exit_code([bare(name)], advisory=True) == 0
     assert exit_code([bare(name)], strict=True) == (expected or (0 if name == "no change" else 4))
     assert exit_code([bare(name), bare("regression")]) == 4
 
 
 def test_the_words_are_in_three_groups() -> None:
-    assert frozenset({"regression", "training differs", "environment step"}) == FAILURES and len(WORDS) == 13
+    assert (
+        frozenset({"regression", "training differs", "environment step"}) == FAILURE_WORDS and len(FINDING_WORDS) == 13
+    )

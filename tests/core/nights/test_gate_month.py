@@ -154,7 +154,7 @@ def test_a_training_that_differs_fails_that_night_and_enters_no_level(month: Mon
 def test_a_broken_run_and_a_missing_entry_are_named_and_counted(month: Month) -> None:
     assert month.words("s5", None)[BROKE[1]] == "invalid run"
     assert [f.label for f in month.reports[MISSED[1]].findings if f.word == "missing"] == ["suite/s7"]
-    assert (month.reports[MISSED[1]].compared, month.reports[MISSED[1]].expected) == (11, 12)
+    assert (month.reports[MISSED[1]].compared_count, month.reports[MISSED[1]].expected_count) == (11, 12)
 
 
 def test_a_slow_node_is_one_finding_about_it(month: Month) -> None:
@@ -182,4 +182,4 @@ def test_nothing_else_raises_an_alarm(month: Month) -> None:
             words = set(month.words(name, figure))
             assert words <= {"", "no change", "inconclusive", "bad night"}, (name, figure, words)
     quiet = month.reports[3]
-    assert exit_code(quiet.findings) == 0 and quiet.compared == quiet.expected == 12
+    assert exit_code(quiet.findings) == 0 and quiet.compared_count == quiet.expected_count == 12

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from levelfield.nights import machine_control
 from levelfield.nights.machine_control import (
+    MAX_CONTROL_NIGHTS,
     MAX_MEASUREMENTS,
-    MAX_NIGHTS,
-    MIN_NIGHTS,
+    MIN_CONTROL_NIGHTS,
     control_file,
-    out_of_line,
     read_controls,
-    slow_machine,
+    slow_machine_reason,
+    slow_rate_reason,
     store_control,
 )
 
@@ -35,17 +35,17 @@ NOISY = [{"copy": 100.0 + shift} for shift in (0.0, 9.0, -8.0, 4.0, -5.0, 7.0, -
         (QUIET, 0.0, True),
         (NOISY, 90.0, False),
         (NOISY, 50.0, True),
-        (QUIET[: MIN_NIGHTS - 1], 10.0, False),
+        (QUIET[: MIN_CONTROL_NIGHTS - 1], 10.0, False),
     ],
 )
 def test_only_a_rate_below_its_own_band_is_out_of_line(
     earlier: list[dict[str, float]], now: float, is_out: bool
 ) -> None:
-    assert (out_of_line(earlier, {"copy": now}) is not None) == is_out
+    assert (slow_rate_reason(earlier, {"copy": now}) is not None) == is_out
 
 
 def test_the_sentence_names_rate_and_band() -> None:
-    sentence = out_of_line(QUIET, {"copy": 80.0})
+    sentence = slow_rate_reason(QUIET, {"copy": 80.0})
     assert sentence is not None and "copy" in sentence
     assert re.findall(r"[\d.]+%?", sentence) == ["20.0%", "7", "5.0%"]
 
@@ -57,9 +57,9 @@ def test_controls_are_kept_and_damaged_lines_count_for_nothing(tmp_path: Path) -
     path.write_text(path.read_text() + '[1]\n{"copy": NaN}\n{"copy": "x"}\n{"copy": 1e999}\nno\n' + "[" * 5000 + "\n")
     store_control(path, {"copy": 2.0})
     assert read_controls(path) == [{"copy": 1.0}, {"copy": 2.0}]
-    for _ in range(MAX_NIGHTS + 5):
+    for _ in range(MAX_CONTROL_NIGHTS + 5):
         store_control(path, {"copy": 3.0})
-    assert len(read_controls(path)) == MAX_NIGHTS
+    assert len(read_controls(path)) == MAX_CONTROL_NIGHTS
     blocked = tmp_path / "file"
     blocked.write_text("")
     store_control(blocked / "below", {"copy": 1.0})
@@ -76,7 +76,7 @@ def test_only_what_stays_low_is_the_machine(
     monkeypatch.setattr(machine_control, "control_rates", lambda: {"copy": next(left)})
     monkeypatch.setattr("levelfield.nights.machine_control.time.sleep", lambda seconds: None)
     path = control_file(platform.node())
-    for _ in range(MIN_NIGHTS):
+    for _ in range(MIN_CONTROL_NIGHTS):
         store_control(path, {"copy": 100.0})
-    assert (slow_machine() is not None) == is_out
+    assert (slow_machine_reason() is not None) == is_out
     assert read_controls(path)[-1] == {"copy": rate} and len(rates) <= MAX_MEASUREMENTS

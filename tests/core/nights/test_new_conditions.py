@@ -13,7 +13,7 @@ from gate_points import conditions, day, event, nights, noise, point, series
 from levelfield.measure.student import normal_tail, t_quantile
 from levelfield.nights.gate import ConfirmingPairs, GateReport, judge_night, suspects
 from levelfield.nights.gate_input import GateInput, examinations
-from levelfield.series.causes import ENOUGH_CLEARED
+from levelfield.series.causes import MIN_CLEARED_BUILDS
 from levelfield.series.findings import Finding, FindingWord, exit_code
 from levelfield.series.pairs import Pair
 from levelfield.series.segments import condition_changes
@@ -41,7 +41,7 @@ def under_driver(effect: float, after: int = 1, seed: int = 2, quiet: float = 0.
 
 def gate_night(points: Mapping[str, Sequence[Point]], night: int = NIGHT, **more: Any) -> GateInput:
     documents = {name: series(case=name) for name in points}
-    return GateInput(day(night), points, documents, conditions=document_of, **more)
+    return GateInput(day(night), points, documents, find_conditions=document_of, **more)
 
 
 def paired(build: float = 0.0, driver: float = 0.0, seed: int = 5) -> list[Pair]:
@@ -93,7 +93,7 @@ def test_pairs_tell_the_build_from_the_conditions_until_they_are_accepted(
     both, past = (1 + build) * (1 + driver) - 1, list[Finding]()
     for after in range(1, 4):
         called: list[str] = []
-        inputs = gate_night({"S": under_driver(both, after)}, NIGHT + after - 1, past=past)
+        inputs = gate_night({"S": under_driver(both, after)}, NIGHT + after - 1, past_findings=past)
         report = judge_night(inputs, source(build, driver, called))
         finding = of(report)
         is_open = after == 1 and word in ("environment step", "improvement")
@@ -115,7 +115,7 @@ def test_a_build_that_did_not_change_needs_no_pairs_under_a_new_driver() -> None
 
 def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
     first = judge_night(gate_night({"S": under_driver(0.0)}), source(-0.05, 0.05))
-    inputs = gate_night({"S": under_driver(0.0, 2)}, NIGHT + 1, past=first.findings)
+    inputs = gate_night({"S": under_driver(0.0, 2)}, NIGHT + 1, past_findings=first.findings)
     report = judge_night(inputs, lambda series, figure: "no build")
     assert of(report).word == "regression" and exit_code(report.findings) == 4
     assert of(report).named == day(NIGHT) and "no build" in of(report).detail
@@ -144,8 +144,8 @@ def test_one_series_alone_needs_a_clearer_step(z: float, word: str) -> None:
     points = under_driver(0.0, 3)
     ((_, finding),) = [m for m in examinations(gate_night({"S": points}, NIGHT + 2)) if m[1].figure == TOKENS]
     assert finding.step is not None
-    excess = t_quantile(normal_tail(z), finding.step.before.freedom) * finding.step.error
-    rate = math.exp(-finding.step.before.cost - excess)
+    excess = t_quantile(normal_tail(z), finding.step.level_before.freedom) * finding.step.standard_error
+    rate = math.exp(-finding.step.level_before.cost - excess)
     points[NIGHT:] = [point(NIGHT + i, rate, conditions="c2") for i in range(3)]
     assert of(judge_night(gate_night({"S": points}, NIGHT + 2))).word == word
 
@@ -159,7 +159,7 @@ def test_the_error_of_a_step_has_the_correlation_of_nights_on_both_sides(
     points = [*nights(before), *(point(before + i, 1000.0, conditions="c2") for i in range(after))]
     ((_, finding),) = [m for m in examinations(gate_night({"S": points}, before + after - 1)) if m[1].figure == TOKENS]
     assert finding.step is not None
-    assert finding.step.error == pytest.approx(finding.step.before.scale * math.sqrt(variance))
+    assert finding.step.standard_error == pytest.approx(finding.step.level_before.scale * math.sqrt(variance))
 
 
 # -- one finding for one cause
@@ -177,15 +177,15 @@ def fleet(count: int, effect: float = 0.0, after: int = 1, **changes: Any) -> di
 def test_a_driver_that_moves_all_series_is_one_finding_until_it_is_accepted() -> None:
     past: list[Finding] = []
     for after in (1, 2, 9):
-        report = judge_night(gate_night(fleet(12, -0.06, after), NIGHT + after - 1, past=past))
+        report = judge_night(gate_night(fleet(12, -0.06, after), NIGHT + after - 1, past_findings=past))
         (finding,) = [finding for finding in report.findings if finding.figure == TOKENS]
         assert (finding.word, finding.series, finding.label) == ("environment step", "", CHANGE[0])
         assert len(finding.runs) == 12 and finding.change == pytest.approx(-0.06, abs=0.01)
-        assert "2 nodes" in finding.detail and report.compared == 12
+        assert "2 nodes" in finding.detail and report.compared_count == 12
         past += report.findings
     step = {"before": "c1", "after": "c2"}
     events = [event("environment-step", NIGHT + 9, series=f"X{i}", data=step) for i in range(12)]
-    later = judge_night(gate_night(fleet(12, -0.06, 12), NIGHT + 11, past=past, events=events))
+    later = judge_night(gate_night(fleet(12, -0.06, 12), NIGHT + 11, past_findings=past, events=events))
     assert exit_code(later.findings) == 0 and not of_causes(later)
 
 
@@ -242,9 +242,9 @@ def test_a_bad_night_counts_for_chance_although_no_level_rests_on_it() -> None:
         Finding(series=f"X{i}", label="", figure=TOKENS, word="bad night", night=day(n), run_id=f"{i}.run{n:03d}")
         for i, (n,) in before.items()
     ]
-    assert of(judge_night(gate_night(points, past=bad)), "X7").word == "inconclusive"
+    assert of(judge_night(gate_night(points, past_findings=bad)), "X7").word == "inconclusive"
     of_node = [replace_series(f) for f in bad]
-    assert of(judge_night(gate_night(points, past=of_node)), "X7").word == "environment step", (
+    assert of(judge_night(gate_night(points, past_findings=of_node)), "X7").word == "environment step", (
         "the node was slow, not X7"
     )
 
@@ -278,7 +278,7 @@ def slow(sizes: Mapping[str, float]) -> dict[str, list[Point]]:
 def test_a_budget_goes_to_the_likeliest_and_names_what_it_does_not_hold() -> None:
     points = slow({"A": 0.04, "B": 0.12, "C": 0.06, "D": 0.05})
     called: list[str] = []
-    report = judge_night(gate_night(points), source(-0.1, 0.0, called), most_pairs=5)
+    report = judge_night(gate_night(points), source(-0.1, 0.0, called), max_pairs=5)
     assert called == ["B", "C"], "C begins: B alone took fewer than five"
     assert [of(report, name).word for name in "ABCD"] == ["inconclusive", "regression", "regression", "inconclusive"]
     assert "5 pairs" in of(report, "A").detail
@@ -290,7 +290,7 @@ def test_two_nights_decide_nothing_where_pairs_were_only_put_off() -> None:
     }
     inputs = gate_night(points, NIGHT + 1)
     assert of(judge_night(inputs), "A").word == "regression", "no pairs at all"
-    assert of(judge_night(inputs, source(-0.1), most_pairs=1), "A").word == "inconclusive"
+    assert of(judge_night(inputs, source(-0.1), max_pairs=1), "A").word == "inconclusive"
     assert of(judge_night(inputs, lambda series, figure: "no build"), "A").word == "regression"
 
 
@@ -303,7 +303,7 @@ def test_the_slower_build_behind_a_faster_driver_gets_the_first_pairs() -> None:
         called.append(name)
         return paired(-0.05 if name == "X8" else 0.0, 0.05) if figure == TOKENS else None
 
-    report = judge_night(inputs, pairs, most_pairs=1)
+    report = judge_night(inputs, pairs, max_pairs=1)
     assert set(called) == {"X8"} and of(report, "X8").word == "regression"
     waiting = [finding for finding in of_causes(report) if finding.word == "inconclusive"]
     assert [f.label for f in waiting] == [*CHANGE] and re.findall(r"\d+", waiting[0].detail)[:2] == ["29", "30"]
@@ -320,13 +320,13 @@ def due(past: Sequence[Finding], **moved: float) -> set[str]:
     points = {**fleet(22, after=2)}
     for name, factor in moved.items():
         points[name] = [replace_tokens(p, factor) if p.conditions == "c2" else p for p in points[name]]
-    return {s.series for s in suspects(gate_night(points, NIGHT + 1, past=past)) if s.figure == TOKENS}
+    return {s.series for s in suspects(gate_night(points, NIGHT + 1, past_findings=past)) if s.figure == TOKENS}
 
 
 def test_pairs_end_once_they_found_enough_builds_no_slower() -> None:
     """The others get pairs only where they lie beside the rest, in either direction."""
     all_names = [f"X{i}" for i in range(22)]
-    enough, rest = cleared(all_names[:ENOUGH_CLEARED]), set(all_names[ENOUGH_CLEARED:])
+    enough, rest = cleared(all_names[:MIN_CLEARED_BUILDS]), set(all_names[MIN_CLEARED_BUILDS:])
     assert due([]) == set(all_names) and due(enough) == set()
     assert due(enough[1:]) == {"X0", *rest}, "one too few"
     assert due(enough, X20=0.95, X21=1.05) == {"X20", "X21"}

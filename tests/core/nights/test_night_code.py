@@ -17,9 +17,9 @@ from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.nights import night_session
 from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
-from levelfield.nights.night_code import CheckoutMoved, NightCode, code_here, require_commit, require_trainings
+from levelfield.nights.night_code import CheckoutMoved, NightCode, checkout_code, require_commit, require_trainings
 from levelfield.nights.night_session import NightRequest, NightSession
-from levelfield.nights.nightly import Candidate, NightRun, NightTools, fresh_state, run_entries, state_path
+from levelfield.nights.nightly import Candidate, NightRun, NightTools, first_state, run_entries, state_path
 from levelfield.plan.request import UserRequest
 from levelfield.run.builds import CommitBuild
 from levelfield.run.provenance import commit_of
@@ -64,7 +64,7 @@ class Repository:
         """The code of the checkout, with what is in its file as the code of the trainings."""
         rests_on = (self.folder / "train.py").read_text()
         plan: Any = SimpleNamespace(implementation=SimpleNamespace(rests_on=rests_on))
-        return code_here([plan])
+        return checkout_code([plan])
 
 
 @pytest.fixture
@@ -170,15 +170,15 @@ def test_a_run_during_a_pull_is_not_the_nights_and_nothing_follows_it(
     work = [NightRun(name, name, job, Candidate(name, 1.0, False, 0.01, 0)) for name, job in jobs.items()]
     tools = NightTools(
         runs.start, lambda paths: runs.recorded.append(paths.root.name), lambda name: RunPaths(tmp_path / name),
-        lambda: 0.0, lambda state: None, print, code.is_here,
+        lambda: 0.0, lambda state: None, print, code.is_checked_out,
     )  # fmt: skip
-    state = run_entries(fresh_state("n", "s", "now", work, code), work, None, tools)
+    state = run_entries(first_state("n", "s", "now", work, code), work, None, tools)
     assert runs.recorded == [entry.name for entry in state.entries if entry.state == "done"] == done
     assert {entry.state for entry in state.entries} - {"done"} == ({"waiting"} if pulled_in else set())
     runs.pulled_in = ""
     repository.git("checkout", "-q", "HEAD" if not pulled_in else "HEAD^")  # as the night's own checkout has it
     state = run_entries(state, work, None, tools)
-    assert state.is_whole and sorted(runs.recorded) == ["a", "b", "c"], "each entry is there once"
+    assert state.is_complete and sorted(runs.recorded) == ["a", "b", "c"], "each entry is there once"
 
 
 def test_a_pair_run_during_a_pull_is_not_stored(
@@ -201,10 +201,10 @@ def opened(repository: Repository, folder: Path, monkeypatch: pytest.MonkeyPatch
     plan: Any = SimpleNamespace(run_id="a", implementation=SimpleNamespace(rests_on="x"))
     job: Any = SimpleNamespace(plan=plan)
     work = (NightRun("a", "a", job, Candidate("a", 1.0, False, 0.01, 0)),)
-    monkeypatch.setattr(night_session, "_work", lambda *arguments: work)
+    monkeypatch.setattr(night_session, "_plan_night_runs", lambda *arguments: work)
     output: Any = SimpleNamespace(say=print)
     request = NightRequest("one", "2026-11-30", folder / "runs", str(folder / "r.sqlite"), UserRequest())
-    with NightSession.opened(request, Registry(), output):
+    with NightSession.open(request, Registry(), output):
         pass
 
 

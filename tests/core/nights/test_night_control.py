@@ -15,7 +15,7 @@ from levelfield.nights.build_pairs import Arm
 from levelfield.nights.gate import GateReport
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.night_session import NightSession
-from levelfield.series.findings import SPEED, Finding, FindingWord
+from levelfield.series.findings import SPEED_FIGURE, Finding, FindingWord
 
 
 def test_a_machine_that_is_slow_is_a_finding_of_its_night(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,9 +50,11 @@ def test_a_night_stores_what_changed_and_each_finding_once(monkeypatch: pytest.M
             for series, seen in (("S", word), ("quiet", "no change"))
         )
         report = GateReport(night, findings, 2, 2)
-        monkeypatch.setattr(night_session, "gate_input", lambda *_, night=night: GateInput(night, {}, {}, past=[*past]))
+        monkeypatch.setattr(
+            night_session, "gate_input", lambda *_, night=night: GateInput(night, {}, {}, past_findings=[*past])
+        )
         monkeypatch.setattr(night_session, "judge_night", lambda inputs, report=report: report)
-        session.request = SimpleNamespace(night=night, has_pairs=False)
+        session.request = SimpleNamespace(night=night, runs_pairs=False)
         for _ in range(2):  # killed after the last finding, and started again
             assert NightSession.judge(session).findings == findings
         stored += [(night, len(past))]
@@ -65,13 +67,13 @@ def test_a_night_stores_what_changed_and_each_finding_once(monkeypatch: pytest.M
 
 def test_a_run_that_gives_no_reason_is_a_note_and_no_part_of_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     night, notes = "2026-01-02", list[str]()
-    finding = Finding(series="S", label="tiny:torch", figure=SPEED, word="regression", night=night, pairs=3)
+    finding = Finding(series="S", label="tiny:torch", figure=SPEED_FIGURE, word="regression", night=night, pairs=3)
     build: Any = "25452b67ff06"
     arm = Arm("b", build, ())
     session: Any = SimpleNamespace(
         store=SimpleNamespace(add_finding=lambda *arguments: None), suite="one", arms={"S": (arm, arm)},
-        request=SimpleNamespace(night=night, has_pairs=False, runs=Path("runs")), _count_time=lambda: None,
-        _holds_pair=lambda series: True, output=SimpleNamespace(say=lambda text: None, note=notes.append),
+        request=SimpleNamespace(night=night, runs_pairs=False, runs=Path("runs")), _count_time=lambda: None,
+        _has_budget_for_pair=lambda series: True, output=SimpleNamespace(say=lambda text: None, note=notes.append),
     )  # fmt: skip
 
     def no_result(*arguments: Any) -> Any:
@@ -105,7 +107,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
         return SimpleNamespace(reporting=lambda keep: keep)
 
     replaced: dict[str, Any] = {
-        "weekly_series": lambda inputs, seconds: "S", "gate_input": lambda *arguments: after,
+        "weekly_null_series": lambda inputs, seconds: "S", "gate_input": lambda *arguments: after,
         "suspects": lambda inputs: [],
         "null_arms": lambda *arguments: arms, "series_of": str, "paired_records": pairs, "judge_night": compared_nights,
         "PairProgress": progress_of,
@@ -117,11 +119,11 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
     point = SimpleNamespace(is_of_trend=True, purpose="nightly", subject="s", night="n")
     build = SimpleNamespace(commit=None)
     store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)
-    session.request = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, most_pairs=9)  # type: ignore[assignment]
-    session.work, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
+    session.request = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, max_pairs=9)  # type: ignore[assignment]
+    session.night_runs, session.store, session.suite = (plan,), store, "one"  # type: ignore[assignment]
     session.state = SimpleNamespace(entries=[SimpleNamespace(series="S", seconds=3.0)])  # type: ignore[assignment]
     session.output = SimpleNamespace(say=str, note=str)
-    further: Any = session._confirmed(SimpleNamespace())  # type: ignore[arg-type]
+    further: Any = session._judge_with_pairs(SimpleNamespace())  # type: ignore[arg-type]
     assert arguments == [after] and progress == [(4, 4), (3, 14)] and len(further) == 14
 
 
@@ -150,7 +152,7 @@ def test_an_interrupt_between_pairs_says_how_to_go_on(
         raise KeyboardInterrupt
 
     session = SimpleNamespace(run_entries=lambda: True, judge=interrupted)
-    monkeypatch.setattr(NightSession, "opened", lambda *arguments: contextlib.nullcontext(session))
+    monkeypatch.setattr(NightSession, "open", lambda *arguments: contextlib.nullcontext(session))
     words = ("nightly", "run", "--suite", "smoke", "--night", "2026-01-02", "--runs", str(tmp_path))
     assert main([*words]) == 130
     assert "--night 2026-01-02:" in capsys.readouterr().err

@@ -12,9 +12,9 @@ from levelfield.nights.nightly import (
     Candidate,
     expected_seconds,
     is_other_build,
+    most_informative_first,
     nights_unseen,
-    ordered,
-    within,
+    split_by_budget,
 )
 from levelfield.specs.record import Point, Subject
 
@@ -37,22 +37,22 @@ def candidate(
     ],
 )
 def test_what_tells_more_in_a_second_comes_first(more: Candidate, less: Candidate) -> None:
-    assert [c.name for c in ordered([less, more])] == ["x", "y"]
+    assert [c.name for c in most_informative_first([less, more])] == ["x", "y"]
 
 
 def test_equal_entries_keep_the_order_of_the_suite() -> None:
-    assert [c.name for c in ordered([candidate("b"), candidate("a")])] == ["b", "a"]
+    assert [c.name for c in most_informative_first([candidate("b"), candidate("a")])] == ["b", "a"]
 
 
 def test_a_budget_keeps_a_part_for_confirmations_and_a_short_entry_still_fits_behind_a_long_one() -> None:
-    chosen, out = within([candidate("a", 40), candidate("b", 50), candidate("c", 25)], 100)
+    chosen, out = split_by_budget([candidate("a", 40), candidate("b", 50), candidate("c", 25)], 100)
     assert ([c.name for c in chosen], [c.name for c in out]) == (["a", "c"], ["b"])
 
 
 def test_the_first_entry_runs_even_when_the_budget_is_too_small() -> None:
-    chosen, out = within([candidate("a", 40), candidate("b", 40)], 1)
+    chosen, out = split_by_budget([candidate("a", 40), candidate("b", 40)], 1)
     assert ([c.name for c in chosen], [c.name for c in out]) == (["a"], ["b"])
-    assert within([candidate("a")], None) == ([candidate("a")], [])
+    assert split_by_budget([candidate("a")], None) == ([candidate("a")], [])
 
 
 def test_an_entry_is_expected_to_last_as_before_else_as_the_others() -> None:
@@ -86,7 +86,7 @@ def test_tonights_build_is_held_against_the_last_night_and_not_against_a_pairs_o
         environment=SimpleNamespace(digest=""),
         platform_version="1",
     )
-    night_session._is_new(SimpleNamespace(subject=str), points, plan)  # type: ignore[arg-type]
+    night_session._is_new_build(SimpleNamespace(subject=str), points, plan)  # type: ignore[arg-type]
     assert seen == [held_against]
 
 

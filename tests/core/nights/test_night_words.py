@@ -11,12 +11,12 @@ import pytest
 from compared_records import record
 from gate_points import at, conditions, day, nights, point, series
 from levelfield.errors import LevelfieldError
-from levelfield.nights.baselines import LevelEvidence, accepted_baseline, accepted_step
+from levelfield.nights.baselines import LevelEvidence, baseline_event, step_event
 from levelfield.nights.bisection import find_first_bad
 from levelfield.nights.build_pairs import Arm, paired_records
 from levelfield.nights.gate import GateReport, judge_night
 from levelfield.nights.gate_input import GateInput
-from levelfield.nights.machine_control import out_of_line
+from levelfield.nights.machine_control import slow_rate_reason
 from levelfield.nights.nightly import read_state
 from levelfield.nights.series_history import figure_histories, history_lines
 from levelfield.run.builds import CommitBuild
@@ -37,7 +37,7 @@ def document_of(digest: str) -> Conditions:
 def gate_night(points: dict[str, list[Point]], night: int, **expected: str | None) -> GateInput:
     documents = {name: series(case=name, micro_batch=4 if name == "T" else 8) for name in points}
     entries = {f"suite/{name}": planned for name, planned in expected.items()}
-    return GateInput(day(night), points, documents, expected=entries, conditions=document_of)
+    return GateInput(day(night), points, documents, expected_entries=entries, find_conditions=document_of)
 
 
 def reports() -> Iterator[GateReport]:
@@ -50,7 +50,7 @@ def reports() -> Iterator[GateReport]:
     fallen = [*quiet, point(40, 900.0)]
     yield judge_night(gate_night({"S": fallen}, 40))
     yield judge_night(gate_night({"S": fallen}, 40), pairs)
-    yield judge_night(gate_night({"S": fallen}, 40), pairs, most_pairs=0)
+    yield judge_night(gate_night({"S": fallen}, 40), pairs, max_pairs=0)
     yield judge_night(gate_night({"S": [*quiet, *(point(40 + i, 1100.0 + i) for i in range(2))]}, 41))
     driver = [point(40 + i, 940.0 + i, conditions="c2") for i in range(2)]
     yield judge_night(gate_night({"S": [*quiet, *driver]}, 41), lambda name, figure: "the accepted build cannot run")
@@ -71,22 +71,25 @@ def refusals(tmp_path: Path) -> Iterator[str]:
     ten, steps = tuple(nights(10)), (point(3, conditions="c1"), point(4, conditions="c2"), point(5, conditions="c2"))
     evidence = [
         *(LevelEvidence("S", tuple(nights(2))), LevelEvidence("S", ten, (worse, doubt))),
-        *(LevelEvidence("S", ten, runs=("other",)), LevelEvidence("S", (point(0, word="failed"),), runs=("run000",))),
-        LevelEvidence("S", steps, runs=tuple(p.run_id for p in steps)),
+        *(
+            LevelEvidence("S", ten, named_runs=("other",)),
+            LevelEvidence("S", (point(0, word="failed"),), named_runs=("run000",)),
+        ),
+        LevelEvidence("S", steps, named_runs=tuple(p.run_id for p in steps)),
     ]
     state, folder = tmp_path / "nightly_s_n.json", tmp_path / "checkout"
     state.write_text('{"schema": "levelfield.night/1", "night": 3}')
     arms = [Arm(name, CommitBuild("a" * 40, folder), ()) for name in "ab"]
     moved = [record(1, commit="a" * 40), record(2, commit="b" * 40)]
     faults: list[Callable[[], object]] = [
-        lambda: accepted_baseline(LevelEvidence("S", ten), "ann", "  ", NOW),
-        lambda: accepted_step("S", nights(5), "ann", "driver", NOW),
+        lambda: baseline_event(LevelEvidence("S", ten), "ann", "  ", NOW),
+        lambda: step_event("S", nights(5), "ann", "driver", NOW),
         lambda: find_first_bad(range(4), lambda build: "unknown"),
         lambda: read_state(state),
         lambda: next(paired_records(arms, 1, tmp_path, moved[0].series, lambda name, paths: moved[0], moved)),
     ]
     for entry in evidence:
-        faults.append(lambda entry=entry: accepted_baseline(entry, "ann", "why", NOW))  # type: ignore[misc]
+        faults.append(lambda entry=entry: baseline_event(entry, "ann", "why", NOW))  # type: ignore[misc]
     for fault in faults:
         with pytest.raises(LevelfieldError) as error:
             fault()
@@ -117,7 +120,7 @@ def test_the_sentences_of_a_night_are_those_of_the_golden_file(tmp_path: Path) -
         sentences += ["", report.first_line, *(": ".join(filter(None, parts_of(f))) for f in report.findings)]
     inputs = gate_night({"S": [*nights(40, 0.002), *(point(40 + i, 900.0, conditions="c2") for i in range(9))]}, 49)
     history = figure_histories(inputs, "S", "~")
-    control = out_of_line([{"copy": 100.0}] * 7, {"copy": 80.0})
+    control = slow_rate_reason([{"copy": 100.0}] * 7, {"copy": 80.0})
     sentences += ["", *refusals(tmp_path), "", *progress(), "", str(control), *history_lines(history[0], chart=True)]
     text = "\n".join([*sentences, ""])
     if os.environ.get("UPDATE_GOLDEN"):

@@ -17,7 +17,7 @@ from levelfield.nights.nightly import (
     NightRun,
     NightState,
     NightTools,
-    fresh_state,
+    first_state,
     read_state,
     run_entries,
     state_path,
@@ -62,10 +62,10 @@ class Machine:
 
     def tools(self) -> NightTools:
         return NightTools(
-            start=self.start,
+            run_job=self.start,
             record=lambda paths: self.recorded.append(paths.root.name),
-            folder=lambda name: RunPaths(self.runs / name),
-            seconds=lambda: self.now,
+            find_folder=lambda name: RunPaths(self.runs / name),
+            clock=lambda: self.now,
             save=lambda state: write_state(state_path(self.runs, "n", "s"), state),
             say=lambda text: None,
         )
@@ -79,7 +79,7 @@ def work(*names: str, seconds: float = 10.0) -> list[NightRun]:
 
 
 def begun(runs: list[NightRun]) -> NightState:
-    return fresh_state("n", "s", "2026-01-01T00:00:00+00:00", runs)
+    return first_state("n", "s", "2026-01-01T00:00:00+00:00", runs)
 
 
 def states(state: NightState) -> dict[str, str]:
@@ -136,7 +136,7 @@ def test_a_failed_entry_is_done_with_its_reason(tmp_path: Path) -> None:
 def test_an_entry_without_an_environment_runs_in_the_next_start_and_other_failures_do_not(tmp_path: Path) -> None:
     words = {"b": status("failed", failure="environment"), "c": status("failed", failure="error")}
     first = Machine(tmp_path, words=words)
-    state = run_entries(fresh_state("n", "s", "now", work("a", "b", "c")), work("a", "b", "c"), None, first.tools())
+    state = run_entries(first_state("n", "s", "now", work("a", "b", "c")), work("a", "b", "c"), None, first.tools())
     assert (state.entries[1].reason or "").split(": ") == ["failed (environment)", "line"]
     assert first.ran == first.recorded == ["a", "b", "c"]
     second = Machine(tmp_path)
@@ -159,7 +159,7 @@ def test_a_pair_takes_two_runs_of_the_budget_that_is_left(budget: float | None, 
         request=SimpleNamespace(budget=budget), state=SimpleNamespace(entries=entries, used_seconds=300.0),
         _count_time=lambda: None,
     )  # fmt: skip
-    assert NightSession._holds_pair(session, "S") is holds  # type: ignore[arg-type]
+    assert NightSession._has_budget_for_pair(session, "S") is holds  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("budget", "holds"), [(661.0, True), (659.0, False)])
@@ -186,9 +186,9 @@ def test_pairs_and_what_runs_beside_them_use_the_budget_by_the_clock(
     clock[0] += 100
     for arm in "ab":
         clock[0] += 30
-        session._keep_arm("series of a", "confirm", arm, RunPaths(Path()))
+        session._record_arm("series of a", "confirm", arm, RunPaths(Path()))
     assert [state.used_seconds for state in saved] == [430.0, 460.0]
-    assert session._holds_pair("series of a") is holds
+    assert session._has_budget_for_pair("series of a") is holds
     clock[0] += 7  # of the gate itself
     session._count_time()
     assert session.state.used_seconds == 467.0

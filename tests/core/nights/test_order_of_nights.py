@@ -11,7 +11,7 @@ import pytest
 from gate_points import at, day, nights, point, series
 from levelfield.errors import UsageError
 from levelfield.nights import night_session
-from levelfield.nights.baselines import LevelEvidence, accepted_baseline
+from levelfield.nights.baselines import LevelEvidence, baseline_event
 from levelfield.nights.gate import judge_night, suspects
 from levelfield.nights.gate_input import GateInput, nights_not_run, set_back_finding
 from levelfield.nights.night_session import NightRequest, NightSession
@@ -53,7 +53,7 @@ def test_nights_that_did_not_run_are_counted_by_the_days_on_which_nights_run(
 
 def verdict(inputs: GateInput) -> tuple[str, int]:
     report = judge_night(inputs)
-    page = FindingPage(report.first_line, inputs.night, report.findings, order=report.order)
+    page = FindingPage(report.first_line, inputs.night, report.findings, order_problem=report.order_problem)
     return page.verdict, page.exit_code
 
 
@@ -75,11 +75,13 @@ def with_phantom(slow: bool = False) -> tuple[Sequence[Point], str, list[Finding
 
 def test_a_night_that_is_dated_before_the_others_is_named_with_both_dates_and_is_incomplete() -> None:
     points, night, past = with_phantom()
-    line, code = verdict(GateInput(night, {"S": points}, {"S": series()}, past=past))
+    line, code = verdict(GateInput(night, {"S": points}, {"S": series()}, past_findings=past))
     assert line.startswith(f"night {night} is incomplete: 1 incomparable") and day(19) in line and code == 3
-    (finding,) = [f for f in judge_night(GateInput(night, {"S": points}, {}, past=past)).findings if not f.series]
+    (finding,) = [
+        f for f in judge_night(GateInput(night, {"S": points}, {}, past_findings=past)).findings if not f.series
+    ]
     assert (finding.label, finding.fields) == (f"night {night}", (f"night {day(19)} -> {night}",))
-    line, code = verdict(GateInput(day(39), {"S": points}, {"S": series()}, past=past))
+    line, code = verdict(GateInput(day(39), {"S": points}, {"S": series()}, past_findings=past))
     assert (code, night in line) == (0, False), "other nights are as they were"
 
 
@@ -91,7 +93,7 @@ def test_it_never_becomes_the_first_build_nor_a_part_of_a_level(slow: bool) -> N
         before = [p for p in points if p.began < at(number)]
         without = [p for p in before if p.run_id != "phantom"]
         (suspect,), (expected,) = (
-            suspects(GateInput(day(number), {"S": [*of, tonight]}, {"S": series()}, past=found))
+            suspects(GateInput(day(number), {"S": [*of, tonight]}, {"S": series()}, past_findings=found))
             for of, found in ((before, past), (without, []))
         )
         assert suspect == expected and suspect.examination.baseline_run == "run000"
@@ -101,8 +103,8 @@ def test_it_is_no_evidence_of_an_accepted_level() -> None:
     points, _, past = with_phantom()
     evidence = LevelEvidence("S", tuple(points), tuple(past), ("phantom", "run001", "run002"))
     with pytest.raises(UsageError, match="phantom"):
-        accepted_baseline(evidence, "ann", "why", at(39, 9))
-    assert "phantom" not in accepted_baseline(LevelEvidence("S", tuple(points[:6]), tuple(past)), "a", "w", at(9)).runs
+        baseline_event(evidence, "ann", "why", at(39, 9))
+    assert "phantom" not in baseline_event(LevelEvidence("S", tuple(points[:6]), tuple(past)), "a", "w", at(9)).runs
 
 
 @pytest.mark.parametrize(
@@ -117,11 +119,11 @@ def test_a_night_that_begins_compares_its_date_with_the_runs_of_the_store(
     with Store.open(file) as store:
         store.add(changed(record, number, night=f"2026-01-{number + 2:02}") for number in range(3))
         store.add_expected_entries("2030-01-01", "one", {"a": None})  # of a clock that was ahead; its runs were removed
-    monkeypatch.setattr(night_session, "_work", lambda *arguments: ())
+    monkeypatch.setattr(night_session, "_plan_night_runs", lambda *arguments: ())
     request = NightRequest("one", night, tmp_path, file, UserRequest())
     output: Any = SimpleNamespace(say=print)
     for _ in range(starts):
-        with NightSession.opened(request, output, output) as session:
+        with NightSession.open(request, output, output) as session:
             session.store.add_expected_entries(night, "one", {"a": None})
     with Store.open(file) as store:
         assert [Finding.model_validate(row).is_set_back for row in store.findings()] == [True] * expected

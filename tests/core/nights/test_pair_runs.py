@@ -13,7 +13,7 @@ from gate_points import day, nights, point
 from levelfield.errors import RunFailed
 from levelfield.explain.step_difference import PartChange, StepDifference
 from levelfield.nights import build_pairs
-from levelfield.nights.build_pairs import null_arms, weekly_series
+from levelfield.nights.build_pairs import null_arms, weekly_null_series
 from levelfield.nights.gate import Confirmation, PairRuns, judge_night, suspects
 from levelfield.nights.gate_input import GateInput
 from levelfield.nights.series_history import FigureHistory, history_lines
@@ -37,9 +37,9 @@ def runs(started: Any, lines: list[str], left: bool = True) -> PairRuns:
 def test_a_pair_runs_once_for_all_figures() -> None:
     lines: list[str] = []
     outcome = runs(pairs(5), lines)
-    assert len(list(islice(outcome.of("S"), 3))) == 3
-    assert [pair[0].tokens_per_second_per_device for pair in outcome.of("S")] == [1000.0 + i for i in range(5)]
-    assert len(list(outcome.of("S"))) == 5 and lines == []
+    assert len(list(islice(outcome.pairs("S"), 3))) == 3
+    assert [pair[0].tokens_per_second_per_device for pair in outcome.pairs("S")] == [1000.0 + i for i in range(5)]
+    assert len(list(outcome.pairs("S"))) == 5 and lines == []
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_pair_runs_once_for_all_figures() -> None:
 def test_what_ends_pairs_is_said_once(started: Any, left: bool, counts: int, reason: str) -> None:
     lines: list[str] = []
     outcome = runs(started, lines, left)
-    assert [len(list(outcome.of("S"))) for _ in range(2)] == [counts, counts] and lines == [reason]
+    assert [len(list(outcome.pairs("S"))) for _ in range(2)] == [counts, counts] and lines == [reason]
     (suspect,) = suspects(GateInput(day(40), {"S": [*nights(40), point(40, 900.0)]}, {}))
     values = Confirmation({("S", TOKENS): suspect}, outcome)("S", TOKENS)
     assert values == reason.split(": ", 1)[1] if counts == 0 else len(values or ()) == counts
@@ -72,18 +72,21 @@ def with_nulls(*ages: int, node: str = "n1") -> GateInput:
 
 def test_the_shortest_series_with_a_level_has_null_pairs_once_a_week_on_each_machine() -> None:
     seconds = {"S": 60.0, "T": 90.0, "young": 5.0}
-    assert weekly_series(with_nulls(), seconds) == "S"
-    assert weekly_series(with_nulls(7), seconds) == "S"
-    assert weekly_series(with_nulls(6), seconds) is None, "of any series"
-    assert weekly_series(with_nulls(6, node="n2"), seconds) == "S", "another machine's say nothing of this one"
-    assert weekly_series(with_nulls(), {"T": 90.0}) == "T" and weekly_series(with_nulls(), {"young": 5.0}) is None
+    assert weekly_null_series(with_nulls(), seconds) == "S"
+    assert weekly_null_series(with_nulls(7), seconds) == "S"
+    assert weekly_null_series(with_nulls(6), seconds) is None, "of any series"
+    assert weekly_null_series(with_nulls(6, node="n2"), seconds) == "S", "another machine's say nothing of this one"
+    assert (
+        weekly_null_series(with_nulls(), {"T": 90.0}) == "T"
+        and weekly_null_series(with_nulls(), {"young": 5.0}) is None
+    )
 
 
 def test_null_arms_have_one_commit_and_a_dirty_tree_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         build_pairs, "checkout_build", lambda commit, say: SimpleNamespace(commit=commit, folder="cache")
     )
-    monkeypatch.setattr(build_pairs, "arms_of", lambda plan, a, b, python, plugins: (a, b))
+    monkeypatch.setattr(build_pairs, "make_arms", lambda plan, a, b, python, plugins: (a, b))
     monkeypatch.setattr(build_pairs, "shared_python", lambda plan, before, now: None)
     plan: Any = None
     clean: Any = SimpleNamespace(commit="c" * 40, is_dirty=False)
@@ -112,7 +115,7 @@ def test_recorded_steps_that_are_not_slower_say_no_reason(
     monkeypatch.setattr(build_pairs, "compute_step_parts", lambda build: build)
     monkeypatch.setattr(build_pairs, "step_difference", lambda before, now: outcome)
     arms = [SimpleNamespace(build=name, arguments=()) for name in ("old", "new")]
-    assert build_pairs.why_slower(arms, tmp_path) == (says,)  # type: ignore[arg-type]
+    assert build_pairs.explain_slower_build(arms, tmp_path) == (says,)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("count", "accepted"), [(3, None), (11, None), (11, 2033.4)])
@@ -139,7 +142,9 @@ def test_a_finding_is_said_when_its_pairs_end_and_before_the_next_ones_begin() -
         log.append(f"pairs of {name}")
         return [(1000.0 + i, 900.0 - i) for i in range(7)]
 
-    report = judge_night(GateInput(day(40), points, {}), run, say=lambda finding: log.append(finding_line(finding)))
+    report = judge_night(
+        GateInput(day(40), points, {}), run, report_finding=lambda finding: log.append(finding_line(finding))
+    )
     assert [line.split(":")[0] for line in log] == ["pairs of S", "regression", "pairs of T", "regression"]
     assert all("-1" in line and "tokens/s" in line for line in log[1::2])
     assert [f.word for f in report.findings if f.figure == TOKENS] == ["regression", "regression"]

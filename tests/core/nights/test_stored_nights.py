@@ -39,14 +39,14 @@ def test_older_points_are_read_until_there_are_enough_nights(purpose: str) -> No
     def points(series: Any = None, since: str | None = None) -> dict[str, list[Point]]:
         return {"s": recent if since else older}
 
-    stored = SimpleNamespace(digest="s", series=SimpleNamespace(), runs=2 * ENOUGH_NIGHTS, last=NIGHT)
+    stored = SimpleNamespace(digest="s", series=SimpleNamespace(), run_count=2 * ENOUGH_NIGHTS, last_began=NIGHT)
     accepted = event("baseline", 0, series="s")
     store: Any = SimpleNamespace(
         points=points,
         series=lambda: [stored],
         events=lambda: [accepted],
         changed_findings=no_findings,
-        expected=lambda night: {},
+        expected_entries=lambda night: {},
         nights=lambda suite=None: [],
     )
     assert len(gate_input(store, NIGHT).points["s"]) == (len(recent) if purpose == "nightly" else len(older))
@@ -80,8 +80,8 @@ def test_an_entry_is_expected_to_run_what_it_ran_in_the_newest_night_before() ->
     }
     store: Any = SimpleNamespace(
         points=lambda *_, **__: {}, series=list, events=list, changed_findings=no_findings,
-        nights=lambda suite=None: list(of_nights), expected=lambda night: of_nights[night],
+        nights=lambda suite=None: list(of_nights), expected_entries=lambda night: of_nights[night],
     )  # fmt: skip
     expected = {"s/e": "old", "s/same": "same", "s/first": "first", "s/gone": "near"}
-    assert gate_input(store, NIGHT).expected == expected
-    assert gate_input(store, "2026-11-26").expected == {"s/e": "new"}, "for one night"
+    assert gate_input(store, NIGHT).expected_entries == expected
+    assert gate_input(store, "2026-11-26").expected_entries == {"s/e": "new"}, "for one night"

@@ -212,7 +212,7 @@ def test_a_shallow_history_says_so(night: Night, repository: Repository, tmp_pat
 
 def test_packages_that_differ_are_named_with_both_versions(night: Night) -> None:
     points = sorted(night.store.points()[night.series], key=lambda p: p.began)
-    accepted = night.tickets().accepted(night.finding())
+    accepted = night.tickets().accepted_run(night.finding())
     before = {"torch": "2.12.0", "numpy": "2.4.6", "gone": "1"}
     after = {"torch": "2.13.0", "numpy": "2.4.6", "new": "3"}
     night.list_packages(accepted or "", **before)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from levelfield.errors import UsageError
-from levelfield.nights.webhook import WEBHOOK_VARIABLE, delivered, webhook_url
+from levelfield.nights.webhook import WEBHOOK_VARIABLE, deliver, webhook_url
 
 SECRET = "s3cret-t0ken"
 QUICK = (0.0, 0.0)
@@ -64,7 +64,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def test_a_document_arrives_once_as_it_is(receiver: Receiver) -> None:
-    assert delivered(receiver.url, json.dumps({"verdict": "ä"}), QUICK) is None
+    assert deliver(receiver.url, json.dumps({"verdict": "ä"}), QUICK) is None
     ((headers, document),) = receiver.got
     assert document == {"verdict": "ä"} and headers["content-type"] == "application/json"
     assert headers["user-agent"].startswith("levelfield/")
@@ -73,7 +73,7 @@ def test_a_document_arrives_once_as_it_is(receiver: Receiver) -> None:
 @pytest.mark.parametrize("answers", [[500, 503, 200], [429, 200]])
 def test_a_failing_server_is_tried_again(receiver: Receiver, answers: list[int]) -> None:
     receiver.answers = list(answers)
-    assert delivered(receiver.url, "{}", QUICK) is None and len(receiver.got) == len(answers)
+    assert deliver(receiver.url, "{}", QUICK) is None and len(receiver.got) == len(answers)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_what_is_not_taken_is_said_and_tried_a_bounded_number_of_times(
     receiver: Receiver, answer: int, tries: int, reason: str
 ) -> None:
     receiver.answers = [answer]
-    assert delivered(receiver.url, "{}", QUICK) == reason and len(receiver.got) == tries
+    assert deliver(receiver.url, "{}", QUICK) == reason and len(receiver.got) == tries
 
 
 def test_a_server_that_is_not_there_is_said_without_the_url() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    reason = delivered(f"http://127.0.0.1:{port}/{SECRET}", "{}", QUICK)
+    reason = deliver(f"http://127.0.0.1:{port}/{SECRET}", "{}", QUICK)
     assert reason is not None and "refused" in reason and reason.endswith(" (3 tries)")
 
 
@@ -107,7 +107,7 @@ def test_a_server_that_does_not_answer_is_left(receiver: Receiver) -> None:
         done.wait(30)
 
     receiver.slow = hang
-    reason = delivered(receiver.url, "{}", (0.0,), answer_seconds=0.1)
+    reason = deliver(receiver.url, "{}", (0.0,), answer_seconds=0.1)
     done.set()
     assert reason is not None and "in time" in reason and reason.endswith(" (2 tries)")
 
@@ -122,7 +122,7 @@ def test_a_server_that_answers_byte_by_byte_is_left(receiver: Receiver) -> None:
             handler.wfile.flush()
 
     receiver.slow = trickle
-    reason = delivered(receiver.url, "{}", (), answer_seconds=5, all_seconds=0.3)
+    reason = deliver(receiver.url, "{}", (), answer_seconds=5, all_seconds=0.3)
     done.set()
     assert reason is not None and "whole answer" in reason and reason.endswith(" 0 s")
 
@@ -130,7 +130,7 @@ def test_a_server_that_answers_byte_by_byte_is_left(receiver: Receiver) -> None:
 @pytest.mark.parametrize("url", [f"http://[{SECRET}", f"https://{SECRET}.invalid:99999/x", f"http://a b/{SECRET}"])
 def test_no_error_has_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
-    reason = delivered(url, "{}", ())
+    reason = deliver(url, "{}", ())
     assert reason and SECRET not in reason
 
 

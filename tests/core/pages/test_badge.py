@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 from levelfield.pages.night_view import badge_files
-from levelfield.series.findings import WORDS
+from levelfield.series.findings import FINDING_WORDS
 
 
 def badge(counts: Mapping[str, int], night: str | None = "2026-11-22.b") -> tuple[dict[str, Any], str]:
-    words = {word: counts.get(word.replace(" ", "_"), 0) for word in WORDS}
+    words = {word: counts.get(word.replace(" ", "_"), 0) for word in FINDING_WORDS}
     overview: Any = SimpleNamespace(night=night, word_counts=words)
     files = badge_files(overview)
     return json.loads(files["data/badge.json"]), files["data/badge.svg"]

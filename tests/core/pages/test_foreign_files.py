@@ -192,14 +192,14 @@ def test_what_is_interrupted_while_files_get_their_places_is_mended(
         move(folder, *arguments)
 
     for moved in (0, 1, 2, 30):
-        monkeypatch.setattr(FolderDescriptor, "move", interrupted)
+        monkeypatch.setattr(FolderDescriptor, "move_to", interrupted)
         left = moved
         monkeypatch.setattr(
             page_building, "_code_digest", lambda moved=moved: str(moved)
         )  # every data file is made again
         with pytest.raises(KeyboardInterrupt):
             build(site)
-        monkeypatch.setattr(FolderDescriptor, "move", move)
+        monkeypatch.setattr(FolderDescriptor, "move_to", move)
         assert not list(site.glob(".levelfield-new-*"))
         build_pages(InMemoryStore(RECORDS[:1]), site, Registry())
         names = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}

@@ -11,7 +11,7 @@ from levelfield.pages.content import parse_finding, read_content
 from levelfield.pages.night_view import MAX_CHANGES, NightView, night_view
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import InMemoryStore
-from levelfield.series.findings import WORDS
+from levelfield.series.findings import FINDING_WORDS
 from levelfield.series.ticket import Ticket, TicketCommit, Tickets
 from seeded_nights import SeededNights
 
@@ -32,7 +32,7 @@ def test_the_last_night_in_figures() -> None:
 
 def test_changes_come_by_urgency_and_without_the_calm() -> None:
     words = [row.finding.word for row in view(SEEDED.results()).changes]
-    assert words == sorted(words, key=WORDS.index) and words[0] == "regression"
+    assert words == sorted(words, key=FINDING_WORDS.index) and words[0] == "regression"
     assert not {"no change", "new series", "missing"} & set(words)
 
 

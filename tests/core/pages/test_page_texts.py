@@ -13,7 +13,7 @@ from levelfield.compare.ratios import Standing
 from levelfield.pages import case_view
 from levelfield.pages.first_view import TRUST_CAUTIONS
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text_table, translate
-from levelfield.series.findings import WORDS
+from levelfield.series.findings import FINDING_WORDS
 from levelfield.specs.record import EventKind, Evidence, Purpose
 from levelfield.specs.result import DISTURBED, Word
 from levelfield.specs.run_figures import GATED
@@ -26,9 +26,9 @@ MODULES = "".join(path.read_text() for path in PAGES.glob("*.py"))
 RANKED = (*(metric.name for metric in metrics()), "cost")
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
-    "word.": (*WORDS, *get_args(Word), DISTURBED, "reported"),
-    "means.": WORDS,
-    "todo.": WORDS,
+    "word.": (*FINDING_WORDS, *get_args(Word), DISTURBED, "reported"),
+    "means.": FINDING_WORDS,
+    "todo.": FINDING_WORDS,
     "js.event.": get_args(EventKind),
     "js.gated.": GATED,
     "js.purpose.": get_args(Purpose),

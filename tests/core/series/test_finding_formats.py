@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from levelfield.cli.command_line import parse_command_line
 from levelfield.report.escapes import escape_markdown
-from levelfield.series.finding_forms import WRITERS, as_junit, as_markdown, as_text
+from levelfield.series.finding_forms import FORMATTERS, format_junit, format_markdown, format_text
 from levelfield.series.findings import Finding, FindingPage, worst_first
 from levelfield.series.next_steps import command_text, next_step
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey, ticket_lines
@@ -63,7 +63,7 @@ MIXED = (
 
 
 def test_the_verdict_comes_first_then_the_counts_then_the_worst_word() -> None:
-    lines = as_text(page(*MIXED)).splitlines()
+    lines = format_text(page(*MIXED)).splitlines()
     assert lines[:2] == [page(*MIXED).verdict, page(*MIXED).first_line]
     words = [part.split(" ", 1)[1] for part in counts(lines[2])]
     assert words == ["regression", "missing", "invalid run", "inconclusive"]
@@ -75,9 +75,9 @@ def test_the_verdict_comes_first_then_the_counts_then_the_worst_word() -> None:
 
 
 def test_a_terminal_shows_some_findings_of_a_word_and_counts_the_others() -> None:
-    text = as_text(page(*(finding("environment step", label=f"series {i}") for i in range(20)), finding("stale")))
+    text = format_text(page(*(finding("environment step", label=f"series {i}") for i in range(20)), finding("stale")))
     assert text.count("environment step  ") == 12 and "step: 8" in text and "stale" in text
-    assert as_markdown(page(*(finding("stale", label=f"series {i}") for i in range(20)))).count("| stale") == 20
+    assert format_markdown(page(*(finding("stale", label=f"series {i}") for i in range(20)))).count("| stale") == 20
 
 
 ENERGY: dict[str, Any] = {"figure": "joules_per_token", "change": 0.05, "low": 0.04, "high": 0.06}
@@ -134,12 +134,12 @@ def test_the_first_line_counts_series_and_names_the_speed_first(findings: list[F
 def test_all_are_counted_in_series_and_a_series_without_a_change_has_none_in_any_figure() -> None:
     quiet = [finding("no change", series=name, figure=figure) for name in "TU" for figure in THREE]
     night = page(finding("regression"), finding("no change", **MEMORY), *quiet)
-    assert as_text(night).splitlines()[2] == "in all: 1 regression, 2 unchanged"
-    assert "\nsmallest change" in as_text(night)
+    assert format_text(night).splitlines()[2] == "in all: 1 regression, 2 unchanged"
+    assert "\nsmallest change" in format_text(night)
 
 
 def test_the_figures_of_a_series_stand_together_the_speed_first() -> None:
-    lines = as_text(page(finding("regression", **ENERGY), finding("regression", **MEMORY), finding("regression")))
+    lines = format_text(page(finding("regression", **ENERGY), finding("regression", **MEMORY), finding("regression")))
     (block,) = [block for block in lines.split("\n\n") if block.startswith("regression")]
     starts = [line.split()[0] for line in block.splitlines() if "[" in line]
     assert starts == ["tokens/s/device", "memory", "J/token"] and block.count("by 4 pairs") == 1
@@ -152,18 +152,18 @@ def test_a_strict_verdict_counts_what_is_open_and_advice_changes_no_verdict() ->
 
 
 def test_markdown_has_its_verdict_and_table_first_and_folds_what_did_not_change() -> None:
-    lines = as_markdown(page(*MIXED)).splitlines()
+    lines = format_markdown(page(*MIXED)).splitlines()
     assert lines[0] == f"**{escape_markdown(page(*MIXED).verdict)}**" and page(*MIXED).first_line in lines[2]
     assert [lines[place].split(" | ")[0] for place in (4, 6)] == ["| status", "| regression"]
     (folded,) = (place for place, line in enumerate(lines) if "<summary>Without a" in line)
-    assert folded > 8 and "Without a" not in as_markdown(page(*MIXED[1:]))
+    assert folded > 8 and "Without a" not in format_markdown(page(*MIXED[1:]))
 
 
 @pytest.mark.parametrize("word", ["regression", "no change"])
 def test_a_comment_is_bounded_however_many_findings_there_are(word: str) -> None:
     many = [finding(word, label=f"{HOSTILE} {number}", series=f"S{number}", detail="@" * 300) for number in range(2000)]
     tickets = {(f.series, f.figure): TICKET for f in many}
-    text = as_markdown(FindingPage("compared", "n", tuple(many), tickets=tickets, link="https://x/index.html"))
+    text = format_markdown(FindingPage("compared", "n", tuple(many), tickets=tickets, link="https://x/index.html"))
     assert 10_000 < len(text) < 65_536
     assert re.search(r"^\d{3,4} more;", text, re.M)
     assert text.count("<details>") == text.count("</details>") and "@" not in text
@@ -172,18 +172,18 @@ def test_a_comment_is_bounded_however_many_findings_there_are(word: str) -> None
 @pytest.mark.parametrize("word", ["regression", "missing", "no change"])
 def test_hostile_names_break_no_format(word: str) -> None:
     hostile = page(finding(word, label=HOSTILE, detail=HOSTILE))
-    table = as_markdown(hostile)
+    table = format_markdown(hostile)
     row = next(line for line in table.splitlines() if line.startswith(f"| {word}"))
     assert "<img" not in row and "\x1b" not in row and "@everyone" not in row
     assert row.count("|") - row.count("\\|") == 10
-    root = ElementTree.fromstring(as_junit(hostile))
+    root = ElementTree.fromstring(format_junit(hostile))
     (case,) = root.iter("testcase")
     assert case.get("classname", "").startswith("x[31m|`<img onerror")
-    assert json.loads(WRITERS["json"](hostile))["findings"][0]["label"] == HOSTILE
+    assert json.loads(FORMATTERS["json"](hostile))["findings"][0]["label"] == HOSTILE
 
 
 def test_junit_maps_the_words_to_its_three() -> None:
-    suite = ElementTree.fromstring(as_junit(page(*MIXED))).find("testsuite")
+    suite = ElementTree.fromstring(format_junit(page(*MIXED))).find("testsuite")
     assert suite is not None
     counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "5", "failures": "1", "errors": "2", "skipped": "1"}
@@ -193,29 +193,29 @@ def test_junit_maps_the_words_to_its_three() -> None:
 
 def test_strict_and_advisory_change_the_outcome_and_not_the_words() -> None:
     def tags(night: FindingPage) -> list[str]:
-        return [child.tag for case in ElementTree.fromstring(as_junit(night)).iter("testcase") for child in case]
+        return [child.tag for case in ElementTree.fromstring(format_junit(night)).iter("testcase") for child in case]
 
     assert tags(page(*MIXED, strict=True)).count("failure") == 2
     assert set(tags(page(*MIXED, advisory=True))) == {"skipped"}
     assert page(*MIXED).exit_code == 4 and page(*MIXED, advisory=True).exit_code == 0
-    assert "be 4" in as_text(page(*MIXED, advisory=True))
+    assert "be 4" in format_text(page(*MIXED, advisory=True))
 
 
 def test_a_ticket_is_in_every_format() -> None:
     night = FindingPage("c", "n", (finding("regression"),), tickets={("S", TOKENS): TICKET})
-    text = as_text(night)
+    text = format_text(night)
     assert max(len(line) for line in text.splitlines() if "http" not in line) <= 80
     text = " ".join(text.replace("\\\n", "").split())
     for part in ("7 commits since night 2026-11-21, the last without the change", "bbbbbbbbbbbb Ann: Faster kernels",
                  "2 more", "packages: torch 2.12.0 -> 2.13.0", "page: https://ci.example.org/case-x.html#s",
                  "next: find the commit and revert it, or accept the change: python run"):  # fmt: skip
         assert part in text, part
-    comment = as_markdown(night)
+    comment = format_markdown(night)
     assert "[gpt3_6.7B:torch:cpu:1:2 smoke" in comment and "](https://ci.example.org/case-x.html#s)" in comment
     assert "&#35;12 by" in comment and "&#64;bob" in comment and "- torch" not in comment
-    failure = ElementTree.fromstring(as_junit(night)).find(".//failure")
+    failure = ElementTree.fromstring(format_junit(night)).find(".//failure")
     assert failure is not None and "bbbbbbbbbbbb Ann:" in (failure.text or "")
-    (row,) = json.loads(WRITERS["json"](night))["findings"]
+    (row,) = json.loads(FORMATTERS["json"](night))["findings"]
     assert row["ticket"]["commits"][0]["author"] == "Ann" and row["ticket"]["all_commits"] == 7
 
 
@@ -226,9 +226,9 @@ def test_findings_of_the_same_builds_share_their_commits() -> None:
         ("U", TOKENS): TICKET.model_copy(update={"since": "e" * 40})
     }
     night = FindingPage("c", "n", (*both, same, other), tickets=tickets)
-    assert as_text(night).count("Faster kernels") == 2 and as_text(night).count("as above") == 1
-    assert as_text(night).count("page: ") == 3, "once for both figures of a series"
-    comment = as_markdown(night)
+    assert format_text(night).count("Faster kernels") == 2 and format_text(night).count("as above") == 1
+    assert format_text(night).count("page: ") == 3, "once for both figures of a series"
+    comment = format_markdown(night)
     assert comment.count("Faster kernels") == 2 and "2 more</summary>" in comment
 
 
@@ -261,7 +261,7 @@ def test_what_to_do_next_has_commands_that_the_command_line_reads(
 ) -> None:
     series = "sha256:25452b67ff06aaaa"
     tickets = {(series, TOKENS if word != "training differs" else None): ticket} if ticket else {}
-    text = as_text(FindingPage("c", "n", (finding(word, series=series, **more),), tickets=tickets))
+    text = format_text(FindingPage("c", "n", (finding(word, series=series, **more),), tickets=tickets))
     _, _, after = text.partition("  next: ")
     assert " ".join(after.split()).startswith(says)
     printed = [shlex.split(line) for line in after.replace("\\\n", "").splitlines() if "run_benchmarks" in line]
@@ -276,13 +276,13 @@ def test_the_commands_name_a_store_that_was_named(form: str) -> None:
     regression = finding("regression", series="sha256:25452b67ff06aaaa")
     tickets: dict[TicketKey, Ticket] = {("sha256:25452b67ff06aaaa", TOKENS): ONLY}
     named = FindingPage("c", "n", (regression,), tickets=tickets, store="/data/our results.sqlite")
-    assert "--store '/data/our results.sqlite'" in " ".join(WRITERS[form](named).replace("\\\n", "").split())
-    assert "--store" not in WRITERS[form](FindingPage("c", "n", (regression,), tickets=tickets))
+    assert "--store '/data/our results.sqlite'" in " ".join(FORMATTERS[form](named).replace("\\\n", "").split())
+    assert "--store" not in FORMATTERS[form](FindingPage("c", "n", (regression,), tickets=tickets))
 
 
 @pytest.mark.parametrize("word", ["missing", "invalid run", "inconclusive", "no change", "new series", "bad night"])
 def test_a_status_without_a_command_has_no_next_line(word: str) -> None:
-    assert "next: " not in as_text(page(finding(word)))
+    assert "next: " not in format_text(page(finding(word)))
 
 
 def test_what_a_search_found_replaces_the_command() -> None:
@@ -309,7 +309,7 @@ def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
         )
     }
     night = FindingPage("compared 1", "n", MIXED, tickets=tickets, link="https://x/index.html", suite="s")
-    sent = json.loads(WRITERS["webhook"](night))
+    sent = json.loads(FORMATTERS["webhook"](night))
     table = (ROOT / "docs/nightly.md").read_text().split("| field | |")[1].split("\n\n")[0]
     described = {name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}
     assert described == {*sent} and (sent["schema"], sent["id"]) == ("levelfield.webhook/1", "s/n")
@@ -326,7 +326,7 @@ def test_a_webhook_has_what_docs_nightly_names_and_nothing_else() -> None:
 
 def test_a_webhook_is_bounded_and_counts_what_it_leaves_out() -> None:
     many = (finding("missing", label=f"{HOSTILE}{i}" * 30, detail="x" * 9999) for i in range(99))
-    sent = WRITERS["webhook"](page(*many))
+    sent = FORMATTERS["webhook"](page(*many))
     night = json.loads(sent)
     assert len(sent) < 40_000 and (len(night["findings"]), night["more"]) == (20, 79)
     assert len(night["text"].splitlines()) == 7 and night["text"].endswith("94 more")
@@ -334,16 +334,16 @@ def test_a_webhook_is_bounded_and_counts_what_it_leaves_out() -> None:
 
 def test_notes_of_the_night_come_last() -> None:
     night = FindingPage("c", "n", MIXED, folder="site/index.html", notes=("slow",))
-    assert as_text(night).endswith("site/index.html\n\nnotes\n  slow\n")
-    assert json.loads(WRITERS["json"](night))["notes"] == ["slow"]
+    assert format_text(night).endswith("site/index.html\n\nnotes\n  slow\n")
+    assert json.loads(FORMATTERS["json"](night))["notes"] == ["slow"]
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", FORMATTERS)
 def test_a_night_without_findings_is_written_too(form: str) -> None:
-    assert page().first_line in WRITERS[form](page())
+    assert page().first_line in FORMATTERS[form](page())
 
 
 def test_json_has_full_precision_and_the_exit_code() -> None:
-    night = json.loads(WRITERS["json"](page(*MIXED)))
+    night = json.loads(FORMATTERS["json"](page(*MIXED)))
     assert (night["schema"], night["exit_code"]) == ("levelfield.gate/1", 4)
     assert night["findings"][0]["low"] == -0.071

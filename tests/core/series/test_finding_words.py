@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from levelfield.series.finding_forms import as_junit, as_markdown, as_text
+from levelfield.series.finding_forms import format_junit, format_markdown, format_text
 from levelfield.series.findings import Finding, FindingPage, worst_first
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, ticket_lines
 
@@ -72,7 +72,13 @@ def searches() -> list[str]:
 
 
 def test_findings_are_written_as_in_the_golden_file() -> None:
-    forms = [as_text(night(13, advisory=True)), as_markdown(night(strict=True)), as_junit(night()), *searches(), ""]
+    forms = [
+        format_text(night(13, advisory=True)),
+        format_markdown(night(strict=True)),
+        format_junit(night()),
+        *searches(),
+        "",
+    ]
     text = "\n".join(forms)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)

@@ -166,7 +166,7 @@ def test_a_new_driver_is_seen_by_the_gate_and_a_missing_night_is_none() -> None:
     assert seen.count("environment step") > 40 and 15 < seen.count("") < 45
     (report, *_) = fleet_reports(simulated(replace(kind, missing=0.0), 120, 41, random), random)
     (step,) = [finding for finding in report.findings if finding.word == "environment step"]
-    assert report.compared == 120 and len(step.runs) == 120 and "10 nodes" in step.detail
+    assert report.compared_count == 120 and len(step.runs) == 120 and "10 nodes" in step.detail
     assert all(finding.pairs for finding in report.findings if finding.word == "no change"), "those are of the build"
 
 

@@ -6,14 +6,14 @@ import math
 import random
 
 import pytest
-from levelfield.series.pairs import MAX_PAIRS, Pair, Side, halfway_side
+from levelfield.series.pairs import MAX_PAIRS, BuildSide, Pair, halfway_side
 
 EFFECT = math.log(1.1)  # the bad end is 10 % slower
 
 
-def side_of(speed: float, noise: float, seed: int = 1) -> Side:
+def side_of(speed: float, noise: float, seed: int = 1) -> BuildSide:
     source, pairs = random.Random(seed), list[Pair]()
-    side: Side = "unknown"
+    side: BuildSide = "unknown"
     for _ in range(MAX_PAIRS):
         good, tried = (value * math.exp(source.gauss(0, noise)) for value in (1000.0, speed))
         pairs.append((good, tried))
@@ -23,7 +23,7 @@ def side_of(speed: float, noise: float, seed: int = 1) -> Side:
 
 
 @pytest.mark.parametrize(("speed", "side"), [(1000.0, "good"), (1050.0, "good"), (1000 / 1.1, "bad"), (500.0, "bad")])
-def test_both_ends_are_told_apart(speed: float, side: Side) -> None:
+def test_both_ends_are_told_apart(speed: float, side: BuildSide) -> None:
     assert side_of(speed, 0.0) == side
     assert [side_of(speed, 0.01, seed) for seed in range(40)].count(side) >= 38
 

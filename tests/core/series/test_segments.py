@@ -47,12 +47,16 @@ def test_any_order_gives_the_same_segments() -> None:
     random.Random(3).shuffle(mixed)
     segments = segments_of(level_points(mixed))
     assert [len(segment.points) for segment in segments] == [5, 5]
-    assert [segment.before for segment in segments] == [None, 0]
+    assert [segment.previous_index for segment in segments] == [None, 0]
 
 
 def test_a_change_of_conditions_begins_a_segment_and_so_does_the_way_back() -> None:
     segments = segments_of([point(i, conditions=c) for i, c in enumerate(["c1", "c1", "c2", "c1"])])
-    assert [(s.conditions, s.before, len(s.points)) for s in segments] == [("c1", None, 2), ("c2", 0, 1), ("c1", 1, 1)]
+    assert [(s.conditions, s.previous_index, len(s.points)) for s in segments] == [
+        ("c1", None, 2),
+        ("c2", 0, 1),
+        ("c1", 1, 1),
+    ]
 
 
 def test_a_new_subject_stays_in_the_segment() -> None:
@@ -64,7 +68,7 @@ def test_two_nodes_with_other_conditions_have_segments_side_by_side() -> None:
     segments = segments_of(points)
     assert [len(segment.points) for segment in segments] == [5, 5]
     changed = segments_of([*points, point(10, node="n0", conditions="c9")])
-    assert [(s.conditions, s.before) for s in changed][-1] == ("c9", 0)
+    assert [(s.conditions, s.previous_index) for s in changed][-1] == ("c9", 0)
 
 
 def test_a_node_that_joins_under_the_same_conditions_joins_the_segment() -> None:

@@ -11,7 +11,7 @@ from levelfield.series.segments import Observation
 from levelfield.series.trigger import (
     FALSE_DISCOVERY_RATE,
     cusum,
-    detectable,
+    detectable_excess,
     find_suspicion,
     is_beyond,
     within_false_discovery_rate,
@@ -26,7 +26,7 @@ def tonight(cost: float, node: str = "n1", night: int = 90) -> Observation:
 
 def test_a_level_is_the_median_of_at_most_thirty_nights() -> None:
     level = level_of(costs([5.0] * 20 + [0.0] * 16 + [1.0] * 14), "n1")
-    assert level is not None and level.cost == 0.0 and level.n == 30
+    assert level is not None and level.cost == 0.0 and level.night_count == 30
     assert level_of(costs([0.0] * 6), "n1") is None
 
 
@@ -66,10 +66,10 @@ def test_the_scale_is_the_stated_formula_and_knows_no_offset_of_a_node() -> None
 def test_a_node_has_its_own_level_from_three_nights_on() -> None:
     two = [Observation(f"x{i}", at(30 + i), "n2", f"x{i}", 0.05) for i in range(3)]
     level = level_of([*costs(noise(20)), *two], "n2")
-    assert level is not None and level.cost == 0.05 and level.n == 3 and level.is_own
+    assert level is not None and level.cost == 0.05 and level.night_count == 3 and level.is_of_node
     assert level.scale < 0.02, "the offset of a node is no scatter"
     young = level_of([*costs(noise(20)), *two[:2]], "n2")
-    assert young is not None and not young.is_own and abs(young.cost) < 0.01
+    assert young is not None and not young.is_of_node and abs(young.cost) < 0.01
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -88,7 +88,7 @@ def test_the_direction_is_named() -> None:
     assert level is not None
     worse, better = (find_suspicion(level, None, history, tonight(value)) for value in (0.1, -0.1))
     assert worse is not None and (worse.rule, worse.direction, worse.is_clear) == ("tonight", 1, True)
-    assert better is not None and better.direction == -1 and better.p < 1e-6
+    assert better is not None and better.direction == -1 and better.probability < 1e-6
 
 
 def test_a_nan_is_never_inside_of_a_level_silently() -> None:
@@ -160,9 +160,9 @@ def test_an_accepted_baseline_is_the_level_and_knows_its_nodes() -> None:
         "baseline", 50, level={TOKENS: 1000.0}, data={"nodes": {TOKENS: {"n2": 900.0}}}, runs=["a", "b", "c"]
     )
     accepted = accepted_level(costs(noise(10)), TOKENS, stated)
-    assert accepted is not None and accepted.build == "c" and accepted.n == 3
-    assert math.exp(-accepted.at("n2")) == pytest.approx(900.0)
-    assert math.exp(-accepted.at("elsewhere")) == pytest.approx(1000.0)
+    assert accepted is not None and accepted.build_run == "c" and accepted.night_count == 3
+    assert math.exp(-accepted.cost_on("n2")) == pytest.approx(900.0)
+    assert math.exp(-accepted.cost_on("elsewhere")) == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_an_accepted_baseline_is_the_level_and_knows_its_nodes() -> None:
 def test_nodes_that_are_not_numbers_are_not_used(nodes: object) -> None:
     stated = event("baseline", 50, level={TOKENS: 1000.0}, data={"nodes": nodes})
     accepted = accepted_level([], TOKENS, stated)
-    assert accepted is not None and accepted.by_node == {}
+    assert accepted is not None and accepted.cost_by_node == {}
 
 
 def test_many_looks_keep_the_clear_ones() -> None:
@@ -189,8 +189,8 @@ def test_many_looks_keep_the_clear_ones() -> None:
 def test_what_a_series_shows_is_what_the_trigger_sees_in_nine_of_ten_nights() -> None:
     history = costs(noise(40, 0.02))
     level = level_of(history, "n1")
-    assert level is not None and detectable(level, 3) < detectable(level)
-    shift, generator = detectable(level), noise(4000, 1.0, 7)
+    assert level is not None and detectable_excess(level, 3) < detectable_excess(level)
+    shift, generator = detectable_excess(level), noise(4000, 1.0, 7)
     seen = sum(is_beyond(level, tonight(level.cost + shift + level.scale * z), 1, 2.5) for z in generator)
     assert seen / 4000 == pytest.approx(0.9, abs=0.02)
 

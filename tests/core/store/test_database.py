@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from levelfield.errors import UnknownName, UsageError
-from levelfield.nights.stored_nights import chosen_night
+from levelfield.nights.stored_nights import find_night
 from levelfield.pages.content import read_content
-from levelfield.series.findings import FIGURES, Finding, FindingWord
+from levelfield.series.findings import FIGURE_NAMES, Finding, FindingWord
 from levelfield.specs.record import Point, RunRecord, StoreEvent
 from levelfield.store import database, statements
 from levelfield.store.database import Store
@@ -147,7 +147,7 @@ def test_only_findings_that_changed_something_are_read(url: str, seed: int) -> N
         for number in range(60):
             night, series = f"2026-01-{generator.randrange(1, 20):02d}", generator.choice("ST")
             finding = Finding(
-                series=series, label="it", figure=generator.choice(list(FIGURES)), word=generator.choice(words),
+                series=series, label="it", figure=generator.choice(list(FIGURE_NAMES)), word=generator.choice(words),
                 pairs=generator.choice([0, 0, 5]), run_id=f"run{number}", night=night,
             )  # fmt: skip
             stored.append((night, finding))
@@ -236,9 +236,9 @@ def test_the_newest_points_of_a_long_series_are_read_and_all_of_a_short_one(
 def test_a_night_of_a_clock_that_was_wrong_is_the_newest_only_where_it_is_alone(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "s.sqlite")) as store:
         store.add_expected_entries("2999-01-02", "s", {"e": None})
-        assert chosen_night(store, None) == "2999-01-02" and read_content(store).last_night == "2999-01-02"
+        assert find_night(store, None) == "2999-01-02" and read_content(store).last_night == "2999-01-02"
         for night in ("2026-01-03", "2026-01-02", "2026-01-03.b"):
             store.add_expected_entries(night, "s", {"e": None})
         assert store.nights() == ["2999-01-02", "2026-01-02", "2026-01-03", "2026-01-03.b"]
-        assert chosen_night(store, None) == read_content(store).last_night == "2026-01-03.b"
-        assert chosen_night(store, "2999-01-02") == "2999-01-02"
+        assert find_night(store, None) == read_content(store).last_night == "2026-01-03.b"
+        assert find_night(store, "2999-01-02") == "2999-01-02"
