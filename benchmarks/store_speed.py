@@ -39,7 +39,7 @@ from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import job_content
 from levelfield.specs.record import RunRecord, RunTraces, StoredResult
-from levelfield.specs.run_figures import STORED
+from levelfield.specs.run_figures import STORED_FIGURES
 from levelfield.store.database import Store
 from levelfield.store.record_lines import format_line, parse_line
 from levelfield.store.run_record import record_of
@@ -237,7 +237,7 @@ def varied(first: RunRecord, series: int, night: int, generator: random.Random) 
             "telemetry": {name: value * generator.gauss(1, 0.01) for name, value in first.telemetry.items()},
             "stored_result": StoredResult(result),
             "traces": traced(first, generator),
-            **{column: figure.value_and_reason(result, True)[0] for column, figure in STORED.items()},
+            **{column: figure.value_and_reason(result, True)[0] for column, figure in STORED_FIGURES.items()},
         }
     )
 

@@ -30,7 +30,7 @@ from levelfield.specs.base import dump, load
 from levelfield.specs.case import Precision
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, ReferenceCurve, ReferenceNoise
 from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_provenance
 from levelfield.testing.framework_kit.small_jobs import (
     SEQUENCE_PARALLEL,
@@ -186,7 +186,7 @@ def training_of_run(
     return job, script_of(planned.framework), python
 
 
-def noise_of(model: dict[str, Any], reference: Curve) -> OwnNoise:
+def noise_of(model: dict[str, Any], reference: Curve) -> ReferenceNoise:
     """The largest differences of torch's honest runs of `model` from its one process."""
     return honest_noise(model, reference, [VARIANTS[name] for name in HONEST])
 
@@ -273,7 +273,7 @@ def _run(planned: PlannedRun, python: Path, reference: ReferenceCurve, code: Cal
         difference=run_difference,
         failure=failure,
         noise=reference.noise,
-        reference=reference.figures.key,
+        reference=reference.figures.digest_key,
     )
 
 

@@ -87,7 +87,7 @@ def _reports(
                 first = builds[series]
                 sides = (first, first if arms == NULL_PURPOSES else night)
                 costs = nights.pairs(names[series], night, sides, MAX_NULL_PAIRS_PER_NIGHT, random)
-                trend = next(p for p in points[series] if p.night == _day(night) and p.is_of_trend)
+                trend = next(p for p in points[series] if p.night == _day(night) and p.is_trend_point)
                 for number, (cost_a, cost_b) in enumerate(costs):
                     pair = _run_of_arm(trend, arms[0], cost_a, number), _run_of_arm(trend, arms[1], cost_b, number)
                     points[series] += pair

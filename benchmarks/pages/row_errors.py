@@ -53,5 +53,5 @@ def row_errors_lines(registry: Registry) -> Iterator[str]:
         if not kind.is_program:
             described = errors[kind._replace(is_program=True)]
             model = "MoE" if kind.is_mixture else "dense"
-            name = " ".join((kind.maker, kind.framework, kind.precision, model))
-            yield f"| {name} | {own.rows} | {own.middle:.0%} | {described.middle:.0%} |"
+            name = " ".join((kind.vendor, kind.framework, kind.precision, model))
+            yield f"| {name} | {own.run_count} | {own.median_error:.0%} | {described.median_error:.0%} |"

@@ -10,7 +10,7 @@ from typing import Any
 from levelfield.run.runner import finish
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.record import RunRecord, StoredResult
-from levelfield.specs.run_figures import STORED, value_at
+from levelfield.specs.run_figures import STORED_FIGURES, value_at
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.run_record import record_of
 
@@ -29,7 +29,7 @@ def changed(record: RunRecord, number: int, **change: Any) -> RunRecord:
     series = record.series.model_copy(update=change.pop("series", {}))
     identity = {"run_id": f"{began:%Y%m%dT%H%M%SZ}_tiny_fake_fake_{number:06x}", "content": f"sha256:{number:064x}"}
     rate = (record.tokens_per_second_per_device or 1.0) * (1 + number / 1000)
-    figures = {"tokens_per_second_per_device": rate, **{c: change[c] for c in change.keys() & STORED.keys()}}
+    figures = {"tokens_per_second_per_device": rate, **{c: change[c] for c in change.keys() & STORED_FIGURES.keys()}}
     stored = {"stored_result": with_figures(record, figures), "began": began.isoformat(), "series": series}
     return record.model_copy(update={**identity, **stored, **figures, **change})
 
@@ -38,7 +38,7 @@ def with_figures(record: RunRecord, figures: dict[str, float | None]) -> StoredR
     """The result of the record with other figures, by their columns."""
     content = copy.deepcopy(record.stored_result.content)
     for column, value in figures.items():
-        figure = STORED[column]
+        figure = STORED_FIGURES[column]
         is_host = record.series.device_is == HOST_SHARE and figure.host_path
         *keys, last = figure.host_path if is_host else figure.path
         place = value_at(content, *keys)

@@ -39,7 +39,7 @@ def test_a_crossed_model_trains_alike_in_every_framework(
     """Paddle, Megatron and OneFlow have MLPs of their own; DeepSpeed trains torch's model."""
     job = small_job(CROSSED[name], SINGLE, STEPS)
     found = compare(train(job, script_of(framework), interpreter_of(framework)), torch_of(job))
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 def test_the_wrong_mlp_is_seen(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
@@ -47,7 +47,7 @@ def test_the_wrong_mlp_is_seen(tmp_path: Path, torch_of: Callable[[dict[str, Any
     fault = "from model import decoder\ndecoder.GATES['swiglu'] = decoder.functional.gelu"
     job = small_job(CROSSED["gpt with swiglu"], SINGLE, STEPS)
     found = compare(train(job, planted(tmp_path, "torch", fault)), torch_of(job))
-    assert found.same_weights and not found.within()
+    assert found.same_weights and not found.is_within_limits()
 
 
 @pytest.mark.parametrize("framework", ["torch", slow("paddle"), slow("oneflow")])
@@ -57,4 +57,4 @@ def test_stages_that_differ_by_a_layer_train_what_one_process_trains(
     python = None if framework == "torch" else interpreter_of(framework)
     curve = train(small_job(MODELS["gpt"], UNEVEN, STEPS), script_of(framework), python)
     found = compare(curve, torch_of(small_job(MODELS["gpt"], SINGLE, STEPS)))
-    assert found.within(), found
+    assert found.is_within_limits(), found

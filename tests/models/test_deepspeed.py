@@ -46,7 +46,7 @@ def test_sizes_that_ranks_do_not_divide(python: Path, torch_of: Callable[[dict[s
     model = {**MODELS["llama"], **odd, "layers": 1}
     variant = Variant("ZeRO 3, DP4", zero(3, 4), micro_batch=1)
     found = compare(train(small_job(model, variant, 3), TRAIN, python), torch_of(small_job(model, SINGLE, 3)))
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 # Its own limits are for models of billions of parameters: with less, nothing is freed, nor gathered a second time.
@@ -69,7 +69,7 @@ def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(
     script = planted(tmp_path, "deepspeed", SMALL_LIMITS)
     job = small_job(MODELS["gpt"], Variant("", zero(3), recompute=recompute, recompute_layers=layers), 5)
     found = compare(train(job, script, python), first_steps(reference("gpt"), 5))
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 # ---- 16 bits
@@ -119,7 +119,7 @@ def test_fp16_trains_where_deepspeed_offers_it(
 ) -> None:
     script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
     found = compare(train(fp16_job(stage, 5), script, python), first_steps(reference("gpt"), 5))
-    assert found.within("fp16"), found
+    assert found.is_within_limits("fp16"), found
     assert found.loss is not None
     assert found.loss > 0
 
@@ -132,7 +132,7 @@ def test_zero_3_keeps_its_precision_where_fp16_is_offered_too(
     script = planted(tmp_path, "deepspeed", CLAIMED.format(True))
     job = small_job(MODELS["gpt"], Variant("", zero(3)), 2, precision=precision)
     found = compare(train(job, script, python), first_steps(reference("gpt"), 2))
-    assert found.within(precision), found
+    assert found.is_within_limits(precision), found
 
 
 def test_fp16_is_refused_where_deepspeed_does_not_offer_it(tmp_path: Path, python: Path) -> None:
@@ -157,7 +157,7 @@ def test_fp16_on_this_processor_is_as_onednn_reports(
     reported = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
     if reported == "True":
         found = compare(train(fp16_job(1, 20), TRAIN, python), first_steps(reference("gpt"), 20))
-        assert found.within("fp16"), found
+        assert found.is_within_limits("fp16"), found
     else:
         assert reported == "False"
         assert_refused(

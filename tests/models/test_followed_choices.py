@@ -81,7 +81,7 @@ def assert_same(found: tuple[Curve, Any], expected: tuple[Curve, Any]) -> None:
     (curve, compared), (reference, known) = found, expected
     difference = compare(curve, reference)
     assert difference.parameter_norm is not None
-    assert difference.within() and difference.parameter_norm <= 1e-5, difference
+    assert difference.is_within_limits() and difference.parameter_norm <= 1e-5, difference
     assert compare_routing(curve, reference)[1] == 0
     assert compared == known
 

@@ -44,7 +44,7 @@ def test_same_curve_as_torch(
 ) -> None:
     job = small_job(MODELS[family], VARIANTS[name], 10, precision=precision)
     found = compare(train(job, TRAIN, python), first_steps(reference(family), 10))
-    assert found.within(precision), found
+    assert found.is_within_limits(precision), found
 
 
 # ---- what the comparison sees
@@ -67,7 +67,7 @@ def test_a_planted_fault_is_seen(
     fault: str, seen: str, tmp_path: Path, python: Path, differs: Callable[..., Difference]
 ) -> None:
     found = differs(tmp_path, "jax", python, fault, family="llama", variant=VARIANTS["TP2 sequence parallel"])
-    assert not found.within() and getattr(found, seen) > 1e-6
+    assert not found.is_within_limits() and getattr(found, seen) > 1e-6
 
 
 # ---- sums in bf16
@@ -107,7 +107,7 @@ def test_every_layout_drops_the_same(python: Path, reference: Callable[[str], Cu
     alone = train(small_job(RANDOM, SINGLE, 3), TRAIN, python)
     for name in ("DP2", "TP2 sequence parallel", "recompute full"):
         found = compare(train(small_job(RANDOM, VARIANTS[name], 3), TRAIN, python), alone)
-        assert found.within(), (name, found)
+        assert found.is_within_limits(), (name, found)
     again = train(small_job(RANDOM, SINGLE, 3, seed=8), TRAIN, python)
     assert again.losses != alone.losses
 

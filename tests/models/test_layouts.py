@@ -65,7 +65,7 @@ def test_same_curve_as_torch_in_one_process(
         model = shallow(model)
     right = torch_of(small_job(model, SINGLE, LONG_STEPS if whole else STEPS))
     found = difference(asked, interpreter_of(asked.framework), right, model)
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_learned_positions_biases_and_a_tied_head_in_llama(
     model = {**shallow(MODELS["llama"]), **changes}
     curve = train(small_job(model, VARIANTS[name], STEPS), script_of(framework), interpreter_of(framework))
     found = compare(curve, torch_of(small_job(model, SINGLE, STEPS)))
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 ENDS_HERE = {"paddle", "megatron"}  # the first one's own loss hides it
@@ -136,7 +136,7 @@ def test_compiled_blocks_train_the_same_curve(tmp_path: Path, torch_of: Callable
     job = small_job(model, VARIANTS["compile"], STEPS)
     traced = planted(tmp_path, "torch", BACKEND.format("'aot_eager'"))
     found = compare(train(job, traced), torch_of(small_job(model, SINGLE, STEPS)))
-    assert found.within(), found
+    assert found.is_within_limits(), found
     with pytest.raises(RuntimeError, match="a block was traced"):
         train(job, planted(tmp_path, "torch", BACKEND.format("no_backend")))
 
@@ -149,7 +149,7 @@ def test_five_layers_over_two_stages(
     model = {**MODELS["gpt"], "layers": 5}
     curve = train(small_job(model, VARIANTS["PP2"], STEPS), script_of(framework), interpreter_of(framework))
     found = compare(curve, torch_of(small_job(model, SINGLE, STEPS)))
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 @pytest.mark.parametrize(
@@ -254,9 +254,9 @@ def test_an_honest_run_of_a_noisy_shape_passes_by_its_own_noise_and_a_fault_does
     reference = torch_of(small_job(NOISY, SINGLE, NOISY_STEPS))
     noise = noise_of(NOISY, reference)
     honest = compare(train(small_job(NOISY, VARIANTS["TP2"], NOISY_STEPS)), reference)
-    assert not honest.within(), honest
-    assert honest.within(noise=noise), (honest, noise)
+    assert not honest.is_within_limits(), honest
+    assert honest.is_within_limits(noise=noise), (honest, noise)
     fault = "from step import optimizer\nright = optimizer.make_adamw\n"
     fault += "optimizer.make_adamw = lambda parameters, training: right([(p, 2) for p, _ in parameters], training)"
     wrong = compare(train(small_job(NOISY, SINGLE, NOISY_STEPS), planted(tmp_path, "torch", fault)), reference)
-    assert not wrong.within(noise=noise), wrong
+    assert not wrong.is_within_limits(noise=noise), wrong

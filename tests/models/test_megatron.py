@@ -76,7 +76,7 @@ canonical.Correspondence.present = lambda self, names: ("head",) if names == ("h
 """
     found = differs(tmp_path, "megatron", python, fault, family="llama")
     assert found.same_weights
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 def test_what_interleaved_stages_pass_in_one_batch_is_seen(
@@ -92,7 +92,7 @@ model.messages = lambda job: {**messages(job), "overlap_p2p_comm": False, "batch
     assert found.same_weights
     assert found.loss is not None
     assert found.loss > 1e-3
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 def test_what_is_freed_while_it_is_sent_is_seen(
@@ -111,14 +111,14 @@ HOLDERS = 2  # the tensor, and this look at its memory
 schedules.deallocate_output_tensor = overwritten
 """
     fault = "import sending\nsending._alias = lambda tensor: tensor\n" + overwriting
-    assert differs(tmp_path, "megatron", python, overwriting, variant=VARIANTS["PP2 interleaved"]).within()
+    assert differs(tmp_path, "megatron", python, overwriting, variant=VARIANTS["PP2 interleaved"]).is_within_limits()
     try:
         found = differs(tmp_path, "megatron", python, fault, variant=VARIANTS["PP2 interleaved"])
     except RuntimeError as ended:  # something else took the memory before it was sent: the worker stops at its NaN
         assert "NonFinite: step" in str(ended)
     else:
         assert found.same_weights
-        assert not found.within()
+        assert not found.is_within_limits()
 
 
 def test_chunks_of_a_stage_that_are_exchanged_are_seen(
@@ -136,7 +136,7 @@ canonical.Correspondence.__init__ = exchanged
     assert found.same_weights
     assert found.parameter_norm is not None
     assert found.parameter_norm > 1e-2
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 # How often each layer, from 0, runs forward, written by each rank.

@@ -82,7 +82,7 @@ def test_every_layout_routes_and_trains_as_one_process(
 ) -> None:
     found = train(small_job(EVERY_PART, variant, STEPS), TRAIN, python)
     difference = compare(found, alone(EVERY_PART))
-    assert difference.within(), difference
+    assert difference.is_within_limits(), difference
     assert difference.parameter_norm is not None
     assert difference.parameter_norm < 1e-5
     auxiliary, moved = compare_routing(found, alone(EVERY_PART))
@@ -95,7 +95,7 @@ def test_one_process_routes_and_trains_as_torch_does(
 ) -> None:
     reference = torch_of(small_job(model, SINGLE, STEPS))
     difference = compare(alone(model), reference)
-    assert difference.within(), difference
+    assert difference.is_within_limits(), difference
     assert difference.parameter_norm is not None
     assert difference.parameter_norm < 1e-5
     auxiliary, moved = compare_routing(alone(model), reference)
@@ -113,7 +113,7 @@ def test_parts_of_attention_are_those_of_torch(
 ) -> None:
     model = {**QWEN, "layers": 1, **changes}
     found = compare(train(small_job(model, SINGLE, STEPS), TRAIN, python), torch_of(small_job(model, SINGLE, STEPS)))
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 def test_a_window_that_is_one_token_longer_is_seen(
@@ -127,7 +127,7 @@ def test_a_window_that_is_one_token_longer_is_seen(
     """
     found = compare(faulty(tmp_path, python, fault, model), torch_of(small_job(model, SINGLE, STEPS)))
     assert found.same_weights
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 def test_the_reported_loss_is_that_of_the_tokens_and_the_routers_loss_stands_beside_it(
@@ -221,7 +221,7 @@ def test_context_ranks_train_as_one_process(
 ) -> None:
     curve = train(small_job(model, variant, STEPS), TRAIN, python)
     found = compare(curve, alone(model))
-    assert found.within(), found
+    assert found.is_within_limits(), found
     if curve.experts:
         auxiliary, moved = compare_routing(curve, alone(model))
         assert auxiliary < 1e-6 and moved == 0
@@ -233,7 +233,7 @@ def test_a_loss_that_is_not_divided_over_the_context_ranks_is_seen(
     fault = "import training\nright = training.mean_loss\ntraining.mean_loss = lambda losses, ranks: right(losses)"
     model = shallow(MODELS["gpt"])
     found = compare(faulty(tmp_path, python, fault, model, Variant("CP2", {"context": 2})), alone(model))
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 # ---- planted faults of trainings
@@ -257,7 +257,7 @@ def test_two_experts_that_are_exchanged_are_seen(
     """
     found = compare(faulty(tmp_path, python, fault, MIXTURE, Variant("EP2", EXPERT)), alone(MIXTURE))
     assert found.same_weights
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 def test_gradients_of_query_norms_that_are_not_summed_are_seen(
@@ -272,7 +272,7 @@ def test_gradients_of_query_norms_that_are_not_summed_are_seen(
     found = compare(faulty(tmp_path, python, fault, QWEN, Variant("TP2", {"tensor": 2})), alone(QWEN))
     assert found.parameter_norm is not None
     assert found.parameter_norm > 0.1
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 def test_an_auxiliary_loss_that_is_not_divided_by_the_choices_is_seen(
@@ -287,7 +287,7 @@ def test_an_auxiliary_loss_that_is_not_divided_by_the_choices_is_seen(
     found = compare(curve, alone(MIXTURE))
     assert found.first_loss is not None
     assert found.same_weights and found.first_loss < 1e-6  # it is not in the loss of the tokens
-    assert not found.within()
+    assert not found.is_within_limits()
     assert compare_routing(curve, alone(MIXTURE))[0] > 0.5
 
 
@@ -302,4 +302,4 @@ def test_an_experts_gradient_that_counts_a_replica_twice_is_seen(
     found = compare(faulty(tmp_path, python, fault, MIXTURE, Variant("EP2", EXPERT)), alone(MIXTURE))
     assert found.parameter_norm is not None
     assert found.parameter_norm > 0.1
-    assert not found.within()
+    assert not found.is_within_limits()

@@ -37,7 +37,7 @@ training.Trainer.total = alone
     found = differs(tmp_path, "oneflow", python, fault, variant=VARIANTS["TP2"])
     assert found.total_norm is not None
     assert found.total_norm > 1e-2
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 # ---- fp16, which OneFlow has on accelerators only
@@ -74,7 +74,7 @@ def fp16_job(initial: float, steps: int = 5, growth_interval: int = 1000) -> dic
 def test_a_step_in_fp16_is_scaled_and_unscaled(tmp_path: Path, python: Path, reference: Callable[[str], Curve]) -> None:
     curve = train(fp16_job(256.0), unchecked(tmp_path, ROUNDED), python)
     found = compare(curve, first_steps(reference("gpt"), 5))
-    assert found.within("fp16"), found
+    assert found.is_within_limits("fp16"), found
     assert found.loss is not None
     assert found.loss > 1e-6  # it was rounded
 
@@ -110,7 +110,7 @@ training.Trainer.update = scaled
     curve = train(fp16_job(256.0), unchecked(tmp_path, ROUNDED + fault), python)
     found = compare(curve, first_steps(reference("gpt"), 5))
     assert found.grad_norm is not None
-    assert found.grad_norm > 1 and not found.within("fp16")
+    assert found.grad_norm > 1 and not found.is_within_limits("fp16")
 
 
 # ---- dropout, which draws the same numbers when a block is computed again
@@ -127,7 +127,7 @@ def test_recomputation_draws_the_same_dropout(tmp_path: Path, python: Path) -> N
     kept, again = (
         train(small_job(RANDOM, VARIANTS[name], 3), TRAIN, python) for name in (SINGLE.name, "recompute full")
     )
-    assert compare(again, kept).within()
+    assert compare(again, kept).is_within_limits()
 
 
 @pytest.mark.thorough
@@ -138,7 +138,7 @@ def test_dropout_that_is_drawn_anew_is_seen(tmp_path: Path, python: Path) -> Non
     kept, again = (
         train(small_job(RANDOM, VARIANTS[name], 3), script, python) for name in (SINGLE.name, "recompute full")
     )
-    assert not compare(again, kept).within()
+    assert not compare(again, kept).is_within_limits()
 
 
 def test_ranks_find_each_other_where_a_proxy_is_set(
@@ -147,11 +147,11 @@ def test_ranks_find_each_other_where_a_proxy_is_set(
     for name in ("http_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     curve = train(small_job(MODELS["gpt"], VARIANTS["DP2"], 2), TRAIN, python)
-    assert compare(curve, first_steps(reference("gpt"), 2)).within()
+    assert compare(curve, first_steps(reference("gpt"), 2)).is_within_limits()
 
 
 def test_a_planted_fault_that_does_nothing_leaves_the_curve(
     tmp_path: Path, reference: Callable[[str], Curve], python: Path
 ) -> None:
     curve = train(small_job(MODELS["gpt"], SINGLE, 5), planted(tmp_path, "oneflow", "pass"), python)
-    assert compare(curve, first_steps(reference("gpt"), 5)).within()
+    assert compare(curve, first_steps(reference("gpt"), 5)).is_within_limits()

@@ -49,8 +49,8 @@ mlp.functional.gelu = lambda x, approximate: right(x, approximate=not approximat
 """
     job = small_job({**MODELS["gpt"], "init_std": 0.2, "bias": False}, SINGLE, 5)
     right = torch_of(job)
-    assert compare(train(job, TRAIN, python), right).within()
-    assert not compare(train(job, planted(tmp_path, "paddle", fault), python), right).within()
+    assert compare(train(job, TRAIN, python), right).is_within_limits()
+    assert not compare(train(job, planted(tmp_path, "paddle", fault), python), right).is_within_limits()
 
 
 def test_weights_that_are_not_turned_are_seen(tmp_path: Path, python: Path, differs: Callable[..., Difference]) -> None:
@@ -65,4 +65,4 @@ parameters._locate = held
 """
     found = differs(tmp_path, "paddle", python, fault)
     assert found.same_weights
-    assert not found.within()
+    assert not found.is_within_limits()

@@ -22,7 +22,9 @@ def test_a_recorded_curve_is_what_torch_trains(name: str, torch_of: Callable[[di
     known = recorded_curve(jobs()[name])
     found = compare(known.curve, torch_of(jobs()[name]))
     large = name.endswith("_large")  # there a bias of keys, which is rounding alone, is above its limit
-    assert found.model_copy(update={"parameter_norm": 0.0}).within() if large else found.within(), found
+    assert found.model_copy(update={"parameter_norm": 0.0}).is_within_limits() if large else found.is_within_limits(), (
+        found
+    )
     assert "recorded" in known.source
 
 

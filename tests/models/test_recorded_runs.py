@@ -17,7 +17,14 @@ from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import REFERENCES_FILE, ReferenceState, run_faults
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump, load
-from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise, ReferenceCurve, ReferenceCurves
+from levelfield.specs.recorded_runs import (
+    Difference,
+    LayoutRuns,
+    MatrixRun,
+    ReferenceCurve,
+    ReferenceCurves,
+    ReferenceNoise,
+)
 from levelfield.testing.framework_kit.layout_checks import row_provenance
 from matrix import VARIANTS, PlannedRun, RunRecord
 from trainings import references
@@ -26,7 +33,7 @@ from trainings.references import confirms, curve_of, figures_of, train_reference
 RIGHT = Difference(
     first_loss=0.0, loss=0.0, grad_norm=0.0, parameter_norm=0.0, total_norm=0.0, same_weights=True, same_tokens=True
 )
-NOISE = OwnNoise(first_loss=1e-9, loss=1e-7, grad_norm=1e-7, parameter_norm=1e-6)
+NOISE = ReferenceNoise(first_loss=1e-9, loss=1e-7, grad_norm=1e-7, parameter_norm=1e-6)
 CHANGED = "its code has changed since "
 IGNORED = shutil.ignore_patterns("__pycache__", "tested*.json", ".*")
 
@@ -75,7 +82,7 @@ def record(models: Path, framework: str = "paddle") -> Path:
         **row_provenance(code_of(models, framework)),
         **{"name": SINGLE.name, "family": "gpt", "precision": "fp32", "layout": {}, "steps": 2},
         difference=RIGHT,
-        reference=figures_of(_curve()).key,
+        reference=figures_of(_curve()).digest_key,
     )
     written.runs = {f"{framework} gpt fp32 {SINGLE.name}": run}
     written.write(written.runs)
@@ -281,7 +288,7 @@ def test_small_changes_of_the_reference_do_not_add_up(models: Path, monkeypatch:
         assert (fault(models) is None) == (turn == 1)
 
 
-@pytest.mark.parametrize("name", [*OwnNoise.model_fields, "same_weights", "same_tokens"])
+@pytest.mark.parametrize("name", [*ReferenceNoise.model_fields, "same_weights", "same_tokens"])
 def test_a_curve_beyond_the_noise_in_one_figure_confirms_nothing(name: str) -> None:
     assert confirms(RIGHT, NOISE)
     wrong = [False] if name.startswith("same") else [1e-5, None, float("nan")]
@@ -292,7 +299,7 @@ def test_a_curve_beyond_the_noise_in_one_figure_confirms_nothing(name: str) -> N
 def test_figures_make_the_same_curve_again() -> None:
     assert compare(curve_of(figures_of(_curve())), _curve()) == RIGHT
     other = dataclasses.replace(_curve(), weights={"a": 4})
-    assert figures_of(other).key != figures_of(_curve()).key
+    assert figures_of(other).digest_key != figures_of(_curve()).digest_key
 
 
 # ---- a matrix that goes on

@@ -148,7 +148,7 @@ def test_attention_in_two_calls_trains_the_same(
         train(small_job(model, variant, STEPS), planted(tmp_path, "torch", JOINED)),
         torch_of(small_job(model, SINGLE, STEPS)),
     )
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 def test_selective_recomputation_keeps_attention_in_two_calls() -> None:
@@ -164,7 +164,7 @@ def test_a_sliding_window_reaches_over_the_pieces_of_other_ranks(torch_of: Calla
     model = {**shallow(MODELS["llama"]), "sliding_window": 11}
     right = torch_of(small_job(model, SINGLE, STEPS))
     found = compare(train(small_job(model, VARIANTS["CP2"], STEPS)), right)
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 FAULTS = {
@@ -276,7 +276,7 @@ def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, torch_of: Callable[
     model = shallow(MODELS["llama"])
     right = torch_of(small_job(model, SINGLE, STEPS))
     found = compare(train(small_job(model, VARIANTS["CP2"], STEPS), planted(tmp_path, "torch", FAULTS[fault])), right)
-    assert not found.within()
+    assert not found.is_within_limits()
     assert found.same_tokens and found.same_weights
     assert found.parameter_norm is not None
     assert found.parameter_norm > 1e-2

@@ -99,4 +99,4 @@ def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout: str, faul
     assert found.parameter_norm > 5e-4
     assert found.first_loss is not None
     assert found.first_loss < 1e-6
-    assert not found.within()
+    assert not found.is_within_limits()

@@ -97,7 +97,7 @@ def test_scales_of_steps_before_lose_the_first_gradients_and_the_comparison_sees
     lost = train(job, planted(tmp_path, "torch", FIRST_SCALE_OF_1))
     found = compare(right, half)
     assert found.loss is not None and found.parameter_norm is not None
-    assert found.within("fp8") and found.loss > 0 and found.parameter_norm < 0.5
+    assert found.is_within_limits("fp8") and found.loss > 0 and found.parameter_norm < 0.5
     assert compare(lost, half).parameter_norm == 1.0
 
 

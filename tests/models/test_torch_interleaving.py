@@ -46,7 +46,7 @@ def test_seven_layers_in_four_chunks_with_one_of_each_computed_again(
     model = {**MODELS["gpt"], "layers": 7}
     variant = Variant("uneven", {"pipeline": 2}, 2, "full", virtual_pipeline=2, recompute_layers=1)
     found = compare(train(small_job(model, variant, STEPS)), torch_of(small_job(model, SINGLE, STEPS)))
-    assert found.within(), found
+    assert found.is_within_limits(), found
 
 
 @pytest.mark.parametrize("name", ["PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved"])
@@ -105,7 +105,7 @@ def test_swapped_chunks_and_lost_gradients_are_seen(
     name: str, fault: str, tmp_path: Path, differs: Callable[..., Difference]
 ) -> None:
     found = differs(tmp_path, "torch", None, fault, variant=VARIANTS[name], steps=STEPS)
-    assert found.same_weights and not found.within(), found
+    assert found.same_weights and not found.is_within_limits(), found
 
 
 def test_messages_in_the_same_memory_are_seen(tmp_path: Path, differs: Callable[..., Difference]) -> None:
@@ -115,7 +115,7 @@ def test_messages_in_the_same_memory_are_seen(tmp_path: Path, differs: Callable[
     except RuntimeError as error:
         assert "modified by an inplace operation" in str(error) or "backward" in str(error)
     else:
-        assert not found.within(), found
+        assert not found.is_within_limits(), found
 
 
 # ---- memory

@@ -49,7 +49,7 @@ def right(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[..., Curve]:
 
 def assert_same(curve: Curve, reference: Curve) -> None:
     found = compare(curve, reference)
-    assert found.within(), found
+    assert found.is_within_limits(), found
     assert found.parameter_norm is not None and found.parameter_norm <= 1e-5, found
     auxiliary, moved = compare_routing(curve, reference)
     assert auxiliary <= 1e-5 and moved == 0

@@ -161,7 +161,7 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Curve, Curve, Curv
 def test_a_training_is_that_of_the_rounded_numbers(curves: tuple[Curve, Curve, Curve]) -> None:
     one, rounded, half = curves
     found, apart = compare(one, rounded), compare(half, rounded)
-    assert found.within("fp8") and found.same_weights
+    assert found.is_within_limits("fp8") and found.same_weights
     assert found.first_loss is not None and apart.first_loss is not None
     assert found.first_loss < 0.2 * apart.first_loss
 
@@ -172,7 +172,7 @@ def test_fsdp_gathers_in_8_bits_with_the_scales_of_one_process(
 ) -> None:
     sharded = compare(train(ZERO, planted(tmp_path, "torch", BY_TORCHAO + SCALES_ARE_CURRENT)), curves[0])
     assert sharded.first_loss is not None
-    assert sharded.same_weights and sharded.within("fp8") and sharded.first_loss < 1e-7
+    assert sharded.same_weights and sharded.is_within_limits("fp8") and sharded.first_loss < 1e-7
 
 
 @pytest.mark.layouts

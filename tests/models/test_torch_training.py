@@ -232,7 +232,7 @@ optimizer.LocalAdamW.take_gradients = take
     assert found.loss is not None
     assert found.loss < 1e-5
     assert found.grad_norm == pytest.approx(1.0, rel=1e-2)
-    assert not found.within()
+    assert not found.is_within_limits()
 
 
 def test_a_non_finite_loss_stops_all_ranks(tmp_path: Path) -> None:

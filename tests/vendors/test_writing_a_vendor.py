@@ -12,7 +12,7 @@ from acme_folder import VENDOR
 from levelfield.contracts import tool_records
 from levelfield.specs.base import parse
 from levelfield.specs.bounded_reading import read_mapping
-from levelfield.specs.tool import Tool, Where
+from levelfield.specs.tool import Tool, ValueLocation
 from levelfield.specs.vendor import Chip, ContainerAccess, Image, Interconnect, PeakDtype, VendorFile
 from pydantic import BaseModel
 
@@ -87,7 +87,7 @@ def acme(**changes: Any) -> VendorFile:
 
 
 def keys() -> Iterator[str]:
-    models: tuple[type[BaseModel], ...] = (VendorFile, Chip, Interconnect, ContainerAccess, Image, Tool, Where)
+    models: tuple[type[BaseModel], ...] = (VendorFile, Chip, Interconnect, ContainerAccess, Image, Tool, ValueLocation)
     yield from sorted({name for model in models for name in model.model_fields})
     yield from get_args(PeakDtype)
 

@@ -21,7 +21,7 @@ from levelfield.catalog.code_basis import training_code_digest
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import REFERENCE_FRAMEWORK, REFERENCES_FILE, ReferenceState
 from levelfield.specs.base import dump
-from levelfield.specs.recorded_runs import CurveFigures, Difference, OwnNoise, ReferenceCurve, ReferenceCurves
+from levelfield.specs.recorded_runs import CurveFigures, Difference, ReferenceCurve, ReferenceCurves, ReferenceNoise
 from levelfield.specs.vendor import HOST_KIND
 from levelfield.testing.framework_kit.layout_checks import changed_code_fault, row_provenance
 from levelfield.testing.framework_kit.small_jobs import STANDARD_VARIANTS
@@ -47,7 +47,11 @@ def _train_references(registry: Registry, families: Iterable[str]) -> dict[str, 
     curves = {} if old is None else {curve.family: curve for curve in old.curves}
     for family in families:
         recorded = curves.get(family)
-        if recorded is not None and recorded.machine == machine() and state.fault(family, recorded.figures.key) is None:
+        if (
+            recorded is not None
+            and recorded.machine == machine()
+            and state.fault(family, recorded.figures.digest_key) is None
+        ):
             continue
         code = training_code_digest(implementation, folder, HOST_KIND)
         curve = train(small_job(MODELS[family], SINGLE, STEPS))
@@ -75,9 +79,9 @@ def _confirmed(recorded: ReferenceCurve | None, curve: Curve, code: str) -> Refe
     return recorded.model_copy(update={**row_provenance(code), "difference": difference, "machine": machine()})
 
 
-def confirms(difference: Difference, noise: OwnNoise) -> bool:
+def confirms(difference: Difference, noise: ReferenceNoise) -> bool:
     """Whether a curve with this difference is within the noise of the recorded one, which no sum's order explains."""
-    pairs = ((getattr(difference, name), getattr(noise, name)) for name in OwnNoise.model_fields)
+    pairs = ((getattr(difference, name), getattr(noise, name)) for name in ReferenceNoise.model_fields)
     within = all(value is not None and value <= limit for value, limit in pairs)
     return within and difference.same_weights and difference.same_tokens
 
@@ -94,17 +98,17 @@ def _new(family: str, curve: Curve, code: str) -> ReferenceCurve:
 
 
 def _outcome(recorded: ReferenceCurve | None, now: ReferenceCurve) -> str:
-    if recorded is None or recorded.figures.key != now.figures.key:
+    if recorded is None or recorded.figures.digest_key != now.figures.digest_key:
         return "another curve; all runs of the family are trained again" if recorded else "recorded"
     return "the same curve" if now.difference.loss == 0 else "within its noise"
 
 
-def honest_noise(model: dict[str, Any], reference: Curve, variants: Iterable[Variant]) -> OwnNoise:
+def honest_noise(model: dict[str, Any], reference: Curve, variants: Iterable[Variant]) -> ReferenceNoise:
     """The largest differences of torch's runs of `model` in these layouts from its one process."""
     steps = len(reference.losses)
     differences = [compare(train(small_job(model, variant, steps)), reference) for variant in variants]
-    return OwnNoise(
-        **{name: max(getattr(difference, name) for difference in differences) for name in OwnNoise.model_fields}
+    return ReferenceNoise(
+        **{name: max(getattr(difference, name) for difference in differences) for name in ReferenceNoise.model_fields}
     )
 
 

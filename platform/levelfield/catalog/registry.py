@@ -168,7 +168,7 @@ class Registry:
         """
         base, changes = split_name(name)
         base = self.canonical_case(base)
-        return changes.applied(self._case(base)) if changes.suffix else self._case(base)
+        return changes.apply_to(self._case(base)) if changes.suffix else self._case(base)
 
     def canonical_case(self, name: str) -> str:
         """Return the case's own name for a name that differs in capitals, `-`, `_` or spaces only, as in `GPT3-13B`.
@@ -204,7 +204,7 @@ class Registry:
         if extension is None:
             case = self.document(Case, "case", name, self.cases)
         else:
-            case = extension.applied(self._case(extension.extends), str(path))
+            case = extension.apply_to(self._case(extension.extends), str(path))
         if case.parameters is None:
             return case
         count = count_parameters(case.model, case.training.sequence_length)
@@ -311,7 +311,7 @@ class Registry:
     def vendor_file(self, name: str) -> VendorFile:
         """Return vendor.yaml with the chips that the private file adds or corrects."""
         file = self.document(VendorFile, "vendor", name, self.vendors)
-        return self.overlay.applied(file) if self.overlay else file
+        return self.overlay.apply_to(file) if self.overlay else file
 
     def vendor(self, name: str) -> Vendor:
         """Return the vendor's adapter: its own, or without adapter.py the generic one for what vendor.yaml declares.

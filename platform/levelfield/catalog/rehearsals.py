@@ -48,7 +48,7 @@ class Rehearsals:
             except UsageError as error:
                 raise DocumentError(f"{REHEARSED_FILE}: {row.case} {row.layout}: {error}") from None
             allocation_fault = f"{row.failed_allocations} allocations failed" if row.failed_allocations else None
-            self.faults[row] = row.stale(code_digests[key]) or allocation_fault
+            self.faults[row] = row.stale_reason(code_digests[key]) or allocation_fault
 
     def latest(self, *, framework: str | None = None, kind: str | None = None, vendor: str | None = None) -> str | None:
         """Return `simulated 2026-11` of the newest row that counts; None without one.

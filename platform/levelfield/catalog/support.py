@@ -96,7 +96,7 @@ def run_faults(
     """Return of each recorded run why it does not count for the code at hand; None where it does."""
     code = training_code_digest(implementation, folder, tested.device_kind)
     return tuple(
-        run.stale(code) or (None if run.reference is None else references.fault(run.family, run.reference))
+        run.stale_reason(code) or (None if run.reference is None else references.fault(run.family, run.reference))
         for run in tested.runs
     )
 
@@ -166,10 +166,10 @@ class ReferenceState:
 
         key: the digest of the curve's figures.
         """
-        curve = None if self.recorded is None else self.recorded.of(family)
+        curve = None if self.recorded is None else self.recorded.for_family(family)
         if curve is None:
             return f"torch's reference of {family} is not recorded"
-        if curve.figures.key != key:
+        if curve.figures.digest_key != key:
             return f"torch's reference of {family} is another curve now"
-        stale = curve.stale(self._code)
+        stale = curve.stale_reason(self._code)
         return stale and f"torch's reference of {family}: {stale}"

@@ -56,7 +56,7 @@ def _plans_json(
     rows = (
         plan_content(plan.plan, [plan.row] if plan.row else [])
         | {
-            "error_of_such_rows": row_error.middle if row_error else None,
+            "error_of_such_rows": row_error.median_error if row_error else None,
             "such_rows": row_error.rows if row_error else 0,
         }
         for plan, row_error in zip(plans, errors, strict=True)
@@ -115,7 +115,7 @@ def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
         str(row.tuning.recomputation),
         f"{row.memory.total / GIB:.1f}" + ("*" if is_tight(plan.plan.question, row.memory.total) else ""),
         f"{plan.speed:,.0f}" if plan.speed else NONE,
-        f"{errors.middle:.0%}" if errors else NONE,
+        f"{errors.median_error:.0%}" if errors else NONE,
         f"{ratio:.2f}" if ratio else "within" if is_within_error else NONE,
     )
 

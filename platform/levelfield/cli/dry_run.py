@@ -31,7 +31,7 @@ from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import EnvironmentPlan, Plan, PreflightPlan, job_content
 from levelfield.specs.readable_json import json_text
-from levelfield.specs.variables import masked
+from levelfield.specs.variables import mask_secrets
 
 FILE_PLACEHOLDER = "shown below"
 ROW_LABELS = {"environment": "variables"}  # the packages have a row of that name
@@ -272,7 +272,7 @@ def _variable_rows(environment: dict[str, str]) -> Iterator[LabelledText]:
 
 def _value_text(value: object) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{k}={v}" for k, v in masked(value).items()) or "none"
+        return " ".join(f"{k}={v}" for k, v in mask_secrets(value).items()) or "none"
     if value is None:
         return "the rank's share of its cores"
     return {"True": "yes", "False": "no"}.get(str(value), str(value))

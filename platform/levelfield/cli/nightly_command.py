@@ -34,7 +34,7 @@ from levelfield.report.sheets import labelled_line
 from levelfield.report.words import wrapped
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.readable_json import json_text
-from levelfield.specs.run_figures import GATED_BY_OPTION
+from levelfield.specs.run_figures import GATED_COLUMN_BY_OPTION
 
 if TYPE_CHECKING:
     from levelfield.nights.night_session import NightSession
@@ -357,7 +357,7 @@ def _add_bisect_options(parser: argparse.ArgumentParser) -> None:
     option("good", metavar="GOOD", help="a good commit")
     option("bad", metavar="BAD", help="a bad one after it")
     option("--case", required=True, metavar="STRING", help="the case string to run")
-    option("--figure", choices=tuple(GATED_BY_OPTION), default="speed", help="what got worse (default: speed)")
+    option("--figure", choices=tuple(GATED_COLUMN_BY_OPTION), default="speed", help="what got worse (default: speed)")
     option("--scale", choices=("auto", "smoke", "full"), default="auto", help="default: auto")
     add_container_options(parser)
     add_python_option(parser, "train every build with this Python")
@@ -382,7 +382,7 @@ def _bisect(options: argparse.Namespace) -> int:
         scale=options.scale, runtime=options.runtime, base_image=image, python=options.python, repeat=1
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
-    good, figure = checkout_build(commits[0], say=terminal.say), GATED_BY_OPTION[options.figure]
+    good, figure = checkout_build(commits[0], say=terminal.say), GATED_COLUMN_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_folder(options), options.plugins, terminal.say)
 
     def judge_commit(commit: str) -> BuildSide:

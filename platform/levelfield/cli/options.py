@@ -69,13 +69,13 @@ def add_scale_option(parser: ParserOrGroup) -> None:
 def add_free_field_options(parser: ParserOrGroup) -> None:
     """Add an option for each free field of a run, --env, and --base, which ignores tuning files and suites."""
     for name, field in FREE_FIELDS.items():
-        if isinstance(field.takes, tuple):
-            parser.add_argument(option_name(name), choices=field.takes, help=field.help)
-        elif field.takes is bool:
+        if isinstance(field.value_type, tuple):
+            parser.add_argument(option_name(name), choices=field.value_type, help=field.help)
+        elif field.value_type is bool:
             parser.add_argument(option_name(name), action=argparse.BooleanOptionalAction, help=field.help)
         else:
-            metavar = "N" if field.takes is int else None
-            parser.add_argument(option_name(name), type=field.takes, metavar=metavar, help=field.help)
+            metavar = "N" if field.value_type is int else None
+            parser.add_argument(option_name(name), type=field.value_type, metavar=metavar, help=field.help)
     parser.add_argument(
         "--env", action="append", default=[], metavar="K=V", help="an environment variable of the training process"
     )

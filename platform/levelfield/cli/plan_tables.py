@@ -111,7 +111,7 @@ def prediction_error_lines(plan: AnsweredPlan) -> Iterator[str]:
 def _not_calibrated(plan: AnsweredPlan) -> str:
     """Say what is known of the error of a plan whose vendor's runs set no rates."""
     errors = plan.row_errors
-    error = f"median error {errors.middle:.0%} over {errors.rows} run(s)" if errors else "error unknown"
+    error = f"median error {errors.median_error:.0%} over {errors.run_count} run(s)" if errors else "error unknown"
     return f"{plan.vendor}: not calibrated; {error}".replace("%", " %")
 
 

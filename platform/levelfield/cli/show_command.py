@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from levelfield.catalog.tuning_changes import RowChanges, RunPlace
     from levelfield.specs.case import Case, Scale
     from levelfield.specs.tuning import TuningRow
-    from levelfield.specs.vendor import Achieved, Chip, Peak, PeakDtype
+    from levelfield.specs.vendor import AchievedRate, Chip, Peak, PeakDtype
 
     Row = dict[str, Any]
 
@@ -201,7 +201,7 @@ def _chip_rows(registry: Registry) -> list[Row]:
     for vendor in sorted(registry.vendors):
         spec = registry.vendor_file(vendor)
         for chip in spec.chips:
-            overlay = registry.overlay.used(spec, chip) if registry.overlay else None
+            overlay = registry.overlay.overlay_used(spec, chip) if registry.overlay else None
             says = f"{'private; ' if overlay else ''}{vendor}; a {chip.device_is}; {_chip_rates(chip)}"
             row: Row = {"name": chip.name, "says": says, **chip.model_dump(mode="json", include=CHIP_FIELDS)}
             rows.append({**row, "overlay": overlay.model_dump(mode="json") if overlay else None})
@@ -234,7 +234,7 @@ def _chip_rates(chip: Chip) -> str:
     return "; ".join(rates)
 
 
-def _tflops(peaks: Mapping[PeakDtype, Peak | Achieved]) -> str:
+def _tflops(peaks: Mapping[PeakDtype, Peak | AchievedRate]) -> str:
     return ", ".join(f"{dtype} {rate.tflops:g}" for dtype, rate in peaks.items())
 
 

@@ -184,7 +184,7 @@ def _preflight(options: argparse.Namespace) -> int:
         return INTERRUPTED
     if report.word == "failed":
         return RunFailed.exit_code
-    fails_gate = report.word in ("out of line", "incomplete") or (options.quiet_machine and report.others)
+    fails_gate = report.word in ("out of line", "incomplete") or (options.quiet_machine and report.other_use_findings)
     return GateFailed.exit_code if fails_gate else 0
 
 

@@ -238,7 +238,7 @@ class _ImportSource:
         with self._terminal.bytes_progress(f"importing {path.name}") as progress:
             for document in read_lines(path, lambda error: self.problems.append(str(error)), progress):
                 if isinstance(document, RunRecord):
-                    yield document.reported(_EXPORT_REASON)
+                    yield document.mark_reported(_EXPORT_REASON)
                 else:
                     self.statements.append(document)
 
@@ -281,7 +281,7 @@ class _ImportSource:
                 "nightly stores its pairs itself"
             )
         if self._trusts_results and paths.result.exists():
-            record = record_of(paths).reported(_TRUSTED_RESULT_REASON)
+            record = record_of(paths).mark_reported(_TRUSTED_RESULT_REASON)
         else:
             record = recomputed_record(paths, self._registry, step_parts_or_none(paths))
         if folder not in self._nights:  # the states of nightlies lie beside the runs

@@ -179,7 +179,7 @@ def _night_noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]
     nights: dict[str, tuple[str, float]] = {}
     for p in reversed(points):  # of a long history only the newest nights are read
         night = p.night or p.began[:10]
-        is_usable = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_of_trend
+        is_usable = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_trend_point
         if night in nights or not is_usable or p.run_id in own_runs:
             continue
         if (value := quantity.read_night(record, p)) is not None:

@@ -14,7 +14,7 @@ from levelfield.environment_folder import Say as Say  # for plugins, which impor
 from levelfield.errors import RunFailed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.variables import masked
+from levelfield.specs.variables import mask_secrets
 from levelfield.specs.vendor import ContainerOptions
 
 PORT_CHOSEN_AT_START = "{port}"
@@ -101,8 +101,8 @@ class Request:
         """Return the request as files and prints show it, without the values of variables that look like secrets."""
         nodes = []
         for node in self.nodes:
-            processes = tuple(replace(work, environment=masked(work.environment)) for work in node.processes)
-            container = node.container and replace(node.container, environment=masked(node.container.environment))
+            processes = tuple(replace(work, environment=mask_secrets(work.environment)) for work in node.processes)
+            container = node.container and replace(node.container, environment=mask_secrets(node.container.environment))
             nodes.append(replace(node, processes=processes, container=container))
         return replace(self, nodes=tuple(nodes))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from levelfield.rundir.event_lines import mapping, sequence
 from levelfield.rundir.seal import UUID_PATTERN, VARIABLE_KEYS
-from levelfield.specs.variables import MASK, SECRET_VALUE, is_known_or_maker, is_secret, masked
+from levelfield.specs.variables import MASK, SECRET_VALUE, is_influential_or_maker, is_secret, mask_secrets
 
 LEFT_OUT_VALUE = "(left out)"
 PATH_PREFIX = "/redacted"  # every placeholder for a path begins so
@@ -99,13 +99,13 @@ class Placeholders:
 
     def _redact_variables(self, variables: dict[str, str], is_inherited: bool) -> dict[str, str]:
         """Return the variables without secrets; inherited ones also without values that no training reads."""
-        masked_variables = masked(variables)
+        masked_variables = mask_secrets(variables)
         if count := sum(masked_variables[name] != text for name, text in variables.items()):
             self.counts["secret", MASK] += count
         foreign = {
             name
             for name, text in masked_variables.items()
-            if is_inherited and text != MASK and not is_known_or_maker(name)
+            if is_inherited and text != MASK and not is_influential_or_maker(name)
         }
         return {
             name: self._count("variable", LEFT_OUT_VALUE) if name in foreign else masked_variables[name]

@@ -142,7 +142,7 @@ def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | Non
         *_check_reference(paths, registry, plan, raw, result),
     ):
         if isinstance(finding, Contradiction):
-            return record.reported(finding.text)
+            return record.mark_reported(finding.text)
     return record
 
 

@@ -16,11 +16,11 @@ from levelfield.specs.step_parts import (
     PARTS,
     WAITING,
     Milliseconds,
-    Part,
     PlannedPart,
+    StepPart,
     StepParts,
     StepPlanned,
-    without_layer_number,
+    mask_layer_number,
 )
 
 RECOMPUTATION = "recomputation"  # a part of its own here: any part may be recomputed
@@ -113,7 +113,7 @@ def _places(parts: StepParts, merge_layers: bool) -> defaultdict[tuple[str, str]
         for place in rank.places:
             part = RECOMPUTATION if place.phase == "recompute" else place.part
             where = f"{place.part} of the blocks" if part == RECOMPUTATION else place.where
-            where = without_layer_number(where) if merge_layers else where
+            where = mask_layer_number(where) if merge_layers else where
             times[part, where] += place.ms / len(parts.ranks)
     return times
 
@@ -148,7 +148,7 @@ def _sentence(change: PartChange, whole: PartChange, after: StepParts) -> str:
 
 # What the planner predicts, by its own parts, and the parts of a step that measure it. What it does not predict (the
 # host, waiting) is in the whole step's row alone.
-_PLANNER_PARTS: tuple[tuple[str, tuple[str, ...], tuple[Part, ...]], ...] = (
+_PLANNER_PARTS: tuple[tuple[str, tuple[str, ...], tuple[StepPart, ...]], ...] = (
     (
         "computation",
         ("compute",),
@@ -197,7 +197,7 @@ def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple
 
 def _planned_part(
     name: str,
-    of: tuple[Part, ...],
+    of: tuple[StepPart, ...],
     times: Sequence[Milliseconds],
     planned: float,
     parts: StepParts,

@@ -20,7 +20,7 @@ from levelfield.measure.student import t_quantile
 from levelfield.specs.step_parts import (
     BUBBLE,
     COMMUNICATION,
-    LAYER,
+    LAYER_PATTERN,
     MAX_CELLS,
     MAX_LINES,
     PARTS,
@@ -35,7 +35,7 @@ from levelfield.specs.step_parts import (
     RankParts,
     StepTimeline,
     WaitedFor,
-    without_layer_number,
+    mask_layer_number,
 )
 
 PlaceKey = tuple[str, str, str]  # part, where, phase
@@ -397,8 +397,8 @@ def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
             means[key].append(ms)
     for (part, where), values in means.items():
         ms = fmean(values)
-        if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER.search(where):
-            layers[part, without_layer_number(where)].append((ms, where))
+        if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER_PATTERN.search(where):
+            layers[part, mask_layer_number(where)].append((ms, where))
     for (part, _), times in layers.items():
         usual, (most, where) = median(ms for ms, _ in times), max(times)
         if len(times) >= _MIN_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):

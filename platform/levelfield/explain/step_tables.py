@@ -10,7 +10,7 @@ from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, align_rows
 from levelfield.report.words import NONE, wrapped
 from levelfield.specs.short_names import short_kernel
-from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, without_layer_number
+from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, mask_layer_number
 
 _LARGE_SHARE = 0.05  # of the step: an unexplained part this large is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
@@ -131,7 +131,7 @@ def _place_rows(parts: StepParts) -> Iterator[tuple[str, ...]]:
     times: defaultdict[tuple[str, str], float] = defaultdict(float)
     for rank in parts.ranks:
         for place in rank.places:
-            times[place.part, without_layer_number(place.where)] += place.ms / len(parts.ranks)
+            times[place.part, mask_layer_number(place.where)] += place.ms / len(parts.ranks)
     for (part, where), ms in sorted(times.items(), key=lambda item: -item[1])[:_MAX_PLACES]:
         yield part, where, f"{ms:.2f}", f"{ms / parts.step.mean:.1%}"
 

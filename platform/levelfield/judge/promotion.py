@@ -138,7 +138,7 @@ def hardware_of(plan: Plan, result: Result) -> str:
 
 def settings_text(plan: Plan, result: Result) -> str:
     """Return framework, layout and micro-batch of the run, and each other free field that is not at its default."""
-    values, names = plan.tuning.values, {"layout", "micro_batch", *plan.tuning.differing}
+    values, names = plan.tuning.values, {"layout", "micro_batch", *plan.tuning.non_default_fields}
     words = [FREE_FIELDS[name].phrase.format(value) for name, value in values.items() if name in names]
     return ", ".join((f"{result.framework} {result.framework_version}", *words))
 

@@ -20,7 +20,7 @@ from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords, clipped_text, clipped_texts
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, Word
+from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, StatusWord
 
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
 _MODULE = re.compile(r"No module named '(\w+)")
@@ -33,9 +33,9 @@ _LOST_PEER = re.compile(
 _PIPE_ERRORS = ("BrokenPipeError", "ConnectionResetError")  # Python's, as of a process that feeds the data
 _LOST_PEER_LIKELIHOOD = 2  # of an error that follows from another rank's; see `_consequence_likelihood`
 _LOG_TAIL_BYTES = 2**20  # bytes in which the last line is looked for
-_WORD_BY_ERROR_CLASS: dict[str, Word] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
+_WORD_BY_ERROR_CLASS: dict[str, StatusWord] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 # Ends of a run that do not depend on its training: word, class of failure, reason.
-_STATUS_BY_CAUSE: dict[str, tuple[Word, str | None, str]] = {
+_STATUS_BY_CAUSE: dict[str, tuple[StatusWord, str | None, str]] = {
     "interrupted": ("failed", "interrupted", INTERRUPTED),
     "environment": ("failed", "environment", "the environment is not usable"),
     "launch-error": ("failed", "launch", "no process could be started"),
@@ -106,7 +106,9 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     window = plan.work.window
     windows = {part.name: times for part in node_parts(plan, raw) if part.name and (times := part.window_ns(window))}
     reasons += [f"clock: {r}" for r in node_clock_reasons(windows, window.last_step - window.first_step + 1)]
-    reasons += [f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work, plan.window_steps)]
+    reasons += [
+        f"gradients: {r}" for r in gradient_reasons(raw.gradients, raw.steps, plan.work, plan.window_gradient_steps)
+    ]
     reasons += [f"final weights: {r}" for r in final_weight_reasons(raw.final, plan.work, plan.tuning.layout)]
     reasons += [f"routing: {r}" for r in routing_reasons(raw.experts, plan.work)]
     reasons += [f"choices: {r}" for r in _choice_reasons(plan, raw)]

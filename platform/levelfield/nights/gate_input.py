@@ -64,7 +64,8 @@ class GateInput:
     def points_tonight(self) -> dict[str, list[Point]]:
         """The points of the night by series, without the runs of confirmations."""
         groups = {
-            s: [p for p in points if night_of(p) == self.night and p.is_of_trend] for s, points in self.points.items()
+            s: [p for p in points if night_of(p) == self.night and p.is_trend_point]
+            for s, points in self.points.items()
         }
         return {series: points for series, points in groups.items() if points}
 
@@ -421,7 +422,7 @@ def _workload_changes(inputs: GateInput, planned: str, series: str) -> tuple[str
 
     Digests of work and corpus say nothing to a reader: they stand only where no number differs.
     """
-    last = max((p for p in inputs.points.get(planned, ()) if p.is_of_trend), key=lambda p: p.began, default=None)
+    last = max((p for p in inputs.points.get(planned, ()) if p.is_trend_point), key=lambda p: p.began, default=None)
     old = inputs.workload(last.run_id) if last else {}
     new = inputs.workload(inputs.points_tonight[series][-1].run_id)
     numbers = differences(*({name: one[name] for name in one if name in old and name in new} for one in (old, new)))

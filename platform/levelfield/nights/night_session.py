@@ -328,7 +328,7 @@ class NightSession:
     def _build_here(self, series: str) -> Subject | str:
         """Return the build that ran a series in this night, or why this checkout is not that build."""
         judged = judged_points(self.store.points([series])[series], self.request.night)
-        points = (point for point in reversed(judged) if point.is_of_trend)
+        points = (point for point in reversed(judged) if point.is_trend_point)
         tonight = next((point for point in points if night_of(point) == self.request.night), None)
         if tonight is None:
             return "the series has no run of this night"
@@ -394,7 +394,7 @@ def _is_new_build(store: Store, points: Sequence[Point], plan: Plan) -> bool:
         platform_version=plan.platform_version,
         formulas=(),
     )
-    last = next((p for p in reversed(points) if p.is_of_trend), None)
+    last = next((p for p in reversed(points) if p.is_trend_point), None)
     before = store.subject(last.subject) if last else None
     return is_other_build(before, now)
 

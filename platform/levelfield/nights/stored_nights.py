@@ -229,7 +229,7 @@ def _recent_points(
     others = sorted({s.digest for s in stored}.difference(whole))
     recent = store.points(others, since=_days_before(night, RECENT_DAYS)) if others else {}
     tonight = {series for series, points in recent.items() if any(night_of(point) == night for point in points)}
-    trend_points = {series: sum(point.is_of_trend for point in points) for series, points in recent.items()}
+    trend_points = {series: sum(point.is_trend_point for point in points) for series, points in recent.items()}
     few = {s.digest for s in stored if trend_points.get(s.digest, 0) < min(s.run_count, ENOUGH_NIGHTS)} & tonight
     if unread := sorted(few.union(whole)):
         recent |= store.points(unread)

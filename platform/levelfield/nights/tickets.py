@@ -33,7 +33,7 @@ from levelfield.series.segments import cost_of, differences, excess_of, is_evide
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import GatedFigure, RunRecord, Series, StoreEvent, Subject
-from levelfield.specs.run_figures import GATED
+from levelfield.specs.run_figures import GATED_FIGURES
 from levelfield.specs.short_names import slug
 from levelfield.store.database import Store
 
@@ -100,7 +100,9 @@ class NightTickets:
         points = self.inputs.points[finding.series]
         began = next((p.began for p in points if p.run_id == finding.run_id), "9")
         earlier = [
-            p for p in points if p.is_comparable and p.is_of_trend and p.night != self.inputs.night and p.began < began
+            p
+            for p in points
+            if p.is_comparable and p.is_trend_point and p.night != self.inputs.night and p.began < began
         ]
         return max(earlier, key=lambda p: p.began).run_id if earlier else None
 
@@ -185,7 +187,7 @@ class NightTickets:
         """Return the command that bisects the commits; empty where there are none between the builds."""
         if ticket.since is None or ticket.tonight is None or not ticket.all_commits or figure is None:
             return ()
-        inputs = ("--case", series.target, "--scale", series.scale, "--figure", GATED[figure].option)
+        inputs = ("--case", series.target, "--scale", series.scale, "--figure", GATED_FIGURES[figure].option)
         how = ("--runtime", series.runtime) if series.runtime == "docker" else ()
         builds = (ticket.since[:12], ticket.tonight[:12])
         return (*PROGRAM, "nightly", "bisect", *builds, *inputs, *how, *self.extra_options)

@@ -18,7 +18,7 @@ from levelfield.pages.first_view import TrainingContenders
 from levelfield.pages.series_history import SeriesRuns, SeriesSummary, epoch_seconds
 from levelfield.series.findings import FINDING_WORDS
 from levelfield.specs.record import StoreEvent
-from levelfield.specs.run_figures import STORED
+from levelfield.specs.run_figures import STORED_FIGURES
 
 SCALING_WIDTH, SCALING_HEIGHT = 360.0, 240.0
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 44.0, 12.0, 12.0, 34.0  # room for the axes' numbers
@@ -27,7 +27,7 @@ MAX_CURVE_POINTS = 120  # of a loss curve
 MEMORY_PARTS = ("allocated", "reserved", "device")  # each contains the one before it
 LONG_TABLE_ROWS = 12  # a table of more series is longer than a screen
 # Columns of the stored table, by the names of their figures in scripts.
-COLUMN_BY_FIGURE = {figure.page_key: column for column, figure in STORED.items()}
+COLUMN_BY_FIGURE = {figure.page_key: column for column, figure in STORED_FIGURES.items()}
 SummarisedSeries = tuple[SeriesRuns, SeriesSummary]
 # The points of one chart have these in common.
 _CHART_KEY_FIELDS = ("framework_label", "chip", "scale", "precision", "work", "corpus", "runtime")

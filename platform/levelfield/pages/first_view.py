@@ -184,7 +184,7 @@ def _read_contenders(series: Sequence[SeriesRuns], is_ambiguous: bool, results: 
     by_digest = {runs.digest: runs for runs in series}
     groups: dict[tuple[str, str, str | None], list[RunRecord]] = {}
     for runs in series:
-        ids = [point.run_id for point in reversed(runs.points) if point.is_of_trend] or [runs.points[-1].run_id]
+        ids = [point.run_id for point in reversed(runs.points) if point.is_trend_point] or [runs.points[-1].run_id]
         records = (
             record
             for at in range(0, len(ids), _READ_BATCH_SIZE)

@@ -22,7 +22,7 @@ from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import GIB, significant
 from levelfield.series.findings import FINDING_WORDS
-from levelfield.specs.run_figures import GATED, STORED
+from levelfield.specs.run_figures import GATED_FIGURES, STORED_FIGURES
 from levelfield.specs.short_names import short_digest
 
 # No inline script or style, nothing from elsewhere. `file:` pages load their own folder as 'self'. A script makes the
@@ -103,7 +103,7 @@ def folder_of(language: str) -> str:
 
 def figure_name(language: str, gated: str | None) -> str:
     """Return the name of a gated figure. A name that is not known stays as it is."""
-    return "–" if gated is None else GATED[gated].names[language].title if gated in GATED else gated
+    return "–" if gated is None else GATED_FIGURES[gated].names[language].title if gated in GATED_FIGURES else gated
 
 
 def _show_invisible(value: Any) -> Any:
@@ -124,7 +124,7 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value * 100:.{digits}f} %"
 
 
-FIGURE_BY_PAGE_KEY = {figure.page_key: figure for figure in STORED.values()}
+FIGURE_BY_PAGE_KEY = {figure.page_key: figure for figure in STORED_FIGURES.values()}
 
 
 def figure(value: float, name: str) -> str:
@@ -156,7 +156,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 def text_table(language: str) -> dict[str, str]:
     """Return the table of a language: key to text, in which {name} is filled in."""
     table: dict[str, str] = {}
-    for figure in STORED.values():
+    for figure in STORED_FIGURES.values():
         names = figure.names[language]
         table |= {f"figure.{figure.page_key}": names.title, f"unit.{figure.page_key}": names.unit}
         if figure.worse:
@@ -173,7 +173,7 @@ def script_figures() -> dict[str, dict[str, Any]]:
             "factor": 1 / figure.divisor,
             "gated": column if figure.worse else None,
         }
-        for column, figure in STORED.items()
+        for column, figure in STORED_FIGURES.items()
     }
 
 

@@ -67,7 +67,11 @@ def month_data(
     runs = [_run_data(record, shared) for record in records]
     return {
         "label": series.label,
-        "series": {**series.model_dump(mode="json"), "layout": str(series.layout), "in_words": series.layout.in_words},
+        "series": {
+            **series.model_dump(mode="json"),
+            "layout": str(series.layout),
+            "in_words": series.layout.sizes_text,
+        },
         "is_host_share": series.device_is == HOST_SHARE,
         "command": rerun_command(series),
         "reference": {"name": reference[0], "losses": reference[1]} if reference else None,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from levelfield.compare.sides import excess_use
 from levelfield.series.segments import segments_of
 from levelfield.specs.record import Conditions, Point, RunRecord, Series, StoreEvent, Subject, branch_of
-from levelfield.specs.run_figures import STORED
+from levelfield.specs.run_figures import STORED_FIGURES
 from levelfield.store.database import Store, StoredSeries
 from levelfield.store.rows import DigestCache
 
@@ -89,7 +89,7 @@ class CheckoutRuns:
 
         series = {digest for digest, runs in points.items() if any(map(belongs, runs))}
         self._points = {  # a run of a pair names no entry
-            digest: [p for p in points[digest] if belongs(p) or (suites and p.night and not p.is_of_trend)]
+            digest: [p for p in points[digest] if belongs(p) or (suites and p.night and not p.is_trend_point)]
             for digest in points
             if digest in series
         }
@@ -154,7 +154,7 @@ class SeriesRuns:
     def counted_points(self) -> list[Point]:
         """The runs of the trend that may stand in a comparison, without disturbed ones after a quiet one."""
         left_out = () if self.is_disturbed else self.disturbed_ids
-        return [p for p in self.points if p.is_of_trend and p.is_comparable and p.run_id not in left_out]
+        return [p for p in self.points if p.is_trend_point and p.is_comparable and p.run_id not in left_out]
 
 
 class DistinctValues:
@@ -209,11 +209,11 @@ def history_data(runs: SeriesRuns, documents: CachedDocuments) -> dict[str, Any]
             "verdict": distinct_values["verdicts"].add(point.verdict),
             "purpose": distinct_values["purposes"].add(point.purpose),
             "counts": int(point.is_comparable),
-            "trend": int(point.is_of_trend),
+            "trend": int(point.is_trend_point),
             "conditions": distinct_values["conditions"].add(conditions, point.conditions),
             "subject": distinct_values["subjects"].add(subject, point.subject),
         }
-        for column, figure in STORED.items():  # as exact as a chart and its table can show
+        for column, figure in STORED_FIGURES.items():  # as exact as a chart and its table can show
             value = getattr(point, column)
             row[figure.page_key] = None if value is None else round(value, figure.decimals)
         rows.append(row)
@@ -243,7 +243,7 @@ def pair_indexes(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def condition_changes(points: Sequence[Point], documents: CachedDocuments) -> list[dict[str, Any]]:
     """Return where the conditions of a node change: the index of the first run under new ones, and what differs."""
-    parts = segments_of([point for point in points if point.is_of_trend])
+    parts = segments_of([point for point in points if point.is_trend_point])
     places = {id(point): index for index, point in enumerate(points)}
     return [
         {
@@ -292,7 +292,7 @@ class SeriesSummary:
 
 def summary_of(runs: SeriesRuns) -> SeriesSummary:
     """Return the summary of a series, which has at least one run."""
-    trend = [point for point in runs.points if point.is_of_trend]
+    trend = [point for point in runs.points if point.is_trend_point]
     comparable, last = runs.counted_points, (trend or runs.points)[-1]
     reason = next(
         (text for text, required in ((last.word, "valid"), (last.evidence, "sealed")) if text != required), last.verdict

@@ -200,7 +200,7 @@ def refuse_unsupported(
         lacking.append(f"recomputation {tuning.recompute}")
     lacking += [
         f"{name} (an option that {implementation.framework} does not have)"
-        for name in tuning.differing
+        for name in tuning.non_default_fields
         if FREE_FIELDS[name].is_framework_specific and name not in implementation.free_fields
     ]
     refusals = implementation.refusals(kind)

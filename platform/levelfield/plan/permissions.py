@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from levelfield.errors import UsageError
 from levelfield.specs.tuning import Tuning
-from levelfield.specs.variables import check
+from levelfield.specs.variables import check_variables
 from levelfield.specs.vendor import ContainerOptions, VendorFile
 
 CAPABILITIES = ("SYS_NICE", "IPC_LOCK")
@@ -98,7 +98,7 @@ def refuse_unknown_permissions(allow: Sequence[str]) -> None:
 def allowed_permissions(options: ContainerOptions, allow: Sequence[str], vendor: str) -> tuple[str, ...]:
     """Return what the user allows and the container uses. Raises UsageError for what is not allowed."""
     try:
-        check(dict(options.environment), "container")
+        check_variables(dict(options.environment), "container")
     except ValueError as error:
         raise UsageError(f"vendor {vendor}: container.environment: {error}") from None
     allowed = needed_permissions(options)

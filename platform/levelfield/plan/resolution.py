@@ -354,6 +354,6 @@ def routing_choices_for(plan: Plan, reference: Reference | None) -> ChoicesPlan 
     if reference is not None and reference.choices is not None:
         is_same_work = reference.identity.work == plan.work_digest and reference.identity.corpus == plan.corpus.digest
         return ChoicesPlan(follows=digest_of(reference.choices), known=reference.choices) if is_same_work else None
-    layers = experts.moe_layers_before(plan.work.model.layers)
+    layers = experts.mixtures_before(plan.work.model.layers)
     is_small = training.steps * training.tokens_per_step * layers * experts.chosen <= MAX_RECORDED_ROUTING_CHOICES
     return ChoicesPlan(follows=None) if is_small and plan.world_size == 1 else None

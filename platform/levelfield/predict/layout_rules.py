@@ -56,7 +56,7 @@ def broken_layout_rules(
     world = nodes * devices_per_node
     sentences = [sentence for holds, sentence in _division_rules(work, layout, uneven_stages) if not holds]
     if layout.world_size != world:
-        size = f"{layout.in_words} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}"
+        size = f"{layout.sizes_text} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}"
         return [size, *sentences]
     return sentences
 

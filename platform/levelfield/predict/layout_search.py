@@ -20,7 +20,7 @@ from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.predict.timing import PredictedStep, StepPasses, predicted_step, step_passes, weight_exchange
 from levelfield.specs.case import Work
 from levelfield.specs.constants import Constants
-from levelfield.specs.implementation import FIRST_LAYERS, Refusable, refused_choices
+from levelfield.specs.implementation import RECOMPUTE_FIRST_LAYERS, Refusable, refused_choices
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Recompute, Tuning
 
@@ -48,7 +48,7 @@ class SupportedParallelism:
     @property
     def can_repeat_first_layers(self) -> bool:
         """Whether full recomputation may be of the first layers only."""
-        return "full" in self.recompute and FIRST_LAYERS not in self.refuses
+        return "full" in self.recompute and RECOMPUTE_FIRST_LAYERS not in self.refuses
 
     def lacks(self, tuning: Tuning, layers: int) -> tuple[str, ...]:
         """Return the kinds of parallelism that the fields need, with so many layers, and the framework does not offer;

@@ -11,7 +11,7 @@ from levelfield.errors import UsageError
 from levelfield.specs.case import Precision
 from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.host_rates import HostShare, Operation
-from levelfield.specs.vendor import Achieved, Chip, Interconnect, Peak, PeakDtype
+from levelfield.specs.vendor import AchievedRate, Chip, Interconnect, Peak, PeakDtype
 
 # A hop of a ring with large messages, from NCCL's own model (src/graph/tuning.cc, hwLatencies, Ring, Simple).
 NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
@@ -133,7 +133,7 @@ def assumed_share(chip: Chip, dtype: PeakDtype) -> float | None:
     return REACHABLE_SHARE_FP8 if dtype == "fp8" else REACHABLE_SHARE
 
 
-def _other_16_bit_rate(chip: Chip, dtype: PeakDtype) -> Achieved | None:
+def _other_16_bit_rate(chip: Chip, dtype: PeakDtype) -> AchievedRate | None:
     """Return the achievable rate of the other 16-bit dtype, if both have the same peak."""
     twins: dict[PeakDtype, PeakDtype] = {"bf16": "fp16", "fp16": "bf16"}
     own_peak, other_peak = chip.peaks.get(dtype), chip.peaks.get(twins.get(dtype, dtype))

@@ -76,7 +76,7 @@ def _question(
             f"{', '.join(registry.constants_files)}"
         )
     offer = supported_parallelism(implementation, device_kind)
-    constants = constants.on_kind(device_kind)
+    constants = constants.for_device_kind(device_kind)
     return LayoutQuestion(work, machine, constants, offer, device_kind == HOST_KIND, devices, capacity_bytes)
 
 
@@ -105,7 +105,7 @@ class Calibration:
     row: LayoutEstimate
     measured: float
 
-    def applied(self, constants: Constants, on_host: bool) -> Constants:
+    def apply_to(self, constants: Constants, on_host: bool) -> Constants:
         """Return the constants with this rate."""
         pace = constants.pace_on(on_host).model_copy(update={self.rate: self.after})
         return constants.model_copy(update={"host_pace" if on_host and constants.host_pace else "pace": pace})
@@ -126,7 +126,7 @@ def calibrate(question: LayoutQuestion, tuning: Tuning, measured: float) -> Cali
         rate = "communication_efficiency" if is_one_node else "network_efficiency"
 
     def speed(value: float) -> float:
-        constants = Calibration(rate, 0, value, row, measured).applied(question.constants, question.on_host)
+        constants = Calibration(rate, 0, value, row, measured).apply_to(question.constants, question.on_host)
         return predict(replace(question, constants=constants), tuning).tokens_per_second
 
     low, high = MIN_EFFICIENCY, MAX_EFFICIENCY

@@ -121,7 +121,7 @@ def _compositions(layers: int, stages: int, experts: Experts | None) -> tuple[tu
     """Return the layers of each stage, and the mixtures among them."""
     shortest, longer_stages = divmod(layers, stages)
     begins = [shortest * stage + min(stage, longer_stages) for stage in range(stages + 1)]
-    mixtures = [experts.moe_layers_before(layer) if experts else 0 for layer in begins]
+    mixtures = [experts.mixtures_before(layer) if experts else 0 for layer in begins]
     return tuple((begins[n + 1] - begins[n], mixtures[n + 1] - mixtures[n]) for n in range(stages))
 
 
@@ -137,7 +137,7 @@ def _repetitions(
             start = begin + size * chunk // chunks
             end = min(start + first_layers, begin + size * (chunk + 1) // chunks)
             count += end - start
-            mixtures += experts.moe_layers_before(end) - experts.moe_layers_before(start) if experts else 0
+            mixtures += experts.mixtures_before(end) - experts.mixtures_before(start) if experts else 0
         repetitions.append((count, mixtures))
         begin += size
     return tuple(repetitions)

@@ -52,8 +52,8 @@ class Preflight(RunFeature):
         run.say(f"preflight: {report.sentence}")
         for finding in report.findings:
             run.say(finding.sentence)
-        if run.plan.preflight.quiet and report.others:
-            others = "; ".join(finding.sentence for finding in report.others)
+        if run.plan.preflight.quiet and report.other_use_findings:
+            others = "; ".join(finding.sentence for finding in report.other_use_findings)
             return Outcome("device-taken", (), f"{others}; a quiet machine was asked for")
         return None
 

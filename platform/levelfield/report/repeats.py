@@ -13,7 +13,7 @@ from levelfield.report.words import format_number
 from levelfield.specs.base import json_digest
 from levelfield.specs.result import Result
 from levelfield.specs.run_figures import MFU_NAME, MFU_TITLE, RUN_FIGURES, RunFigure, value_at
-from levelfield.specs.variables import known_to_matter
+from levelfield.specs.variables import influential_variables
 from levelfield.specs.vendor import HOST_SHARE
 
 REPEATS_SCHEMA = "levelfield.repeats/1"  # of the summary of a group in JSON
@@ -111,7 +111,7 @@ def group_repeats(
     groups: dict[tuple[str, str, str], list[Result]] = {}
     for result, plan in zip(results, plans, strict=True):
         if plan is not None:
-            variables = json_digest(known_to_matter(result.inherited))
+            variables = json_digest(influential_variables(result.inherited))
             key = plan, variables, result.model_dump_json(exclude=_FIELDS_OF_ONE_RUN)
             groups.setdefault(key, []).append(result)
     repeats = []

@@ -23,7 +23,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.node.node_facts import tool_output
 from levelfield.run.runtimes.process_runtime import inherited_variables
 from levelfield.specs.plan import Plan
-from levelfield.specs.variables import KNOWN_PREFIXES, RECORDED_BY_EXCLUSION, masked, recorded
+from levelfield.specs.variables import INFLUENTIAL_PREFIXES, RECORDED_BY_EXCLUSION, mask_secrets, recordable_variables
 from levelfield.specs.vendor import VendorFile
 
 GIT_SECONDS = 10.0
@@ -33,7 +33,7 @@ _PLATFORM_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
     """Return everything outside the plan that can change the figures of a run."""
-    variables = {name: text for name, text in sorted(os.environ.items()) if name.startswith(KNOWN_PREFIXES)}
+    variables = {name: text for name, text in sorted(os.environ.items()) if name.startswith(INFLUENTIAL_PREFIXES)}
     try:
         software = vendor.software()
     except Exception as error:  # an adapter may raise anything, and the run must go on
@@ -57,8 +57,8 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         "devices": device_identities(d for d in devices_of(vendor) if d.index in plan.hardware.device_indices),
         "vendor_software": software,
         "topology": topology_of(vendor.spec),
-        "variables": masked(variables),
-        "inherited": {} if plan.runtime == "docker" else recorded(inherited_variables()),
+        "variables": mask_secrets(variables),
+        "inherited": {} if plan.runtime == "docker" else recordable_variables(inherited_variables()),
         "inherited_are": RECORDED_BY_EXCLUSION,
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from levelfield.node.regular_files import read_regular
-from levelfield.specs.bounded_reading import PLAIN_LEVELS, bounded_number, plain_json, unique_keys
+from levelfield.specs.bounded_reading import MAX_PLAIN_LEVELS, bounded_integer, plain_json, unique_keys
 
 JsonObject = dict[str, Any]
 MeasuredEvents = dict[str, list[JsonObject]]
@@ -88,16 +88,16 @@ def strict_json(content: bytes | str) -> Any:
             object_pairs_hook=unique_keys,
             parse_constant=_finite,
             parse_float=_finite,
-            parse_int=bounded_number,
+            parse_int=bounded_integer,
         )
     except RecursionError:
-        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels") from None
+        raise ValueError(f"found more than {MAX_PLAIN_LEVELS} nested levels") from None
     level, layer = 0, [value]
     while layer := [item for item in layer if isinstance(item, (dict, list))]:
         level += 1
         layer = [inner for item in layer for inner in (item.values() if isinstance(item, dict) else item)]
-    if level > PLAIN_LEVELS:
-        raise ValueError(f"found more than {PLAIN_LEVELS} nested levels")
+    if level > MAX_PLAIN_LEVELS:
+        raise ValueError(f"found more than {MAX_PLAIN_LEVELS} nested levels")
     return value
 
 

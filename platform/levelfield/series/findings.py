@@ -11,7 +11,7 @@ from levelfield.report.words import NONE, format_number, gib
 from levelfield.series.ticket import Ticket, Tickets
 from levelfield.specs.base import Document
 from levelfield.specs.record import GatedFigure
-from levelfield.specs.run_figures import GATED
+from levelfield.specs.run_figures import GATED_FIGURES
 
 FindingWord = Literal[
     "regression",
@@ -33,7 +33,7 @@ FAILURE_WORDS = frozenset({"regression", "training differs", "environment step"}
 ABSENCE_WORDS = frozenset({"missing", "invalid run", "incomparable"})  # what was expected is not compared
 OPEN_WORDS = frozenset({"bad night", "biased arms", "inconclusive", "stale", "improvement", "new series"})
 COMPARED_WORDS = frozenset(FINDING_WORDS) - ABSENCE_WORDS - {"training differs", "new series"}
-FIGURE_NAMES: dict[GatedFigure, str] = {name: figure.heading.split(",")[0] for name, figure in GATED.items()}
+FIGURE_NAMES: dict[GatedFigure, str] = {name: figure.heading.split(",")[0] for name, figure in GATED_FIGURES.items()}
 SPEED_FIGURE: GatedFigure = "tokens_per_second_per_device"
 # A word as a reader gets it, for one and for several series. The store and JSON have the word itself.
 STATUS_TEXTS: dict[FindingWord, tuple[str, str]] = {
@@ -52,7 +52,7 @@ STATUS_TEXTS: dict[FindingWord, tuple[str, str]] = {
     "no change": ("unchanged", "unchanged"),
 }
 # A figure's logarithm times this sign is its cost: a higher cost is worse, for every figure.
-COST_SIGNS: dict[GatedFigure, int] = {name: figure.worse for name, figure in GATED.items() if figure.worse}
+COST_SIGNS: dict[GatedFigure, int] = {name: figure.worse for name, figure in GATED_FIGURES.items() if figure.worse}
 
 
 class Finding(Document):
@@ -201,7 +201,7 @@ class FindingPage:
 
 def figure_value(value: float | None, figure: GatedFigure) -> str:
     """Return a figure with its unit."""
-    declared = GATED[figure]
+    declared = GATED_FIGURES[figure]
     if declared.unit == "B":
         return gib(value)
     return format_number(value, declared.digits, declared.divisor)
@@ -254,7 +254,7 @@ def _word_texts(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> lis
             (only,) = fields if len(fields) == 1 else [()]
             texts.append(_word_count(word, [(lead,) for lead in leads]) + (f": {', '.join(only)}" if only else ""))
             continue
-        is_more = (GATED[figure].worse == 1) == is_worse
+        is_more = (GATED_FIGURES[figure].worse == 1) == is_worse
         how = f"with {'more' if is_more else 'less'} {FIGURE_NAMES[figure]}"
         if figure == SPEED_FIGURE:
             how = "slower" if is_worse else "faster"

@@ -60,7 +60,7 @@ def level_points(points: Iterable[Point], excluded_runs: Collection[str] = ()) -
 
 def is_evidence(point: Point) -> bool:
     """Whether the run is valid, sealed, of no confirmation, and its training is the one that was expected."""
-    return point.is_comparable and point.is_of_trend
+    return point.is_comparable and point.is_trend_point
 
 
 def segments_of(points: Sequence[Point]) -> list[Segment]:

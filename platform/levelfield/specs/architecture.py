@@ -12,7 +12,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from levelfield.specs.base import LATER, MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Value
 
-Part = Literal[
+ModelPart = Literal[
     "learned_positions",
     "rope",
     "layernorm",
@@ -46,7 +46,7 @@ Part = Literal[
 ]
 
 # Families as sets of parts: the rows of the support table. A case needs no family of this list.
-FAMILIES: dict[str, frozenset[Part]] = {
+FAMILIES: dict[str, frozenset[ModelPart]] = {
     "gpt": frozenset(("learned_positions", "layernorm", "gelu_tanh", "bias", "tied_embeddings")),
     "llama": frozenset(("rope", "rmsnorm", "swiglu", "grouped_queries")),
     "qwen": frozenset(
@@ -57,10 +57,8 @@ FAMILIES: dict[str, frozenset[Part]] = {
     ),
 }
 
-GATE_ACTIVATIONS: dict[str, str] = {
-    "swiglu": "silu",
-    "geglu_tanh": "gelu_tanh",
-}  # of an MLP with a gate, the gate's activation
+# By activation of an MLP that has a gate: the activation of the gate itself.
+GATE_ACTIVATIONS: dict[str, str] = {"swiglu": "silu", "geglu_tanh": "gelu_tanh"}
 
 
 class RopeScaling(Value):
@@ -92,8 +90,8 @@ class RopeScaling(Value):
         present = {name for name in type(self).model_fields if getattr(self, name) is not None}
         if missing := sorted(needed - present):
             raise ValueError(f"rope_scaling {self.kind}: missing {', '.join(missing)}")
-        if strange := sorted(present - needed - optional):
-            raise ValueError(f"rope_scaling {self.kind}: found {', '.join(strange)}, which this kind does not have")
+        if unexpected := sorted(present - needed - optional):
+            raise ValueError(f"rope_scaling {self.kind}: found {', '.join(unexpected)}, which this kind does not have")
         if self.kind == "llama3" and not (self.low_factor or 0) < (self.high_factor or 0):
             raise ValueError(f"low_factor: found {self.low_factor}, expected below high_factor {self.high_factor}")
         if self.kind == "yarn" and not (self.beta_slow or 0) < (self.beta_fast or 0):
@@ -168,8 +166,8 @@ class Experts(Value):
         """Return whether layer `layer`, counted from 0, is a mixture."""
         return layer >= self.first_layer and (layer - self.first_layer) % self.every == 0
 
-    def moe_layers_before(self, layer: int) -> int:
-        """Return the number of mixtures of experts among the layers before `layer`."""
+    def mixtures_before(self, layer: int) -> int:
+        """Return how many of the layers before `layer`, counted from 0, are mixtures."""
         return max(0, -(-(layer - self.first_layer) // self.every))
 
     @model_validator(mode="after")
@@ -245,19 +243,19 @@ class Model(Value):
     @property
     def mixture_layers(self) -> int:
         """The number of layers whose MLP is a mixture of experts."""
-        return self.experts.moe_layers_before(self.layers) if self.experts else 0
+        return self.experts.mixtures_before(self.layers) if self.experts else 0
 
     def is_mixture(self, layer: int) -> bool:
         """Return whether layer `layer`, counted from 0, is a mixture of experts."""
         return self.experts is not None and self.experts.replaces_mlp(layer)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ModelPart, ...]:
         """The names of the parts that compose the model. implementation.yaml lists those that a framework has."""
         return tuple(name for name, used in _used_parts(self).items() if used)
 
     @model_serializer(mode="wrap")
-    def _without_later_parts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unused_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what came later and is not used, so that documents from before it stay as they are."""
         content: dict[str, Any] = handler(self)
         fields = type(self).model_fields.items()
@@ -294,7 +292,8 @@ class Model(Value):
         return self
 
 
-def _used_parts(model: Model) -> dict[Part, bool]:
+def _used_parts(model: Model) -> dict[ModelPart, bool]:
+    """Return every part, and whether the model has it."""
     scaling = model.rope_scaling.kind if model.rope_scaling else None
     experts = model.experts
     router = experts.router if experts else None

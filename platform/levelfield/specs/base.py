@@ -58,6 +58,7 @@ MAX_SIZE = 10**12  # of a width, a vocabulary, a length or a batch: only compute
 
 
 def sha256_of(content: bytes) -> str:
+    """Return the digest of some bytes, such as `sha256:9f86d0...`."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

@@ -27,8 +27,8 @@ MAX_VALUES = 1_000_000  # with every alias of YAML counted as what it stands for
 MAX_DIGITS = 25  # of a whole number; 2**64 has 20
 _MAX_LINE_CHARACTERS = 60  # characters of a line in a message
 _TAG_ERRORS = (ValueError, LookupError, TypeError, AttributeError)  # of PyYAML for a value such as `!!bool maybe`
-PLAIN_LEVELS = 32  # of a JSON text that is read fast
-_DEEP_INDENT = b"\n" + b" " * PLAIN_LEVELS
+MAX_PLAIN_LEVELS = 32  # of a JSON text that `plain_json` reads
+_DEEP_INDENT = b"\n" + b" " * MAX_PLAIN_LEVELS
 _DIGITS_TO_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * (MAX_DIGITS + 1)
 _TAG = "tag:yaml.org,2002:"
@@ -63,7 +63,7 @@ def parse_mapping(path: Path, text: str) -> Any:
             try:
                 return plain_json(text.encode())
             except ValueError:
-                return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_number)
+                return json.loads(text, object_pairs_hook=unique_keys, parse_int=bounded_integer)
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except AmbiguousWordError as error:
@@ -101,7 +101,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         return _tag_of(value) if kind is yaml.ScalarNode and implicit[0] else super().resolve(kind, value, implicit)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Return the value of a node. Raises DifferentValues for an unquoted word with another value in YAML 1.1."""
+        """Return the value of a node. Raises AmbiguousWordError for an unquoted word with another value in YAML 1.1."""
         if isinstance(node, yaml.ScalarNode) and not node.style and (message := _version_difference(node.value)):
             raise AmbiguousWordError(node.start_mark.line + 1, f"found {message}")
         return super().construct_object(node, deep)
@@ -112,8 +112,8 @@ def _check_events(text: str) -> None:
 
     The parser's events come one by one; the loader's own recursion would end the process on a deep text.
     """
-    sizes: dict[str | None, int] = {}  # of the node with each anchor: its values
-    counts, anchors = [0], list[str | None]()  # of the document and of each open list or mapping
+    sizes: dict[str | None, int] = {}  # by anchor: how many values its node has
+    counts, anchors = [0], list[str | None]()  # values and anchor, of the document and of each open list or mapping
     for event in yaml.parse(text, Loader=_Loader):
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
@@ -135,7 +135,8 @@ def _check_events(text: str) -> None:
             raise ValueError(f"found more than {MAX_VALUES:,} values, with what aliases stand for")
 
 
-def bounded_number(text: str) -> int:
+def bounded_integer(text: str) -> int:
+    """Return the whole number that a JSON text states. Raises ValueError for one with too many digits."""
     if len(text) > MAX_DIGITS:
         raise ValueError(f"found a number of {len(text)} digits, expected at most {MAX_DIGITS}")
     return int(text)
@@ -221,18 +222,18 @@ class WordDumper(yaml.SafeDumper):
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """Return the tag of a node without quotes. The dumper writes them where it is not the value's own."""
-        old = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
-        if kind is not yaml.ScalarNode or not implicit[0] or old != _TAG + "str":
-            return old
+        tag_of_1_1 = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        if kind is not yaml.ScalarNode or not implicit[0] or tag_of_1_1 != _TAG + "str":
+            return tag_of_1_1
         return _TAG + "bool" if value in _BOOLEAN_WORDS else _tag_of(value)
 
 
 def _version_difference(word: str) -> str | None:
     """Return what an unquoted word is in both versions of YAML, and what to write; None where it is the same."""
-    old: Any
-    new: Any
+    value_in_1_1: Any
+    value_in_1_2: Any
     if word in _BOOLEAN_WORDS:
-        old, new = _BOOLEAN_WORDS[word], word
+        value_in_1_1, value_in_1_2 = _BOOLEAN_WORDS[word], word
     elif not _AMBIGUOUS_NUMBER.fullmatch(word):
         return None
     elif len(word) > _MAX_NUMBER_CHARACTERS:
@@ -240,9 +241,9 @@ def _version_difference(word: str) -> str | None:
         return f"{begin}..., which is not the same in YAML 1.1 and 1.2; write it with quotes for a text"
     else:
         readers: dict[str, Callable[[str], Any]] = {_TAG + "int": _whole_number, _TAG + "float": float}
-        old, new = yaml.safe_load(word), readers.get(_tag_of(word), str)(word)
-    if (type(old), old) == (type(new), new):
+        value_in_1_1, value_in_1_2 = yaml.safe_load(word), readers.get(_tag_of(word), str)(word)
+    if (type(value_in_1_1), value_in_1_1) == (type(value_in_1_2), value_in_1_2):
         return None
-    texts = ["a text" if isinstance(value, str) else str(value).lower() for value in (old, new)]
-    write = ", ".join(text for text in texts if text != "a text")
-    return f"{word}, which is {texts[0]} in YAML 1.1 and {texts[1]} in YAML 1.2; write {write} or '{word}'"
+    texts = ["a text" if isinstance(value, str) else str(value).lower() for value in (value_in_1_1, value_in_1_2)]
+    unambiguous = ", ".join(text for text in texts if text != "a text")
+    return f"{word}, which is {texts[0]} in YAML 1.1 and {texts[1]} in YAML 1.2; write {unambiguous} or '{word}'"

@@ -23,16 +23,12 @@ class SealFinding(Value):
 
 
 class BundledFile(Value):
-    """A file of a run. original: its digest in the run directory; of outcome.json the one that the seal holds.
+    """A file of a run."""
 
-    stored: the digest of the member; None where the file is left out. replaced: texts replaced by placeholders. cut:
-    bytes left out at the beginning of a long log.
-    """
-
-    original: str
-    stored: str | None
-    replaced: int = Field(default=0, ge=0)
-    cut: int = Field(default=0, ge=0)
+    original: str  # its digest in the run directory; of outcome.json the one that the seal holds
+    stored: str | None  # the digest of the bundle's member; None where the file is left out
+    replaced: int = Field(default=0, ge=0)  # how many texts were replaced by placeholders
+    cut: int = Field(default=0, ge=0)  # bytes left out at the beginning of a long log
 
     @property
     def is_whole(self) -> bool:
@@ -41,40 +37,35 @@ class BundledFile(Value):
 
 
 class BundledRun(Value):
-    """A run of a bundle. seal: the finding on its files before any was redacted.
+    """A run of a bundle."""
 
-    software: the digest of its packages and of the vendor's software, for its certificate.
-    """
-
-    seal: SealFinding
-    software: str | None
+    seal: SealFinding  # the finding on its files before any was redacted
+    software: str | None  # the digest of its packages and of the vendor's software, for its certificate
     files: dict[str, BundledFile]
 
 
 class Replacement(Value):
-    """What was replaced: its kind (`secret`, `path`, `folder`, `host`, `user`, `device`), by what, and how often."""
+    """A text that was replaced, without the text itself."""
 
-    kind: str
-    placeholder: str
+    kind: str  # `secret`, `path`, `folder`, `host`, `user` or `device`
+    placeholder: str  # what stands in its place
     times: int = Field(ge=1)
 
 
 class Manifest(Document):
-    """manifest.json. kept: names of users or hosts that are also words of a run and were not replaced: how many.
-
-    result_revision: what bundles of 2026-11 have; only their digest counts it. digest: of all other keys.
-    """
+    """manifest.json of a bundle."""
 
     KIND: ClassVar[str] = "bundle"
 
     platform_version: str
     runs: dict[str, BundledRun]
     replacements: tuple[Replacement, ...]
-    kept: int = 0
+    kept: int = 0  # how many names of users or hosts were not replaced, because they are also words of a run
+    # Bundles of 2026-11 have it, and it counts in their digest. Nothing else reads it.
     result_revision: int = Field(default=0, ge=0, json_schema_extra=LATER)
-    digest: str
+    digest: str  # of all other keys
 
     @property
     def content_digest(self) -> str:
-        """The digest that the manifest has to have."""
+        """The digest of all keys but `digest`, which has to be equal to it."""
         return self.model_copy(update={"digest": ""}).fingerprint()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from levelfield.specs.architecture import Model, Part
+from levelfield.specs.architecture import Model, ModelPart
 from levelfield.specs.base import LATER, MAX_GRADIENT_STEPS, MAX_SIZE, MAX_STEPS, Document, Value, type_changes
 from levelfield.specs.tuning import TuningChoice
 
@@ -39,7 +39,7 @@ class Schedule(Value):
     decay_steps: int = Field(ge=1)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Schedule:
+    def _numbers_are_ordered(self) -> Schedule:
         if self.min_lr > self.peak_lr:
             raise ValueError(f"min_lr: found {self.min_lr}, expected at most peak_lr {self.peak_lr}")
         if self.warmup_steps >= self.decay_steps:
@@ -55,6 +55,8 @@ class LossScale(Value):
 
 
 class Training(Value):
+    """The training itself: its steps, batch, precision, optimizer and seed."""
+
     steps: int = Field(ge=2, le=MAX_STEPS)
     sequence_length: int = Field(ge=2, le=MAX_SIZE)
     global_batch: int = Field(ge=1, le=MAX_SIZE)
@@ -70,7 +72,7 @@ class Training(Value):
         return self.global_batch * self.sequence_length
 
     @model_validator(mode="after")
-    def _scaled(self) -> Training:
+    def _fp16_has_a_loss_scale(self) -> Training:
         if self.precision == "fp16" and self.loss_scale is None:
             raise ValueError("precision fp16 needs loss_scale")
         return self
@@ -106,11 +108,10 @@ class Acceptance(Value):
 
 
 class Evidence(Value):
-    """What a run records beside its losses: the norm of each parameter's gradient at the end of these steps.
+    """What a run records beside its losses. The loss alone cannot show a wrong gradient scale."""
 
-    They are warm-up steps, so recording costs the window nothing. The loss alone cannot show a wrong gradient scale.
-    """
-
+    # At the end of these steps the norm of each parameter's gradient is recorded. They are warm-up steps, so that
+    # recording costs the window nothing.
     gradient_steps: tuple[int, ...] = Field(default=(), max_length=MAX_GRADIENT_STEPS)
 
 
@@ -147,22 +148,20 @@ class Work(Value):
         if self.data.alphabet > self.model.vocab_size:
             raise ValueError(f"data.alphabet {self.data.alphabet} is above vocab_size {self.model.vocab_size}")
         if self.data.alphabet < 2 * self.data.branching:
-            least = f"twice data.branching {self.data.branching}"
-            raise ValueError(f"data.alphabet: found {self.data.alphabet}, expected at least {least}")
-        late = [step for step in self.evidence.gradient_steps if not 1 <= step < first]
-        if late:
-            raise ValueError(f"evidence.gradient_steps {late} do not lie before the window, which starts at {first}")
+            minimum = f"twice data.branching {self.data.branching}"
+            raise ValueError(f"data.alphabet: found {self.data.alphabet}, expected at least {minimum}")
+        late_steps = [step for step in self.evidence.gradient_steps if not 1 <= step < first]
+        if late_steps:
+            raise ValueError(
+                f"evidence.gradient_steps {late_steps} do not lie before the window, which starts at {first}"
+            )
         if self.acceptance.tail_steps >= steps:
             raise ValueError(f"acceptance.tail_steps: found {self.acceptance.tail_steps}, expected below steps {steps}")
         return self
 
 
 class Case(Document):
-    """The full work, and `smoke`: the keys that differ at smoke scale, with the same closed schema.
-
-    parameters: the exact number at full scale, as published. The catalog holds the case to it: a model whose parts a
-    document cannot say, or leaves out, has another number.
-    """
+    """configs/cases/<name>.yaml: the work at full scale, and what differs from it at smoke scale."""
 
     KIND: ClassVar[str] = "case"
 
@@ -177,8 +176,10 @@ class Case(Document):
     acceptance: Acceptance
     limits: TimeLimits
     evidence: Evidence = Evidence()
-    smoke: dict[str, dict[str, Any]]
+    smoke: dict[str, dict[str, Any]]  # the keys of the work that differ at smoke scale, with the same closed schema
     tuning: dict[Scale, TuningChoice] = Field(default_factory=dict)
+    # The exact number at full scale, as published. The catalog checks the case by it: a model with a part that the
+    # document leaves out, or cannot describe, has another number.
     parameters: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
 
     def work(self, scale: Scale) -> Work:
@@ -187,20 +188,20 @@ class Case(Document):
         So equal work has equal digests, and a framework without a part is not refused for a part that does nothing. A
         value that does something at one scale stays at both: the case has this part.
         """
-        work = self.written(scale)
-        return work.model_copy(update={"model": _without_fields(work.model, self._idle)})
+        work = self.written_work(scale)
+        return work.model_copy(update={"model": _without_fields(work.model, self._idle_fields)})
 
     @property
-    def _idle(self) -> tuple[str, ...]:
-        """The values of the model that change nothing at either scale, by field."""
-        works = [self.written(scale) for scale in SCALES]
-        idle = [(work, _idle_values(work)) for work in works]
-        fields = sorted({name for _, names in idle for name in names})
-        return tuple(n for n in fields if all(n in names or _value_at(work, n) is None for work, names in idle))
+    def _idle_fields(self) -> tuple[str, ...]:
+        """The fields of the model whose values change nothing at either scale."""
+        works = [self.written_work(scale) for scale in SCALES]
+        idle_by_work = [(work, _idle_fields_of(work)) for work in works]
+        fields = sorted({name for _, names in idle_by_work for name in names})
+        return tuple(n for n in fields if all(n in names or _value_at(work, n) is None for work, names in idle_by_work))
 
     def fingerprint(self) -> str:
         """Return the digest of the document without the values that change nothing."""
-        idle = self._idle
+        idle = self._idle_fields
         if not idle:
             return super().fingerprint()
         smoke = {**self.smoke, "model": _without_keys(self.smoke.get("model", {}), idle)}
@@ -209,14 +210,14 @@ class Case(Document):
         )
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ModelPart, ...]:
         """The parts that a framework needs to train the case at both scales."""
         return tuple(dict.fromkeys(part for scale in SCALES for part in self.work(scale).model.parts))
 
-    def written(self, scale: Scale) -> Work:
-        """Return the work at `scale` as the document says it. Raises pydantic.ValidationError when it is not valid."""
+    def written_work(self, scale: Scale) -> Work:
+        """Return the work at `scale` exactly as the document has it. Raises ValidationError for a wrong one."""
         full = {name: getattr(self, name).model_dump() for name in Work.model_fields}
-        return Work.model_validate(merged(full, self.smoke) if scale == "smoke" else full)
+        return Work.model_validate(merge_nested(full, self.smoke) if scale == "smoke" else full)
 
     @model_validator(mode="after")
     def _both_scales_are_valid(self) -> Case:
@@ -225,7 +226,7 @@ class Case(Document):
             raise ValueError(f"smoke: unknown key {sorted(unknown)}; known: {sorted(Work.model_fields)}")
         for scale in SCALES:
             try:
-                work = self.written(scale)
+                work = self.written_work(scale)
             except ValidationError as error:
                 raise ValueError(f"at scale {scale}: {_error_text(error)}") from None
         if changed := [f"{'.'.join(map(str, place))}: {fault}" for place, fault in type_changes(self.smoke, work)]:
@@ -238,16 +239,16 @@ def _error_text(error: ValidationError) -> str:
     return "; ".join(f"{key}: {message}" for key, message in faults)
 
 
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merge_nested(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return `base` with the changed keys replaced in every nested mapping. All other keys stay."""
     result = dict(base)
     for key, value in changes.items():
-        nested = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if nested else value
+        are_mappings = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merge_nested(result[key], value) if are_mappings else value
     return result
 
 
-def _idle_values(work: Work) -> tuple[str, ...]:
+def _idle_fields_of(work: Work) -> tuple[str, ...]:
     """Return the fields of the model that equal their defaults or never bind: the work is the same without them."""
     model, scaling, experts = work.model, work.model.rope_scaling, work.model.experts
     groups = experts.router.groups if experts else None

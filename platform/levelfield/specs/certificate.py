@@ -21,27 +21,25 @@ DECISIVE_LAYERS = ("first step", "gradients", "curve")
 
 
 class CodeBranches(Value):
-    """The parts of a training's code that a run uses: which kinds of parallelism, without their sizes.
-
-    sharding_stage: the ZeRO stage; 0: nothing is sharded. replicated_shards: fewer shards than data-parallel ranks.
-    further: other free fields that change the code, where they are not at their defaults.
-    """
+    """The parts of a training's code that a run uses: which kinds of parallelism, without their sizes."""
 
     data: bool
     tensor: bool
     pipeline: bool
     interleaved: bool
     sequence_parallel: bool
-    sharding_stage: int = Field(ge=0, le=3)
-    replicated_shards: bool
+    sharding_stage: int = Field(ge=0, le=3)  # of ZeRO; 0: nothing is sharded
+    replicated_shards: bool  # there are fewer shards than data-parallel ranks
     recompute: Recompute
     compile: bool
     graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: Attention
+    # Other free fields that change the code, where they are not at their defaults.
     further: dict[str, JsonValue] = Field(default_factory=dict, json_schema_extra=LATER)
 
 
 def code_branches(tuning: Tuning) -> CodeBranches:
+    """Return the parts of the code that a run with this tuning uses."""
     layout = tuning.layout
     sharded = layout.sharding_degree > 1
     return CodeBranches(
@@ -55,7 +53,7 @@ def code_branches(tuning: Tuning) -> CodeBranches:
         **{name: getattr(tuning, name) for name in CODE_FIELDS if name in CodeBranches.model_fields},
         further={
             name: getattr(tuning, name)
-            for name in tuning.differing
+            for name in tuning.non_default_fields
             if name in CODE_FIELDS and name not in CodeBranches.model_fields
         },
     )
@@ -76,33 +74,23 @@ def smallest_layout(layout: Layout) -> Layout:
 
 
 class CertificateSubject(Value):
-    """What a certificate is about. Runs with equal subjects share a certificate.
+    """What a certificate is about. Runs with equal subjects share a certificate."""
 
-    work: digest of the case's smoke work in fp32. reference: digest of the reference with its noise. implementation:
-    digest of the implementation's folder. code: digest of the code that implementations share. environment: digest of
-    the Python and its pinned packages; the path of a Python that the user gave. variables: digest of the environment
-    variables.
-    """
-
-    work: str
-    reference: str
+    work: str  # digest of the case's smoke work in fp32
+    reference: str  # digest of the reference with its noise
     framework: str
-    implementation: str
-    code: str
+    implementation: str  # digest of the implementation's folder
+    code: str  # digest of the code that implementations share
     vendor: str
     chip: str
     runtime: str
-    environment: str
-    variables: str
+    environment: str  # digest of the Python and its pinned packages; or the path of a Python that the user named
+    variables: str  # digest of the environment variables
     path: CodeBranches  # the code branches that the tuning takes
 
 
 class Certificate(Document):
-    """The run that certifies a subject: its name, software and layers.
-
-    software: digest of the installed packages and of the vendor's software. made: date and time. digest: of all other
-    keys; a changed file is not a certificate.
-    """
+    """The run that certifies a subject, with its software and its layers of alignment."""
 
     KIND: ClassVar[str] = "certificate"
 
@@ -114,12 +102,12 @@ class Certificate(Document):
     run_id: str
     layout: str
     framework_version: str
-    software: str
+    software: str  # digest of the installed packages and of the vendor's software
     verdict: Literal["aligned"]
     reason: str
     layers: tuple[AlignmentLayer, ...]
-    made: str
-    digest: str
+    made: str  # date and time
+    digest: str  # of all other keys; a changed file is not a certificate
 
     @classmethod
     def seal(cls, **content: Any) -> Certificate:
@@ -129,9 +117,9 @@ class Certificate(Document):
 
     @model_validator(mode="after")
     def _rests_on_its_layers(self) -> Certificate:
-        numbers = {layer.name: layer for layer in self.layers}
+        layers_by_name = {layer.name: layer for layer in self.layers}
         for name in DECISIVE_LAYERS:
-            layer = numbers.get(name)
+            layer = layers_by_name.get(name)
             if layer is None or not _is_within_limit(layer):
                 raise ValueError(f"layers: found no '{name}' that holds with a number within a limit")
         if failed := [layer.name for layer in self.layers if layer.passed is not True]:
@@ -151,14 +139,10 @@ def _is_within_limit(layer: AlignmentLayer) -> bool:
 
 
 class CertificateNeed(Value):
-    """The certificate of a plan. subject: what it has to certify; None where there can be none.
+    """The certificate that a plan needs, and the one that was found or made for it."""
 
-    digest, run_id: of the certificate that was found or made. failed_run: the run that should have made one.
-    reason: why there is none.
-    """
-
-    subject: CertificateSubject | None = None
-    digest: str | None = None
-    run_id: str | None = None
-    failed_run: str | None = None
-    reason: str | None = None
+    subject: CertificateSubject | None = None  # what has to be certified; None where nothing can be
+    digest: str | None = None  # of the certificate; None without one, as the next
+    run_id: str | None = None  # of the run that it rests on
+    failed_run: str | None = None  # the run that should have made a certificate
+    reason: str | None = None  # why there is no certificate

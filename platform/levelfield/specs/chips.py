@@ -13,8 +13,7 @@ from levelfield.errors import DocumentError
 from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.vendor import Chip, PeakDtype, VendorFile
 
-# Several times wider than the chips of today.
-Range = tuple[float, float]
+Range = tuple[float, float]  # the plausible values, several times wider than the chips of today
 PEAK_RANGES: dict[PeakDtype, Range] = {
     "fp64": (0.05, 1000),
     "fp32": (1, 1000),
@@ -34,22 +33,22 @@ RATIO_RANGES: dict[tuple[PeakDtype, PeakDtype], Range] = {
     ("fp8", "bf16"): (0.95, 4.2),
     ("nvfp4", "fp8"): (1.5, 4.2),
 }
-MEMORY_GIB: Range = (2, 4096)
-BANDWIDTH_GB: Range = (50, 50_000)
-LINK_GB: Range = (1, 10_000)
-NETWORK_GB: Range = (0.1, 1000)  # of one device
-POWER_WATTS: Range = (30, 10_000)
-FLOPS_PER_BYTE: Range = (20, 1000)  # 16-bit peak over bandwidth: 110 (MI250) to 500 (Gaudi 3)
+MEMORY_GIB_RANGE: Range = (2, 4096)
+BANDWIDTH_GB_PER_SECOND_RANGE: Range = (50, 50_000)
+LINK_GB_PER_SECOND_RANGE: Range = (1, 10_000)
+NETWORK_GB_PER_SECOND_RANGE: Range = (0.1, 1000)  # of one device
+POWER_WATTS_RANGE: Range = (30, 10_000)
+FLOPS_PER_BYTE_RANGE: Range = (20, 1000)  # 16-bit peak over bandwidth: 110 (MI250) to 500 (Gaudi 3)
 ACHIEVABLE_RANGE: Range = (0.15, 1)  # achievable over peak
 SOURCES_ADVICE = "compare unit, sparsity and chip of both sources"
 UNIT_ADVICE = "correct the number or its unit"
 
 
-def out_of_range(chip: Chip) -> Iterator[tuple[str, str]]:
-    """Yield each number of a chip that is out of its range, or does not fit another one: what was found, what to do."""
-    for what, value, (least, most), do in (*_single_numbers(chip), *_number_ratios(chip)):
-        if not least <= value <= most:
-            yield f"{what} is {value:.4g}, expected {least:g} to {most:g}", do
+def range_faults(chip: Chip) -> Iterator[tuple[str, str]]:
+    """Yield each number of a chip that is out of its range, or does not fit another one: the fault and what to do."""
+    for name, value, (low, high), advice in (*_single_numbers(chip), *_number_ratios(chip)):
+        if not low <= value <= high:
+            yield f"{name} is {value:.4g}, expected {low:g} to {high:g}", advice
 
 
 def _single_numbers(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
@@ -57,38 +56,43 @@ def _single_numbers(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
     for dtype, peak in chip.peaks.items():
         yield f"the {dtype} peak in TFLOP/s", peak.tflops, PEAK_RANGES[dtype], UNIT_ADVICE
     if chip.memory_bytes and chip.device_is != "host share":
-        yield "memory_bytes in GiB", chip.memory_bytes / 2**30, MEMORY_GIB, UNIT_ADVICE
+        yield "memory_bytes in GiB", chip.memory_bytes / 2**30, MEMORY_GIB_RANGE, UNIT_ADVICE
     if chip.memory_bandwidth_bytes_per_second:
-        yield "the memory's bandwidth in GB/s", chip.memory_bandwidth_bytes_per_second / 1e9, BANDWIDTH_GB, UNIT_ADVICE
+        yield (
+            "the memory's bandwidth in GB/s",
+            chip.memory_bandwidth_bytes_per_second / 1e9,
+            BANDWIDTH_GB_PER_SECOND_RANGE,
+            UNIT_ADVICE,
+        )
     link = chip.interconnect
     rates = (link.each_way_bytes_per_second, link.pair_each_way_bytes_per_second) if link else ()
     for rate in filter(None, rates):
-        yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB, UNIT_ADVICE
+        yield "a rate of interconnect in GB/s", rate / 1e9, LINK_GB_PER_SECOND_RANGE, UNIT_ADVICE
     if chip.node:
         rate = chip.node.network_each_way_bytes_per_second
-        yield "node's network of a device in GB/s", rate / 1e9, NETWORK_GB, UNIT_ADVICE
+        yield "node's network of a device in GB/s", rate / 1e9, NETWORK_GB_PER_SECOND_RANGE, UNIT_ADVICE
     if chip.power_watts:
-        yield "power_watts", chip.power_watts, POWER_WATTS, UNIT_ADVICE
+        yield "power_watts", chip.power_watts, POWER_WATTS_RANGE, UNIT_ADVICE
 
 
 def _number_ratios(chip: Chip) -> Iterator[tuple[str, float, Range, str]]:
-    """Return each ratio of two numbers, likewise."""
+    """Return each ratio of two numbers, in the same form."""
     peaks = {dtype: peak.tflops for dtype, peak in chip.peaks.items()}
     for (first, second), limits in RATIO_RANGES.items():
         if first in peaks and second in peaks:
             yield f"{first} over {second}", peaks[first] / peaks[second], limits, SOURCES_ADVICE
-    for dtype, reached in chip.achievable.items():
+    for dtype, achievable in chip.achievable.items():
         if dtype in peaks:
             yield (
                 f"achievable over the peak in {dtype}",
-                reached.tflops / peaks[dtype],
+                achievable.tflops / peaks[dtype],
                 ACHIEVABLE_RANGE,
                 SOURCES_ADVICE,
             )
-    half = max((peaks[dtype] for dtype in ("bf16", "fp16") if dtype in peaks), default=None)
-    if half and chip.memory_bandwidth_bytes_per_second:
-        per_byte = half * 1e12 / chip.memory_bandwidth_bytes_per_second
-        yield "the 16-bit peak in FLOP per byte of bandwidth", per_byte, FLOPS_PER_BYTE, UNIT_ADVICE
+    peak_16_bit = max((peaks[dtype] for dtype in ("bf16", "fp16") if dtype in peaks), default=None)
+    if peak_16_bit and chip.memory_bandwidth_bytes_per_second:
+        per_byte = peak_16_bit * 1e12 / chip.memory_bandwidth_bytes_per_second
+        yield "the 16-bit peak in FLOP per byte of bandwidth", per_byte, FLOPS_PER_BYTE_RANGE, UNIT_ADVICE
 
 
 SOURCE_FIELDS = {
@@ -143,21 +147,21 @@ class ChipOverlay:
     def label(self) -> str:
         return f"private ({self.path.name})"
 
-    def applied(self, vendor: VendorFile) -> VendorFile:
+    def apply_to(self, vendor: VendorFile) -> VendorFile:
         """Return the vendor with corrected chips, then new ones. Raises DocumentError with file and key."""
         chips = {chip.name: chip for chip in vendor.chips}
-        done: set[str] = set()
+        corrected_names: set[str] = set()
         for number, correction in enumerate(self.content.vendors.get(vendor.name, ())):
             where = f"vendors.{vendor.name}.{number}"
-            chip = self._chip(vendor.chip(correction.name), correction, vendor, where)
-            if chip.name in done:
+            chip = self._corrected_chip(vendor.chip(correction.name), correction, vendor, where)
+            if chip.name in corrected_names:
                 raise DocumentError(f"{self.path}: key '{where}.name': found '{chip.name}' twice, expected it once")
-            done.add(chip.name)
+            corrected_names.add(chip.name)
             chips[chip.name] = chip
-        whole = {**vendor.model_dump(), "schema": vendor.schema_name(), "chips": tuple(chips.values())}
-        return parse(VendorFile, whole, f"{self.path}: vendors.{vendor.name}, with its vendor.yaml")
+        content = {**vendor.model_dump(), "schema": vendor.schema_name(), "chips": tuple(chips.values())}
+        return parse(VendorFile, content, f"{self.path}: vendors.{vendor.name}, with its vendor.yaml")
 
-    def used(self, vendor: VendorFile, chip: Chip) -> OverlayUsed | None:
+    def overlay_used(self, vendor: VendorFile, chip: Chip) -> OverlayUsed | None:
         """Return what this file gave to a chip of the vendor, or None when it gave nothing."""
         for correction in self.content.vendors.get(vendor.name, ()):
             if vendor.chip(correction.name) == chip:
@@ -166,7 +170,7 @@ class ChipOverlay:
                 )
         return None
 
-    def _chip(self, public: Chip | None, correction: ChipCorrection, vendor: VendorFile, where: str) -> Chip:
+    def _corrected_chip(self, public: Chip | None, correction: ChipCorrection, vendor: VendorFile, where: str) -> Chip:
         if public is None and correction.device_is is None:
             names = ", ".join(chip.name for chip in vendor.chips)
             raise DocumentError(
@@ -174,12 +178,14 @@ class ChipOverlay:
                 f"and a new chip needs the key (card, die or host share). {vendor.name} has the chips {names}"
             )
         changes = _label_sources(correction.model_dump(exclude_unset=True), self.label)
-        before = public.model_dump() if public else {}
-        rates = {key: {**before.get(key, {}), **changes.get(key, {})} for key in RATE_FIELDS}
+        public_fields = public.model_dump() if public else {}
+        rates = {key: {**public_fields.get(key, {}), **changes.get(key, {})} for key in RATE_FIELDS}
         name = public.name if public else correction.name
-        chip = parse(Chip, {**before, **changes, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml")
-        published = {*out_of_range(public)} if public else set()
-        if fault := next((fault for fault in out_of_range(chip) if fault not in published), None):
+        chip = parse(
+            Chip, {**public_fields, **changes, **rates, "name": name}, f"{self.path}: {where}, with its vendor.yaml"
+        )
+        published = {*range_faults(public)} if public else set()
+        if fault := next((fault for fault in range_faults(chip) if fault not in published), None):
             raise DocumentError(f"{self.path}: key '{where}', chip {name}: {fault[0]}; {fault[1]}")
         return chip
 
@@ -192,10 +198,10 @@ def _corrected_fields(correction: ChipCorrection) -> list[str]:
 def _label_sources(correction: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the content of a correction with `label` before each source."""
 
-    def marked(sourced: dict[str, Any]) -> dict[str, Any]:
-        return {**sourced, "source": f"{label}: {sourced['source']}"}
+    def label_source(entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "source": f"{label}: {entry['source']}"}
 
     sources = {key: f"{label}: {correction[key]}" for key in SOURCE_FIELDS.values() if correction.get(key)}
-    rates = {key: {dtype: marked(rate) for dtype, rate in correction.get(key, {}).items()} for key in RATE_FIELDS}
-    links = {key: marked(correction[key]) for key in ("interconnect", "node") if correction.get(key)}
+    rates = {key: {dtype: label_source(rate) for dtype, rate in correction.get(key, {}).items()} for key in RATE_FIELDS}
+    links = {key: label_source(correction[key]) for key in ("interconnect", "node") if correction.get(key)}
     return {**correction, **sources, **rates, **links}

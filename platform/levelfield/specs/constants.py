@@ -21,7 +21,7 @@ class MemoryModel(Value):
     # As logit_bytes, of the logits of the whole vocabulary once every tensor rank gathered and joined them; 0: the loss
     # is computed on each rank's part.
     gathered_logit_bytes: float = Field(default=0, ge=0, le=24)
-    gated_mlp_tensors: int = Field(default=4, ge=3, le=4)  # of the MLP's width, that a gated MLP keeps
+    gated_mlp_tensors: int = Field(default=4, ge=3, le=4)  # how many tensors of the MLP's width a gated MLP keeps
     selective_keeps: Literal["products", "all but scores"] = "products"  # of selective recomputation
     # Extra tensors of the hidden size that each layer keeps under tensor parallelism without sequence parallelism.
     tensor_parallel_copies: int = Field(default=0, ge=0)
@@ -33,14 +33,16 @@ class MemoryModel(Value):
     keeps_projections: bool = False
     # A mixture keeps its experts' outputs, which it multiplies by the gates; else the gates multiply inside of them.
     expert_outputs: bool = True
-    # Of each value of these outputs that come and go in the backward pass of that product.
+    # Bytes for each value of these outputs that exist only while the backward pass weighs them by the gates.
     gated_bytes: float = Field(default=0, ge=0, le=24)
     score_bytes: float = Field(default=0, ge=0)  # kept of each attention score; 0: the kernel keeps none
-    # That each norm keeps of a value beyond its 16-bit or 32-bit input; a norm of several calls keeps 32-bit copies.
+    # Bytes that each norm keeps of a value beyond its 16-bit or 32-bit input. A norm of several calls keeps
+    # 32-bit copies as well.
     norm_bytes: float = Field(default=0, ge=0, le=12)
     # The share of the products whose outputs selective recomputation does not keep, and computes again.
     selective_recomputes: float = Field(default=0, ge=0, le=1)
-    # Of a master weight, and of both moments of a parameter. Less than 12 in all where the optimizer works in 16 bits.
+    # Bytes of a master weight, and of both moments of a parameter: less than 12 in all where the optimizer works in 16
+    # bits.
     master_bytes: int = Field(default=4, ge=0, le=4)
     state_bytes: int = Field(default=8, ge=4, le=8)
     sharded_copy: bool = False  # ZeRO stage 3 keeps a sharded 16-bit copy beside the masters
@@ -83,7 +85,7 @@ Unfused = Literal["norms", "activation", "rotation", "gates"]
 class Pace(Value):
     """The rates that programs reach, which are one set for all, and what a program does, which is described.
 
-    `benchmarks/planner_unseen.py --fit` writes the defaults of RATES, from half of the published runs.
+    `benchmarks/planner_unseen.py --fit` writes the defaults of FITTED_FIELDS, from half of the published runs.
     """
 
     matmul_efficiency: float = Field(default=0.967, gt=0, le=1.2)  # of the achievable rate of matrix products
@@ -98,9 +100,9 @@ class Pace(Value):
     # The exchange of sharded states copies between tensors and buffers, while nothing else computes.
     exchange_copies: bool = False
     # The share of the gradients' exchange, of gathered weights and of transfers between stages that overlaps with
-    # computation; the same for tensor parallelism.
+    # computation.
     overlap: float = Field(ge=0, le=1)
-    tensor_overlap: float = Field(default=0, ge=0, le=1)
+    tensor_overlap: float = Field(default=0, ge=0, le=1)  # the same share of tensor parallelism's messages
     attention: AttentionChoice = "flash2"  # the kernel of attention's core; sdpa: torch's choice on the chip
     # Speed of the products of experts, over that of one product of the same tokens and widths.
     grouped_efficiency: float = Field(default=1, gt=0, le=1.2)
@@ -113,17 +115,18 @@ class Pace(Value):
 
 # Published speeds over predicted ones, of dense models by programs whose runs set no rate: 90 of 100 are within these.
 SPEED_INTERVAL = (0.752, 1.14)
-# Whose chips these runs are on: of others none is known to be within (tests/core/predict/test_planner_unseen.py).
+# The vendors of the chips in these runs. For chips of others nobody knows how far the planner may be off
+# (tests/core/predict/test_planner_unseen.py).
 SPEED_VENDORS = ("nvidia",)
-# How far the planned ratio of two chips of these vendors was from the published one, of dense models by one program: in
-# the middle of the pairs of chips, at most, and how many pairs (docs/planner-accuracy.md).
+# How far the planned ratio of two chips of these vendors was from the published one, of dense models by one program:
+# the median and the largest error, and the number of pairs of chips (docs/planner-accuracy.md).
 CHIP_RATIO_ERRORS, CHIP_PAIRS = (0.14, 0.35), 9
 
 
 class RowKind(NamedTuple):
     """What a published run and a row of a plan have in common."""
 
-    maker: str  # of the chip
+    vendor: str  # of the chip
     framework: str
     precision: str
     is_mixture: bool
@@ -133,8 +136,8 @@ class RowKind(NamedTuple):
 class RowErrors(NamedTuple):
     """How far plans were from published runs of one kind."""
 
-    middle: float  # the median of planned over published speed less 1, as a size
-    rows: int
+    median_error: float  # the median size of planned over published speed less 1
+    run_count: int
 
 
 # Of published runs that set no rate (docs/planner-accuracy.md; tests/core/predict/test_planner_unseen.py).
@@ -208,13 +211,13 @@ class Constants(Document):
         programs = [(f"programs.{name}", program.keeping, program.pace) for name, program in self.programs.items()]
         for key, keeping, pace in (*kinds, *programs):
             try:
-                self._with(keeping, pace)
+                self._replace_fields(keeping, pace)
             except ValidationError as error:
                 wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
                 raise ValueError(f"{key}: {wrong}") from None
         return self
 
-    def on_kind(self, device_kind: str) -> Constants:
+    def for_device_kind(self, device_kind: str) -> Constants:
         """Return the constants on a kind of device. Programs keep what they had."""
         differing = self.keeping_on.get(device_kind, {})
         common = {name: getattr(self.keeping, name) for name in differing}
@@ -222,14 +225,14 @@ class Constants(Document):
             name: program.model_copy(update={"keeping": {**common, **program.keeping}})
             for name, program in self.programs.items()
         }
-        return self._with(differing, {}).model_copy(update={"programs": programs})
+        return self._replace_fields(differing, {}).model_copy(update={"programs": programs})
 
     def for_program(self, name: str) -> Constants:
         """Return the constants of a program. Raises KeyError."""
         program = self.programs[name]
-        return self._with(program.keeping, program.pace)
+        return self._replace_fields(program.keeping, program.pace)
 
-    def _with(self, keeping: dict[str, Any], pace: dict[str, Any]) -> Constants:
+    def _replace_fields(self, keeping: dict[str, Any], pace: dict[str, Any]) -> Constants:
         """Return the constants with other values of these fields. Raises ValidationError."""
         changes = {
             "keeping": MemoryModel.model_validate({**self.keeping.model_dump(), **keeping}),

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from levelfield.errors import UsageError
 from levelfield.specs.base import MAX_SIZE, MAX_STEPS, Document, Value, number_of, parse
-from levelfield.specs.case import SCALES, Case, Scale, Work, merged
+from levelfield.specs.case import SCALES, Case, Scale, Work, merge_nested
 
 _WORD_BY_FIELD = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
 _FIELD_BY_WORD = {word: field for field, word in _WORD_BY_FIELD.items()}
@@ -43,12 +43,14 @@ class Derivation(Value):
         """Return whether a step still has the same tokens, so that layouts made for the case stay possible."""
         return self.sequence_length is None and self.global_batch is None
 
-    def applied(self, case: Case) -> Case:
+    def apply_to(self, case: Case) -> Case:
         """Return the derived case. Raises DocumentError where the changes give no valid work."""
-        works = {scale: self._work(case.written(scale)) for scale in SCALES}
-        small = case.written("smoke").model
-        unset = {name: getattr(small, name) for name in works["full"]["model"] if name not in works["smoke"]["model"]}
-        works["smoke"]["model"] |= unset  # else it would take the full scale's
+        works = {scale: self._changed_work(case.written_work(scale)) for scale in SCALES}
+        smoke_model = case.written_work("smoke").model
+        full_only = {
+            name: getattr(smoke_model, name) for name in works["full"]["model"] if name not in works["smoke"]["model"]
+        }
+        works["smoke"]["model"] |= full_only  # else it would take the full scale's
         content = {
             **case.model_dump(),
             **works["full"],
@@ -62,7 +64,7 @@ class Derivation(Value):
     def _changes(self) -> dict[str, int]:
         return self.model_dump(exclude_none=True)
 
-    def _work(self, work: Work) -> dict[str, Any]:
+    def _changed_work(self, work: Work) -> dict[str, Any]:
         """Return the work with the changes. Window, evidence and acceptance follow a changed number of steps.
 
         A shorter run does not reach the fraction of the first loss that the whole run must reach: its loss must fall.
@@ -128,9 +130,11 @@ class Extension(Document):
             raise ValueError(f"extends: found the case's own name '{self.name}', expected another case")
         return self
 
-    def applied(self, base: Case, origin: str) -> Case:
+    def apply_to(self, base: Case, origin: str) -> Case:
         """Return the whole case. Raises DocumentError with `origin` and the key when the changes give no valid case."""
         identity = self.model_dump(include={"name", "title", "source", "parameters"})
         identity |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
-        content = merged(base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **identity})
+        content = merge_nested(
+            base.model_dump(), {**self.changes, "smoke": self.smoke, "tuning": self.tuning, **identity}
+        )
         return parse(Case, {"schema": Case.schema_name(), **content}, f"{origin}: changes to {base.name}")

@@ -200,7 +200,7 @@ class FigureSet(Document):
     @classmethod
     def _complete_rows(cls, content: Any) -> Any:
         try:
-            return _with_complete_rows(content)
+            return _fill_rows_from_defaults(content)
         except (AttributeError, KeyError, TypeError):
             return content  # not the form of the schema: its validation gives a better message
 
@@ -218,7 +218,7 @@ class FigureSet(Document):
         return self
 
 
-def _with_complete_rows(content: dict[str, Any]) -> dict[str, Any]:
+def _fill_rows_from_defaults(content: dict[str, Any]) -> dict[str, Any]:
     """Return the document with every row's setting and figures completed from the defaults and the columns."""
     defaults = content.get("defaults") or {}
     try:
@@ -231,14 +231,14 @@ def _with_complete_rows(content: dict[str, Any]) -> dict[str, Any]:
         {
             **row,
             "setting": {**setting, **row.get("setting", {})},
-            "figures": _with_columns(row.get("figures", {}), columns),
+            "figures": _fill_figures_from_columns(row.get("figures", {}), columns),
         }
         for row in content["rows"]
     ]
     return {**content, "rows": rows}
 
 
-def _with_columns(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+def _fill_figures_from_columns(figures: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
     """Return figures completed from their columns. A figure's own keys win; a bare text is the figure's text."""
     return {
         name: {**columns.get(name, {}), **(cell if isinstance(cell, dict) else {"text": cell})}
@@ -251,5 +251,5 @@ def read_number(text: str) -> Fraction:
     match = _NUMBER.fullmatch(text.strip())
     if match is None or (match["before"] and match["after"]):
         raise ValueError(f"found '{text}', expected one number as printed: 41, 40%, -1754 or ↓31.3%")
-    minus = (match["sign"] == "-") != ("↓" in match["before"] + match["after"])
-    return Fraction(match["number"]) * (-1 if minus else 1)
+    is_negative = (match["sign"] == "-") != ("↓" in match["before"] + match["after"])
+    return Fraction(match["number"]) * (-1 if is_negative else 1)

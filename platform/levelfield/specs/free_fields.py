@@ -12,18 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FreeField:
-    """One free field, with the texts that the command line and reports use for it.
-
-    takes: `int`, `bool`, `str`, or the closed list of its values. phrase: how a run with another value than the default
-    is described, such as `{} threads`. changes_code: the training takes another path through its code, so a certificate
-    is of one value. is_framework_specific: only a framework whose manifest names it in `free_fields` has it.
-    """
+    """One free field, with the texts that the command line and reports use for it."""
 
     help: str
-    takes: type | tuple[str, ...]
-    phrase: str
-    changes_code: bool = False
-    is_framework_specific: bool = False
+    value_type: type | tuple[str, ...]  # `int`, `bool`, `str`, or the closed list of its values
+    phrase: str  # how a run with another value than the default is described, such as `{} threads`
+    changes_code: bool = False  # the training takes another path through its code, so a certificate is of one value
+    is_framework_specific: bool = False  # only a framework whose manifest names it in `free_fields` has it
 
 
 RECOMPUTE_LAYERS = "recompute_layers"  # a part of `recompute` in sentences

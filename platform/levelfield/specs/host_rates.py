@@ -15,8 +15,8 @@ Positive = Annotated[float, Field(gt=0)]
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send_recv"]
 
 
-class Messages(Value):
-    """The time of one operation between processes, alpha_seconds + bytes / bytes_per_second, and the fitted data.
+class MessageTiming(Value):
+    """The time of one operation between processes: alpha_seconds + bytes / bytes_per_second, and the data of the fit.
 
     Bytes are those of the whole message: the output of a gather, the input of a scatter, the data that one process
     sends.
@@ -38,10 +38,10 @@ class HostShare(Value):
     triad_bytes_per_second: dict[int, Positive] = Field(min_length=1)
     copy_bytes_per_second: Positive  # of the largest array, reads and writes counted
     per_operation_seconds: Positive  # of a call with almost no work
-    collectives: dict[Operation, Messages] = Field(default_factory=dict)
+    collectives: dict[Operation, MessageTiming] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _several_send(self) -> HostShare:
+    def _collectives_match_the_processes(self) -> HostShare:
         if bool(self.collectives) != (self.processes > 1):
             count = f"found {len(self.collectives)} for {self.processes} process(es)"
             raise ValueError(f"collectives: {count}, expected some for several processes and none for one")
@@ -56,7 +56,7 @@ class HostShare(Value):
 
 
 class HostRates(Document):
-    """The rates of one machine with one version of torch. `shares`: one entry for each division of its cores."""
+    """The rates of one machine with one version of torch."""
 
     KIND: ClassVar[str] = "host_rates"
 
@@ -66,7 +66,7 @@ class HostRates(Document):
     # When they were measured, in UTC, and how many of `cores` other programs used meanwhile. Null: not recorded.
     measured_at: AwareDatetime | None = None
     other_cores: float | None = Field(default=None, ge=0)
-    shares: tuple[HostShare, ...] = Field(min_length=1)
+    shares: tuple[HostShare, ...] = Field(min_length=1)  # one for each division of its cores
 
     def share(self, processes: int, threads: int) -> HostShare | None:
         """Return the rates of this division of the cores, or None when it was not measured."""
@@ -92,11 +92,11 @@ class HostRun(Value):
 
 
 class HostRuns(Document):
-    """configs/planner/host_runs.json: the runs of one machine. rates: of it, measured in the same session."""
+    """configs/planner/host_runs.json: the runs of one machine."""
 
     KIND: ClassVar[str] = "host_runs"
 
     date: str
     processor: str
-    rates: HostRates
+    rates: HostRates  # of the machine, measured in the same session
     runs: tuple[HostRun, ...]

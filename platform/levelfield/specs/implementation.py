@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from levelfield.specs.architecture import FAMILIES, Part
+from levelfield.specs.architecture import FAMILIES, ModelPart
 from levelfield.specs.base import Document, Value
 from levelfield.specs.case import Precision, Work
 from levelfield.specs.free_fields import FREE_FIELDS
@@ -19,7 +19,7 @@ from levelfield.specs.selector import versioned_framework
 from levelfield.specs.short_names import clipped
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.variables import VARIABLE_NAME
-from levelfield.specs.vendor import HOST_KIND, NAME, FrameworkAccess
+from levelfield.specs.vendor import HOST_KIND, NAME_PATTERN, FrameworkAccess
 
 # uneven: the stages of a pipeline may differ by a layer; context: ranks share each sequence; expert: ranks of data
 # parallelism divide the experts of a mixture
@@ -28,10 +28,10 @@ Parallelism = Literal[
 ]
 
 SIMULATED = "a simulated training; no figure and no verdict is of a device"
-ANY_ACCELERATOR = "accelerator"
-ANY_KIND = "any"
-# Of a further version: a part of folder names, of images' names and of case strings.
-_VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+)+(\+[0-9a-z.]+)?")
+ANY_ACCELERATOR = "accelerator"  # a key for every kind of device that is not named, except the cpu
+ANY_KIND = "any"  # a key for every kind of device
+# The form of a further version, which is a part of folder names, of images' names and of case strings.
+_FURTHER_VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+)+(\+[0-9a-z.]+)?")
 PROBE_PLACEHOLDERS = frozenset({"python", "folder"})
 PLACEHOLDERS = PROBE_PLACEHOLDERS | {"rank", "local_rank", "node_rank", "world_size"}
 _MAX_CHARACTERS = 200  # of a text in a message
@@ -67,7 +67,7 @@ Refusable = Literal[
     "latent attention with rope scaling",
 ]
 
-FIRST_LAYERS: Refusable = "recomputation of some layers"  # of the first ones of each stage's chunk
+RECOMPUTE_FIRST_LAYERS: Refusable = "recomputation of some layers"  # of the first ones of each stage's chunk
 
 
 class Launch(Value):
@@ -79,7 +79,7 @@ class Launch(Value):
 
     argv: tuple[str, ...] = Field(min_length=1)
     environment: dict[str, str] = Field(default_factory=dict)
-    peak_probe: tuple[str, ...] = ()
+    peak_probe: tuple[str, ...] = ()  # the argv of the program that measures a device's peak; empty: there is none
     # The argv of one process of a preflight, which measures the collectives; empty where none is written.
     preflight: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ def _check_templates(texts: Iterable[str], placeholders: frozenset[str]) -> None
         unknown = {str(name) for _, name, _, _ in fields} - placeholders
         if unknown:
             raise ValueError(f"unknown placeholder {sorted(unknown)} in {quoted}; known: {sorted(placeholders)}")
-        if any(layout or conversion for _, _, layout, conversion in fields):
+        if any(format_spec or conversion for _, _, format_spec, conversion in fields):
             raise ValueError(f"found {quoted}, expected placeholders without ':' and '!', such as {{rank}}")
 
 
@@ -136,53 +136,44 @@ class DeviceReach(FrameworkAccess):
 
 
 class ImplementationFile(Document):
-    """models/<framework>/implementation.yaml; precisions, parallelism and requirements by device kind.
+    """models/<framework>/implementation.yaml. Most of its fields are by device kind, as vendor.yaml names it.
 
     `accelerator` in precisions and parallelism means every kind that is not named, except the cpu. Such a kind has no
     requirements, because the framework comes with the vendor's image or the user's own Python.
-
-    architecture: the parts of a model that it has (specs/architecture.py). A case with another part is refused by name.
-
-    free_fields: of those that only some frameworks have (specs/free_fields.py), the ones that this training reads.
-
-    conditions: by device kind, precisions that only some devices of the kind have, each with what such a device needs.
-    The host offers them; the training checks its own device, and ends as unsupported without it.
-
-    reaches: by device kind, the framework's name of such a device and its collective backend. A vendor's file names a
-    framework only where the vendor has a build or a plugin of its own; then the vendor's words are used.
-
-    refuses: by device kind, choices of a case or a tuning that the implementation does not have, each with the reason.
-    `any` means every kind. A plan with such a choice is refused before anything is made.
-
-    simulated: the program computes no training, only its files. Every result says so.
-
-    spot_check: the training samples one step of the window, for the platform to compute it again (docs/alignment.md).
-
-    version, requirements: of the default version. versions: what other versions have in their place; each has an
-    environment or an image of its own. `catalog/code_basis.py` chooses one.
     """
 
     KIND: ClassVar[str] = "implementation"
 
-    framework: str = Field(pattern=NAME)
+    framework: str = Field(pattern=NAME_PATTERN)
     title: str
-    simulated: bool = Field(False)
-    version: str
-    architecture: tuple[Part, ...]
+    simulated: bool = Field(False)  # the program computes no training, only its files; every result says so
+    version: str  # the default one
+    # The parts of a model that it has (specs/architecture.py). A case with another part is refused by name.
+    architecture: tuple[ModelPart, ...]
     precisions: dict[str, tuple[Precision, ...]]
+    # Precisions that only some devices of a kind have, each with what such a device needs. The host offers them; the
+    # training checks its own device, and ends as unsupported without it.
     conditions: dict[str, dict[Precision, str]] = Field(default_factory=dict)
     parallelism: dict[str, tuple[Parallelism, ...]]
     recompute: tuple[Literal["none", "selective", "full"], ...]
+    # Those that this training reads, of the fields that only some frameworks have (specs/free_fields.py).
     free_fields: tuple[str, ...] = ()
+    # The training samples one step of the window, for the platform to compute it again (docs/alignment.md).
     spot_check: bool = False
+    # The framework's name of such a device and its collective backend. A vendor's file names a framework only where the
+    # vendor has a build or a plugin of its own; then the vendor's words are used.
     reaches: dict[str, DeviceReach] = Field(default_factory=dict)
+    # Choices of a case or a tuning that the implementation does not have, each with the reason; `any` means every kind.
+    # A plan with such a choice is refused before anything is made.
     refuses: dict[str, dict[Refusable, str]] = Field(default_factory=dict)
-    requirements: dict[str, Requirements]
+    requirements: dict[str, Requirements]  # of the default version
     launch: Launch
+    # What further versions have in the place of `requirements`; each has an environment or an image of its own.
+    # `Registry.implementation` chooses one.
     versions: dict[str, FurtherVersion] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _free_fields_are_some_frameworks(self) -> ImplementationFile:
+    def _free_fields_are_framework_specific(self) -> ImplementationFile:
         choices = [name for name, field in FREE_FIELDS.items() if field.is_framework_specific]
         if unknown := [name for name in self.free_fields if name not in choices]:
             raise ValueError(f"free_fields: found '{unknown[0]}', expected some of: {', '.join(choices)}")
@@ -198,25 +189,27 @@ class ImplementationFile(Document):
 
     @model_validator(mode="after")
     def _reaches_offered_kinds(self) -> ImplementationFile:
-        silent = [kind for kind in self.reaches if not self.offered_precisions(kind)]
-        if silent:
-            raise ValueError(f"reaches: found {', '.join(silent)}, for which precisions has nothing; add it there")
+        kinds_without_precision = [kind for kind in self.reaches if not self.offered_precisions(kind)]
+        if kinds_without_precision:
+            raise ValueError(
+                f"reaches: found {', '.join(kinds_without_precision)}, for which precisions has nothing; add it there"
+            )
         return self
 
     @model_validator(mode="after")
     def _versions_are_further_ones(self) -> ImplementationFile:
         for version, further in self.versions.items():
-            if not _VERSION.fullmatch(version):
+            if not _FURTHER_VERSION.fullmatch(version):
                 raise ValueError(f"versions: found '{version}', expected a version such as 2.11.0 in quotes")
             if version == self.version:
                 raise ValueError(f"versions: found {version}, which is the default version; remove it there")
-            for kind, needs in further.requirements.items():
-                require_pin(needs.packages, version, f"versions.{version}.requirements.{kind}")
+            for kind, requirements in further.requirements.items():
+                require_pin(requirements.packages, version, f"versions.{version}.requirements.{kind}")
         return self
 
     @property
     def is_further(self) -> bool:
-        """Whether this is a further version, with its requirements in the place of the default's."""
+        """Whether this is another version than the default one, with its requirements in the place of the default's."""
         return self.version in self.versions
 
     @property
@@ -250,44 +243,51 @@ class ImplementationFile(Document):
 
     def refusals(self, kind: str) -> dict[Refusable, str]:
         """Return the refused choices on this device kind, each with the reason."""
-        of_kind = self.refuses.get(kind, self.refuses.get(_fallback_kind(kind), {}))
-        return {**self.refuses.get(ANY_KIND, {}), **of_kind}
+        kind_refusals = self.refuses.get(kind, self.refuses.get(_fallback_kind(kind), {}))
+        return {**self.refuses.get(ANY_KIND, {}), **kind_refusals}
 
 
 def _fallback_kind(kind: str) -> str:
+    """Return the key that stands for a device kind without a key of its own; none for the cpu."""
     return "" if kind == HOST_KIND else ANY_ACCELERATOR
 
 
-def refused_choices(names: Iterable[Refusable], work: Work, tuning: Tuning, captures: bool = False) -> list[Refusable]:
-    """Return those of the refused choices that this work and tuning make. captures: a step's tensors are written."""
-    model, experts, latent = work.model, work.model.experts is not None, work.model.latent_attention is not None
-    layout, scale, is_fp8 = tuning.layout, work.training.loss_scale, work.training.precision == "fp8"
+def refused_choices(
+    names: Iterable[Refusable], work: Work, tuning: Tuning, captures_tensors: bool = False
+) -> list[Refusable]:
+    """Return those of the refused choices that this work and tuning make. captures_tensors: of one step, into files."""
+    model, loss_scale = work.model, work.training.loss_scale
+    has_experts, has_latent_attention = model.experts is not None, model.latent_attention is not None
+    layout, is_fp8 = tuning.layout, work.training.precision == "fp8"
     micro_batches = work.training.global_batch // (tuning.micro_batch * layout.data)
-    splits_experts = experts and layout.sharding_stage > 0 and layout.expert not in (1, layout.gradient_ranks)
-    is_between = work.training.precision == "fp16" and scale is not None and math.frexp(scale.initial)[0] != 0.5
-    choices: dict[Refusable, bool] = {
+    splits_experts = has_experts and layout.sharding_stage > 0 and layout.expert not in (1, layout.gradient_ranks)
+    is_fp16 = work.training.precision == "fp16"
+    is_between_powers = is_fp16 and loss_scale is not None and math.frexp(loss_scale.initial)[0] != 0.5
+    is_made: dict[Refusable, bool] = {
         "compile": tuning.compile,
         "flash_attn": tuning.attention == "flash_attn",
         "compile under zero3": tuning.compile and layout.sharding_stage == 3,
         "graph": tuning.graph,
         "graph with several ranks": tuning.graph and layout.world_size > 1,
-        "graph with fp16": tuning.graph and work.training.precision == "fp16",
+        "graph with fp16": tuning.graph and is_fp16,
         "graph with dropout": tuning.graph and max(model.hidden_dropout, model.attention_dropout) > 0,
-        "graph with captured tensors": tuning.graph and captures,
-        FIRST_LAYERS: tuning.recompute_layers is not None,
+        "graph with captured tensors": tuning.graph and captures_tensors,
+        RECOMPUTE_FIRST_LAYERS: tuning.recompute_layers is not None,
         "partial sharding": layout.is_hybrid_sharded,
         "zero2 or zero3 in a pipeline": layout.sharding_stage > 1 < layout.pipeline,
         "zero2 or zero3 with interleaved stages": layout.sharding_stage > 1 < tuning.virtual_pipeline,
         "fewer micro-batches than stages": layout.pipeline > 1 and micro_batches < layout.pipeline,
         "fp8 with tensor parallel": is_fp8 and layout.tensor > 1,
         "fp8 with graph": is_fp8 and tuning.graph,
-        "loss scale between powers of two": is_between,
-        "experts with tensor but not sequence parallel": experts and layout.tensor > 1 and not layout.sequence_parallel,
-        "experts with biases": experts and model.bias,
-        "experts with compile": experts and tuning.compile,
-        "experts with graph": experts and tuning.graph,
-        "experts with fp8": experts and is_fp8,
-        "experts with interleaved stages": experts and tuning.virtual_pipeline > 1,
+        "loss scale between powers of two": is_between_powers,
+        "experts with tensor but not sequence parallel": has_experts
+        and layout.tensor > 1
+        and not layout.sequence_parallel,
+        "experts with biases": has_experts and model.bias,
+        "experts with compile": has_experts and tuning.compile,
+        "experts with graph": has_experts and tuning.graph,
+        "experts with fp8": has_experts and is_fp8,
+        "experts with interleaved stages": has_experts and tuning.virtual_pipeline > 1,
         "experts of a part of the ranks with zero": splits_experts,
         "experts of a part of the ranks with partial sharding": splits_experts and layout.is_hybrid_sharded,
         "experts of a part of the ranks with an uneven hidden size": splits_experts
@@ -295,7 +295,7 @@ def refused_choices(names: Iterable[Refusable], work: Work, tuning: Tuning, capt
         "expert capacity with context parallel": layout.context > 1
         and model.experts is not None
         and model.experts.capacity_factor is not None,
-        "latent attention with tensor parallel": latent and layout.tensor > 1,
-        "latent attention with rope scaling": latent and model.rope_scaling is not None,
+        "latent attention with tensor parallel": has_latent_attention and layout.tensor > 1,
+        "latent attention with rope scaling": has_latent_attention and model.rope_scaling is not None,
     }
-    return [name for name in names if choices[name]]
+    return [name for name in names if is_made[name]]

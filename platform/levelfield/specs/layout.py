@@ -16,7 +16,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 from levelfield.errors import LayoutError
 from levelfield.specs.base import MAX_RANKS, Value, number_of
 
-_PARTS = {
+_FIELD_BY_PREFIX = {
     "DP": "data",
     "CP": "context",
     "EP": "expert",
@@ -25,11 +25,11 @@ _PARTS = {
     "SH": "sharding_stage",
     "SP": "sharding_degree",
 }
-_PART = rf"({'|'.join(_PARTS)})(\d+)"
+_PART = rf"({'|'.join(_FIELD_BY_PREFIX)})(\d+)"  # such as DP4
 _PARTS_PATTERN = re.compile(rf"(?:{_PART})+", re.IGNORECASE)
 _PRODUCT_PATTERN = re.compile(r"(\d+)x(\d+)x(\d+)")
 _ONEFLOW_PATTERN = re.compile(r"(\d+)n_(\d+)g(?=_\d*[dm]p)(?:_(\d*)dp)?(?:_(\d*)mp)?_(\d+)bs", re.IGNORECASE)
-_MAX_SHOWN = 40  # characters of a text in a message
+_MAX_CHARACTERS = 40  # characters of a text in a message
 
 
 class Layout(Value):
@@ -59,11 +59,11 @@ class Layout(Value):
         return self.sharding_stage > 0 and self.sharding_degree != self.gradient_ranks
 
     @property
-    def in_words(self) -> str:
+    def sizes_text(self) -> str:
         """`data 4 x tensor 2 x pipeline 1`, with context and expert where they are above 1."""
-        context = f" x context {self.context}" if self.context > 1 else ""
-        expert = f", experts over {self.expert}" if self.expert > 1 else ""
-        return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}{expert}"
+        context_text = f" x context {self.context}" if self.context > 1 else ""
+        expert_text = f", experts over {self.expert}" if self.expert > 1 else ""
+        return f"data {self.data}{context_text} x tensor {self.tensor} x pipeline {self.pipeline}{expert_text}"
 
     @model_serializer(mode="wrap")
     def _omit_unused_degrees(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def parse_layout(text: str) -> LayoutText:
     try:
         return _parse(text)
     except ValueError as error:  # a number has too many digits
-        raise LayoutError(f"layout '{text[:_MAX_SHOWN]}...': {error}") from None
+        raise LayoutError(f"layout '{text[:_MAX_CHARACTERS]}...': {error}") from None
 
 
 def _parse(text: str) -> LayoutText:
@@ -152,11 +152,12 @@ def _from_oneflow(text: str, match: re.Match[str], suffix: str) -> LayoutText:
 
 
 def _from_parts(text: str, body: str, suffix: str) -> Layout:
+    """Return the layout of parts such as DP4TP2PP1, in any order. body: the text without its suffix."""
     fields: dict[str, int] = {}
     for name, number in re.findall(_PART, body.upper()):
-        if _PARTS[name] in fields:
+        if _FIELD_BY_PREFIX[name] in fields:
             raise LayoutError(f"layout '{text}': found {name} twice, expected it once")
-        fields[_PARTS[name]] = number_of(number)
+        fields[_FIELD_BY_PREFIX[name]] = number_of(number)
     if fields.get("sharding_degree", 1) > 1 and "sharding_stage" not in fields:
         raise LayoutError(
             f"layout '{text}': found SP, the sharding degree, without SH, the stage; for sequence parallel write +seq"

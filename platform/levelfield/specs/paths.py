@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
-class _Inside:
+class _RunPath:
     """A file or a folder of a run, by its path from the run's own folder."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def __get__(self, run: RunPaths, kind: type[RunPaths]) -> Path:
+    def __get__(self, run: RunPaths, owner: type[RunPaths]) -> Path:
         return run.root / self._path
 
 
@@ -22,31 +22,31 @@ class RunPaths:
 
     root: Path
 
-    plan = _Inside("plan.json")
-    request = _Inside("request.json")  # what a launcher is asked to start
-    job = _Inside("job.json")
-    provenance = _Inside("provenance.json")
-    events = _Inside("events")
-    logs = _Inside("logs")
-    telemetry = _Inside("telemetry.jsonl")
+    plan = _RunPath("plan.json")
+    request = _RunPath("request.json")  # what a launcher is asked to start
+    job = _RunPath("job.json")
+    provenance = _RunPath("provenance.json")
+    events = _RunPath("events")
+    logs = _RunPath("logs")
+    telemetry = _RunPath("telemetry.jsonl")
     # for a run whose nodes each have a sampler: node<k>.jsonl and node<k>.raw.jsonl, in place of `telemetry`
-    telemetry_folder = _Inside("telemetry")
-    node_power = _Inside("node_power.jsonl")  # what was read of the nodes' power, on this machine's clock
-    nodes = _Inside("nodes")  # for each node: its work, the facts about its machine, and how its ranks ended
-    image = _Inside("image")  # for a run in containers: the Dockerfile, and the log of the build if the run built it
-    outcome = _Inside("outcome.json")  # how each process ended: raw data, like the events
+    telemetry_folder = _RunPath("telemetry")
+    node_power = _RunPath("node_power.jsonl")  # what was read of the nodes' power, on this machine's clock
+    nodes = _RunPath("nodes")  # for each node: its work, the facts about its machine, and how its ranks ended
+    image = _RunPath("image")  # for a run in containers: the Dockerfile, and the log of the build if the run built it
+    outcome = _RunPath("outcome.json")  # how each process ended: raw data, like the events
     # what becomes the outcome where there is no room to write one; only a run that goes on has it
-    outcome_of_full_disk = _Inside(".outcome.json")
-    status = _Inside("status.json")
-    result = _Inside("result.json")
-    report = _Inside("report.md")
-    reference = _Inside("reference.json")  # that the run is compared with, copied at the start
-    certificate = _Inside("certificate.json")  # that the plan names, copied at the start
-    preflight = _Inside("preflight.json")  # what nodes and process group reached before the training, where measured
-    capture = _Inside("capture")  # the tensors of one step, if they were requested
-    weights = _Inside("weights")  # after the last step, with --save-weights
-    profile = _Inside("profile")  # the steps that were recorded for --explain-step, as traces
-    step_parts = _Inside("step-parts.json")  # computed from them
+    outcome_of_full_disk = _RunPath(".outcome.json")
+    status = _RunPath("status.json")
+    result = _RunPath("result.json")
+    report = _RunPath("report.md")
+    reference = _RunPath("reference.json")  # that the run is compared with, copied at the start
+    certificate = _RunPath("certificate.json")  # that the plan names, copied at the start
+    preflight = _RunPath("preflight.json")  # what nodes and process group reached before the training, where measured
+    capture = _RunPath("capture")  # the tensors of one step, if they were requested
+    weights = _RunPath("weights")  # after the last step, with --save-weights
+    profile = _RunPath("profile")  # the steps that were recorded for --explain-step, as traces
+    step_parts = _RunPath("step-parts.json")  # computed from them
 
     def node_telemetry(self, node: int) -> Path:
         """What the vendor's adapter read on a node, on that node's clock."""

@@ -28,7 +28,7 @@ from levelfield.specs.selector import Selector, versioned_framework
 from levelfield.specs.site import LaunchPlan, NodePowerPlan
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import LATER_FIELDS, Recompute, Tuning, recomputation
-from levelfield.specs.variables import masked
+from levelfield.specs.variables import mask_secrets
 from levelfield.specs.vendor import HOST_KIND, Chip, ContainerOptions, FrameworkAccess, Image
 
 RuntimeName = Literal["process", "inside", "docker"]
@@ -60,12 +60,13 @@ class Hardware(Value):
         return self.device_kind == HOST_KIND
 
     @model_validator(mode="after")
-    def _can_be_listed(self) -> Hardware:
+    def _ranks_are_bounded(self) -> Hardware:
         if (ranks := self.nodes * self.devices_per_node) > MAX_RANKS:
             raise ValueError(f"nodes x devices_per_node: found {ranks:,}, expected at most {MAX_RANKS:,}")
         return self
 
 
+# oneDNN computes float32 products where its rate is at least this share of MKL's.
 MIN_ONEDNN_RATIO = 0.9
 
 
@@ -100,7 +101,7 @@ class PeakUsed(Value):
     tflops: float | None = Field(ge=1e-6, le=1e9)  # a quotient by less or more is no number
     source: str  # where `tflops` is from, or the reason why it is None
     measured_tflops: float | None = None  # the result of the platform's own probe, beside the number of a datasheet
-    measurement: PeakMeasurement | None = None  # of the former; None in plans of versions that did not keep it
+    measurement: PeakMeasurement | None = None  # of `measured_tflops`; None in plans of versions that did not keep it
     # What this share of the host cannot exceed, by its processor; None on another device, and where the processor
     # is another machine's.
     limit_tflops: float | None = Field(default=None, gt=0)
@@ -256,18 +257,18 @@ class Plan(Document):
     KIND: ClassVar[str] = "plan"
 
     run_id: str
-    asked: str
-    selector: Selector
+    asked: str  # the case string as the user wrote it
+    selector: Selector  # the same, read
     case: str
     case_digest: str
     scale: Scale
     scale_reason: str
-    parameters: int
+    parameters: int  # of the model at this scale
     work: Work
     work_digest: str
     implementation: ImplementationUsed
     hardware: Hardware
-    access: FrameworkAccess
+    access: FrameworkAccess  # how the framework reaches the devices
     tuning: Tuning
     origins: dict[str, str]  # the source of each free field
     # The planner's best layouts, the chosen one first; empty where something else sets the layout.
@@ -279,11 +280,11 @@ class Plan(Document):
     container: ContainerPlan | None = None
     peak: PeakUsed
     expected_memory: MemoryExpected
-    repeat: int = Field(ge=1, le=MAX_REPEATS)
-    repeats: int = Field(ge=1, le=MAX_REPEATS)
+    repeat: int = Field(ge=1, le=MAX_REPEATS)  # which repeat this run is, from 1
+    repeats: int = Field(ge=1, le=MAX_REPEATS)  # how many runs the command has
     save_weights: bool = False
-    capture_step: int | None = None
-    probe_peak: bool = False
+    capture_step: int | None = None  # the step whose tensors are written; None: none
+    probe_peak: bool = False  # the devices' peak is measured again
     deviations: tuple[str, ...] = ()  # the differences from the request
     entry: EntryUsed | None = None  # the suite's entry that this run is
     refusal: str | None = None  # why the machine cannot run it
@@ -315,7 +316,7 @@ class Plan(Document):
     @property
     def variables_digest(self) -> str:
         """The digest of the environment variables that the vendor or the user sets. Secrets are masked, as in files."""
-        variables = masked({**self.hardware.environment, **self.tuning.environment})
+        variables = mask_secrets({**self.hardware.environment, **self.tuning.environment})
         return sha256_of(json.dumps(variables, sort_keys=True).encode())
 
     @property
@@ -323,12 +324,12 @@ class Plan(Document):
         """The digest of all that the plans of repeats have in common: everything but the keys of KEYS_OF_ONE_RUN."""
         content = self.model_dump(mode="json")
         for key in KEYS_OF_ONE_RUN:
-            *above, name = key.split(".")
-            place: dict[str, Any] | None = content
-            for part in above:
-                place = place and place[part]
-            if place and not (key == "environment.python" and not self.environment.digest):
-                place.pop(name, None)
+            *sections, name = key.split(".")
+            section: dict[str, Any] | None = content
+            for section_name in sections:
+                section = section and section[section_name]
+            if section and not (key == "environment.python" and not self.environment.digest):
+                section.pop(name, None)
         measurement = self.peak.measurement
         return json_digest([content, measurement.products if measurement else None])
 
@@ -338,7 +339,7 @@ class Plan(Document):
         return self.scale != "smoke" or self.work.training.precision != "fp32"
 
     @property
-    def window_steps(self) -> range:
+    def window_gradient_steps(self) -> range:
         """The steps of the window that record their gradients' norms by parameter."""
         window = self.work.window
         return range(window.first_step, window.last_step + 1) if self.window_gradients else range(0)
@@ -348,12 +349,12 @@ def job_content(plan: Plan, paths: RunPaths) -> dict[str, Any]:
     """Return the content of job.json for the worker. It holds nothing about vendors, plans or hosts."""
     work = plan.work.model_dump(mode="json")
     tuning = plan.tuning.model_dump(mode="json", exclude={"layout", "environment"})
-    later = LATER_FIELDS.difference(plan.tuning.differing)  # left out as in the jobs that bundles have
-    tuning = {name: value for name, value in tuning.items() if name not in later}
+    unused_later = LATER_FIELDS.difference(plan.tuning.non_default_fields)  # left out as in the jobs that bundles have
+    tuning = {name: value for name, value in tuning.items() if name not in unused_later}
     # The library of a layer's float32 products on a processor, where the probe of the peak has measured it.
     products = plan.peak.measurement.products if plan.peak.measurement and plan.hardware.is_host else None
     # The steps after the last one of a training that is explained, and where they are recorded.
-    recorded = {"steps": plan.explain_steps, "folder": str(paths.profile), "most_bytes": MAX_RECORD_BYTES}
+    step_recording = {"steps": plan.explain_steps, "folder": str(paths.profile), "most_bytes": MAX_RECORD_BYTES}
     return {
         "schema": "levelfield.job/1",
         "run_id": plan.run_id,
@@ -369,10 +370,10 @@ def job_content(plan: Plan, paths: RunPaths) -> dict[str, Any]:
         "preload": list(plan.access.preload),
         **({"products": products} if products else {}),
         **({"choices": {"known": plan.choices.known}} if plan.choices else {}),
-        "gradient_steps": [*plan.work.evidence.gradient_steps, *plan.window_steps],
+        "gradient_steps": [*plan.work.evidence.gradient_steps, *plan.window_gradient_steps],
         "capture": None if plan.capture_step is None else {"step": plan.capture_step, "folder": str(paths.capture)},
         "events_dir": str(paths.events),
         "save_weights_dir": str(paths.weights) if plan.save_weights else None,
-        **({"explain_step": recorded} if plan.explain_steps is not None else {}),
+        **({"explain_step": step_recording} if plan.explain_steps is not None else {}),
         **({"spot_check": True} if plan.spot_check else {}),
     }

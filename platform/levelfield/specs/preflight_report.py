@@ -15,89 +15,80 @@ FindingKind = Literal["slow", "fast", "differ", "missing", "wrong", "others", "s
 Fact = str | int | float | bool | None
 # Kinds that do not make a node out of line: a preflight notes them, and --quiet-machine refuses a run for `others`.
 REMARK_KINDS: tuple[FindingKind, ...] = ("others", "setting")
-LONGEST_SENTENCE = 500
+MAX_SENTENCE_LENGTH = 500
 
 
 class Rate(Value):
-    """A rate of a node. value: the median of the repeats; None with the reason. spread: 1.4826 times their median
-    absolute deviation, over the median."""
+    """A rate of a node."""
 
     unit: str
-    value: float | None = None
-    best: float | None = None
-    spread: float | None = None
+    value: float | None = None  # the median of the repeats; None: unknown, as `reason` says
+    best: float | None = None  # of the repeats
+    spread: float | None = None  # of the repeats, as a share of the median
     repeats: int = Field(default=0, ge=0)
-    reason: str | None = None
+    reason: str | None = None  # why `value` is None
 
 
 class NodeReport(Value):
-    """What a node reached. name: of the host. facts: by check, as printed.
-
-    rates: of products, by device. missing: the checks that gave nothing, each with the reason.
-    """
+    """What a node reached."""
 
     node_rank: int = Field(ge=0)
-    name: str
-    rates: dict[str, Rate] = Field(default_factory=dict)
-    facts: dict[str, dict[str, Fact]] = Field(default_factory=dict)
-    missing: dict[str, str] = Field(default_factory=dict)
+    name: str  # of the host
+    rates: dict[str, Rate] = Field(default_factory=dict)  # of products, by figure and device, such as `matmul 0`
+    facts: dict[str, dict[str, Fact]] = Field(default_factory=dict)  # by check and name, as printed
+    missing: dict[str, str] = Field(default_factory=dict)  # by check that gave nothing: the reason
 
 
 class CollectiveReport(Value):
-    """A collective of all ranks at one size. seconds: of the slowest rank, the median of the blocks. bytes: of the
-    whole message. wrong: the first wrong value, as the rank found it; None when every rank had the right ones."""
+    """A collective of all ranks at one size."""
 
     operation: str
-    bytes: int = Field(ge=1)
-    ranks: int = Field(ge=2)
-    seconds: float = Field(gt=0)
-    best_seconds: float = Field(gt=0)
+    bytes: int = Field(ge=1)  # of the whole message
+    ranks: int = Field(ge=2)  # how many take part
+    seconds: float = Field(gt=0)  # of the slowest rank, the median of the blocks of calls
+    best_seconds: float = Field(gt=0)  # likewise, of the fastest block
     algorithm_bytes_per_second: float
     bus_bytes_per_second: float
-    wrong: str | None = None
+    wrong: str | None = None  # the first wrong value, as the rank found it; None when every rank had the right ones
 
 
 class PairReport(Value):
-    """A message between two ranks, one way. members: the names of their nodes, or of their devices."""
+    """A message between two ranks, one way."""
 
     ranks: tuple[int, int]
-    members: tuple[str, str]
+    members: tuple[str, str]  # the names of the ranks' nodes, or of their devices
     bytes: int = Field(ge=1)
     seconds: float = Field(gt=0)
     bytes_per_second: float
-    wrong: str | None = None
+    wrong: str | None = None  # as in CollectiveReport
 
 
 class PreflightFinding(Value):
-    """Something that is not as it should be, with the nodes that it is about. figure: the rate or the check."""
+    """Something that is not as it should be."""
 
     kind: FindingKind
-    nodes: tuple[str, ...]
-    figure: str
+    nodes: tuple[str, ...]  # the names of those that it is about
+    figure: str  # the rate or the check
     sentence: str
 
 
 class PreflightReport(Document):
-    """A preflight.
-
-    at: when the report was made, in UTC. launcher: how the nodes were reached. short: with less time for each check.
-    evidence: why it ended early. backend: of the collectives. collectives_missing: why none were measured.
-    """
+    """preflight.json."""
 
     KIND: ClassVar[str] = "preflight"
 
     run_id: str
-    at: str
-    launcher: str
-    framework: str
-    short: bool
+    at: str  # when the report was made, in UTC
+    launcher: str  # how the nodes were reached
+    framework: str  # with its version
+    short: bool  # each check had less time
     word: PreflightWord
-    evidence: str | None = None
-    backend: str | None = None
+    evidence: str | None = None  # why it ended early
+    backend: str | None = None  # of the collectives
     nodes: tuple[NodeReport, ...] = ()
     barrier_seconds: float | None = None
     collectives: tuple[CollectiveReport, ...] = ()
-    collectives_missing: str | None = None
+    collectives_missing: str | None = None  # why none were measured
     pairs: tuple[PairReport, ...] = ()
     findings: tuple[PreflightFinding, ...] = ()
 
@@ -113,12 +104,12 @@ class PreflightReport(Document):
 
     @property
     def faults(self) -> tuple[PreflightFinding, ...]:
-        """The other findings."""
+        """The other findings: rates that are out of line, and checks that are missing or wrong."""
         return tuple(finding for finding in self.findings if finding.kind not in REMARK_KINDS)
 
     @property
-    def others(self) -> tuple[PreflightFinding, ...]:
-        """The findings that others use a device or the processors."""
+    def other_use_findings(self) -> tuple[PreflightFinding, ...]:
+        """The findings that other programs use a device or the processors."""
         return tuple(finding for finding in self.findings if finding.kind == "others")
 
     @property
@@ -126,11 +117,11 @@ class PreflightReport(Document):
         """The word, the number of nodes, the fastest all-reduce, and what is out of line."""
         if self.word == "failed":
             reason = self.evidence or "; ".join(finding.sentence for finding in self.faults)
-            return f"failed: {reason}"[:LONGEST_SENTENCE]
+            return f"failed: {reason}"[:MAX_SENTENCE_LENGTH]
         rates = [row.bus_bytes_per_second / 1e9 for row in self.collectives if row.operation == "all_reduce"]
         parts = [f"{self.word}: {len(self.nodes)} node(s)"]
         parts += [f"all_reduce up to {max(rates):.3g} GB/s bus bandwidth"] if rates else []
         parts += [finding.sentence for finding in self.faults[:2]]
         parts += [f"{len(self.faults) - 2} more in preflight.json"] if len(self.faults) > 2 else []
         parts += [f"{len(self.remarks)} remark(s)"] if self.remarks else []
-        return "; ".join(parts)[:LONGEST_SENTENCE]
+        return "; ".join(parts)[:MAX_SENTENCE_LENGTH]

@@ -29,8 +29,8 @@ from pydantic import (
 
 from levelfield.specs.base import LATER, Document, Value, parse
 from levelfield.specs.case import Precision, Scale
-from levelfield.specs.result import DISTURBED, Result, Word
-from levelfield.specs.run_figures import FORMER_COLUMNS, GATED, STORED, value_at
+from levelfield.specs.result import DISTURBED, Result, StatusWord
+from levelfield.specs.run_figures import FORMER_COLUMNS, GATED_FIGURES, STORED_FIGURES, value_at
 from levelfield.specs.selector import versioned_framework
 from levelfield.specs.short_names import clipped, short_value
 from levelfield.specs.step_parts import (
@@ -38,9 +38,9 @@ from levelfield.specs.step_parts import (
     LateRank,
     Milliseconds,
     Overhead,
-    Part,
     PartTime,
     StepAlone,
+    StepPart,
     StepTimeline,
     WaitedFor,
 )
@@ -48,25 +48,25 @@ from levelfield.specs.tuning import FreeFields
 from levelfield.specs.vendor import HOST_SHARE
 
 
-def _gated_figure(name: str) -> str:
-    if name not in GATED:
-        raise ValueError(f"found figure '{name}', expected one of: {', '.join(GATED)}")
+def _check_gated_figure(name: str) -> str:
+    if name not in GATED_FIGURES:
+        raise ValueError(f"found figure '{name}', expected one of: {', '.join(GATED_FIGURES)}")
     return name
 
 
-GatedFigure = Annotated[
-    str, AfterValidator(_gated_figure)
-]  # a figure that the gate holds to a level, by its column in the store
+# A figure that the gate holds to a level, by its column in the store.
+GatedFigure = Annotated[str, AfterValidator(_check_gated_figure)]
 Purpose = Literal["manual", "nightly", "branch", "confirm-a", "confirm-b", "null-a", "null-b"]
 BRANCH_MARK = "@"  # between a night's name and its branch
 TREND_PURPOSES: tuple[Purpose, ...] = ("manual", "nightly")
 NULL_PURPOSES: tuple[Purpose, ...] = ("null-a", "null-b")
-Evidence = Literal["sealed", "unsealed", "tampered", "reported"]
-Quantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
-MAX_POINTS, MAX_DEVICES, MAX_RANKS, MAX_PEAKS = 32, 4, 4, 64
+EvidenceWord = Literal["sealed", "unsealed", "tampered", "reported"]
+TracedQuantity = Literal["power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"]
+# What the traces of one run hold at most: parts of its time, devices and ranks with a line, and ranks with their peaks.
+MAX_TRACE_POINTS, MAX_TRACED_DEVICES, MAX_TRACED_RANKS, MAX_RANK_PEAKS = 32, 4, 4, 64
 MAX_PLACES, MAX_KERNELS = 150, 12  # of a step
 MAX_READINGS = 64  # points of all devices together, of one quantity
-_CLOCKS_DIFFER = timedelta(days=1)
+_MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 
 
 class DeviceTrace(Value):
@@ -74,7 +74,7 @@ class DeviceTrace(Value):
 
     device: str = Field(max_length=40)  # its index, with its node's before it where there are several nodes
     # By quantity the mean of each part of the time; null where nothing was read in it.
-    values: dict[Quantity, tuple[float | None, ...]]
+    values: dict[TracedQuantity, tuple[float | None, ...]]
 
 
 class RankTrace(Value):
@@ -96,7 +96,7 @@ class RankPeaks(Value):
 class StepPlace(Value):
     """The mean over all ranks of a place's time."""
 
-    part: Part
+    part: StepPart
     where: str = Field(max_length=200)
     ms: float = Field(ge=0)
     is_repeated: bool = False  # of a forward pass that is repeated
@@ -133,13 +133,16 @@ class RunTraces(Value):
     """What a run's page draws beside the loss."""
 
     seconds: float = Field(default=0.0, ge=0)  # from the begin of step 1 to the end of the last step
-    parts: int = Field(default=0, ge=0, le=MAX_POINTS)  # equal ones of that time, in a trace of a device
-    devices: int = 0  # how many the run had, as `ranks`
-    ranks: int = 0
-    # Those that differ most from each other.
-    device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MAX_DEVICES)
-    rank_traces: tuple[RankTrace, ...] = Field(default=(), max_length=MAX_RANKS)  # the slowest, and the fastest one
-    rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MAX_PEAKS)  # those with the most memory
+    # How many equal parts of that time the trace of a device has.
+    parts: int = Field(default=0, ge=0, le=MAX_TRACE_POINTS)
+    devices: int = 0  # how many the run had
+    ranks: int = 0  # likewise
+    # Of the devices that differ most from each other.
+    device_traces: tuple[DeviceTrace, ...] = Field(default=(), max_length=MAX_TRACED_DEVICES)
+    rank_traces: tuple[RankTrace, ...] = Field(
+        default=(), max_length=MAX_TRACED_RANKS
+    )  # the slowest, and the fastest one
+    rank_peaks: tuple[RankPeaks, ...] = Field(default=(), max_length=MAX_RANK_PEAKS)  # those with the most memory
     step: StepTrace | None = None  # of a run whose steps were recorded
 
 
@@ -187,9 +190,9 @@ class Series(FreeFields):
         name, _, value = word.partition("=")
         if name not in type(self).model_fields or not value:
             return False
-        actual, digest = str(getattr(self, name)), "sha256:"
-        if actual.startswith(digest):
-            return actual.removeprefix(digest).startswith(value.removeprefix(digest))
+        actual, prefix = str(getattr(self, name)), "sha256:"
+        if actual.startswith(prefix):
+            return actual.removeprefix(prefix).startswith(value.removeprefix(prefix))
         return actual == value
 
 
@@ -237,7 +240,9 @@ if TYPE_CHECKING:
         loss_tail: float | None = None
 
 else:
-    StoredFigures = create_model("StoredFigures", __base__=Value, **{column: (float | None, None) for column in STORED})
+    StoredFigures = create_model(
+        "StoredFigures", __base__=Value, **{column: (float | None, None) for column in STORED_FIGURES}
+    )
 
 
 @dataclass(frozen=True)
@@ -260,7 +265,7 @@ class StoredResult:
         return parse(Result, self.content, f"run {self.content.get('run_id')}: its result")
 
 
-def _stored_result(value: Any) -> StoredResult:
+def _validate_stored_result(value: Any) -> StoredResult:
     if isinstance(value, StoredResult):
         return value
     if isinstance(value, dict):
@@ -286,13 +291,13 @@ class RunRecord(StoredFigures, Document):
     # such as `2026-11-22.7@feature`
     night: str | None = None
     entry: str | None = None  # suite and entry
-    evidence: Evidence  # `reported` where the figures did not come with their raw files
+    evidence: EvidenceWord  # `reported` where the figures did not come with their raw files
     evidence_reason: str | None = None
     series: Series
     conditions: Conditions
     subject: Subject
     node: str  # the digest of the machine, with any number of its devices
-    word: Word
+    word: StatusWord
     failure: str | None
     reason: str | None
     verdict: str  # of the alignment
@@ -301,7 +306,7 @@ class RunRecord(StoredFigures, Document):
     losses: tuple[float | None, ...]
     telemetry: dict[str, float]  # means and maxima over the window by name and unit, such as `power_watts`
     stored_result: Annotated[
-        StoredResult, PlainValidator(_stored_result), PlainSerializer(attrgetter("content"), return_type=Any)
+        StoredResult, PlainValidator(_validate_stored_result), PlainSerializer(attrgetter("content"), return_type=Any)
     ] = Field(alias="result")
     traces: RunTraces | None = None  # null for a run that recorded none of it
     # How many repeats its command has left in the folder that the run was read from.
@@ -309,7 +314,7 @@ class RunRecord(StoredFigures, Document):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_figures(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _take_figures_from_result(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Take the figures from the result, also those that were no figures yet when the record was stored.
 
         A figure that stood in an older record and is none today is left out.
@@ -317,15 +322,18 @@ class RunRecord(StoredFigures, Document):
         values = {name: value for name, value in values.items() if name not in FORMER_COLUMNS}
         result, is_host = values.get("result"), value_at(values.get("series"), "device_is") == HOST_SHARE
         content = result.content if isinstance(result, StoredResult) else result
-        return {**values, **{column: figure.value_and_reason(content, is_host)[0] for column, figure in STORED.items()}}
+        return {
+            **values,
+            **{column: figure.value_and_reason(content, is_host)[0] for column, figure in STORED_FIGURES.items()},
+        }
 
     @property
     def result(self) -> Result:
         """The document result.json. Raises DocumentError where what is stored is no result."""
         return self.stored_result.document
 
-    def reported(self, reason: str) -> RunRecord:
-        """Return the record without the word `sealed`, for figures that do not follow from raw files at hand."""
+    def mark_reported(self, reason: str) -> RunRecord:
+        """Return the record as `reported` in place of `sealed`: its figures do not follow from raw files at hand."""
         if self.evidence != "sealed":
             return self
         return self.model_copy(update={"evidence": "reported", "evidence_reason": reason})
@@ -347,8 +355,8 @@ class Point(StoredFigures):
     node: str
     conditions: str
     subject: str
-    word: Word
-    evidence: Evidence
+    word: StatusWord
+    evidence: EvidenceWord
     verdict: str
     # What others used of the machine beyond the limits; null for no more, and for rows from before the store had it.
     disturbance: str | None = None
@@ -364,7 +372,7 @@ class Point(StoredFigures):
         return _is_comparable(self.word, self.evidence, self.verdict)
 
     @property
-    def is_of_trend(self) -> bool:
+    def is_trend_point(self) -> bool:
         """Whether the run is a point of its series' trend and may be its latest.
 
         A run of a pair is neither: it was made for one difference, half of the pairs' runs are of an older build, and
@@ -374,7 +382,7 @@ class Point(StoredFigures):
         return self.purpose in TREND_PURPOSES
 
 
-def _is_comparable(word: Word, evidence: Evidence, verdict: str) -> bool:
+def _is_comparable(word: StatusWord, evidence: EvidenceWord, verdict: str) -> bool:
     return word == "valid" and evidence == "sealed" and verdict not in ("different", "diverged")
 
 
@@ -415,7 +423,7 @@ class StoreEvent(Document):
     data: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _with_conclusion(self) -> StoreEvent:
+    def _duel_has_a_conclusion(self) -> StoreEvent:
         if self.kind == "duel":
             DuelConclusion.model_validate(self.data)
         return self
@@ -446,4 +454,4 @@ def nights_in_order(nights: Iterable[str]) -> list[str]:
 
 def first_future_date() -> datetime:
     """Return the date in UTC from which a date is wrong: a day from now, as clocks of good machines differ by less."""
-    return datetime.now(timezone.utc) + _CLOCKS_DIFFER
+    return datetime.now(timezone.utc) + _MAX_CLOCK_DIFFERENCE

@@ -18,8 +18,8 @@ from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
 from levelfield.specs.rehearsed_runs import RecordedRow
 
-# A shape may be noisier than those of the matrix: then its limits are so many times its own noise, but no more than
-# LOOSEST times the fixed ones. A shape beyond that is chaotic, and no run of it shows anything.
+# A shape may be noisier than those of the matrix: then its limits are NOISE_FACTOR times its own noise, but at most
+# MAX_LIMIT_FACTOR times the fixed ones. A shape beyond that is chaotic, and no run of it shows anything.
 NOISE_FACTOR = 4
 MAX_LIMIT_FACTOR = 100
 
@@ -42,7 +42,7 @@ LIMITS: dict[Precision, DifferenceLimits] = {
 }
 
 
-class OwnNoise(DifferenceLimits):
+class ReferenceNoise(DifferenceLimits):
     """The largest relative differences of torch's honest runs of a shape among themselves."""
 
     first_loss: float = 0
@@ -56,26 +56,22 @@ def _noisy_limit(fixed: float, noise: float) -> float:
 
 
 class Difference(Value):
-    """The largest relative differences of a run from the reference; None: not finite, or not available.
+    """The largest relative differences of a run from the reference; None: not finite, or not available."""
 
-    first_loss, loss: of the loss at step 1, and at any step. grad_norm: of the global gradient norm at any step.
-    parameter_norm: of one parameter's gradient norm, at the steps that record it. total_norm: between the norm of all
-    parameters' gradients and the run's own gradient norm, at the same steps.
-    """
-
-    first_loss: float | None
-    loss: float | None
-    grad_norm: float | None
-    parameter_norm: float | None
+    first_loss: float | None  # of the loss at step 1
+    loss: float | None  # of the loss at any step
+    grad_norm: float | None  # of the global gradient norm at any step
+    parameter_norm: float | None  # of one parameter's gradient norm, at the steps that record it
+    # Between the norm of all parameters' gradients and the run's own gradient norm, at the same steps.
     total_norm: float | None
-    same_weights: bool
+    same_weights: bool  # the initial weights are equal
     same_tokens: bool
 
-    def beyond(
-        self, precision: Precision = "fp32", noise: OwnNoise | None = None
+    def exceeded_limits(
+        self, precision: Precision = "fp32", noise: ReferenceNoise | None = None
     ) -> dict[str, tuple[float | None, float]]:
-        """Return each figure that is not within its limit of `precision`, with the limit, for a shape of this noise."""
-        limits, noise = LIMITS[precision], noise or OwnNoise()
+        """Return each figure that exceeds its limit of `precision`, with that limit, for a shape of this noise."""
+        limits, noise = LIMITS[precision], noise or ReferenceNoise()
         bounds = {
             "first_loss": _noisy_limit(limits.first_loss, noise.first_loss),
             "loss": _noisy_limit(limits.loss, noise.loss),
@@ -87,31 +83,30 @@ class Difference(Value):
         figures = ((name, getattr(self, name), limit) for name, limit in bounds.items())
         return {name: (value, limit) for name, value, limit in figures if value is None or not value <= limit}
 
-    def within(self, precision: Precision = "fp32", noise: OwnNoise | None = None) -> bool:
+    def is_within_limits(self, precision: Precision = "fp32", noise: ReferenceNoise | None = None) -> bool:
         """Return whether every difference is within the limits of `precision`, for a shape of this noise."""
-        return not self.beyond(precision, noise) and self.same_weights and self.same_tokens
+        return not self.exceeded_limits(precision, noise) and self.same_weights and self.same_tokens
 
 
 class MatrixRun(RecordedRow):
-    """One run of a family's small model. failure: the error message of a failed run; its difference is None.
-
-    noise: of torch's honest runs of this model, in float32; None in files from before it was recorded.
-    reference: the key of torch's curve that it was compared with; None for a curve that was recorded for all checkouts.
-    """
+    """One run of a family's small model."""
 
     name: str
     family: str
     precision: Precision
     layout: Layout
     steps: int
-    difference: Difference | None
-    failure: str | None = None
-    noise: OwnNoise | None = None
+    difference: Difference | None  # from torch's curve; None of a run that failed
+    failure: str | None = None  # the error message of a run that failed
+    # Of torch's honest runs of this model, in float32; None in files from before it was recorded.
+    noise: ReferenceNoise | None = None
+    # The `digest_key` of torch's curve that it was compared with; None for a curve that was recorded for all checkouts.
     reference: str | None = None
 
     @property
     def passed(self) -> bool:
-        return self.difference is not None and self.difference.within(self.precision, self.noise)
+        """Whether the run ended and its differences are within the limits."""
+        return self.difference is not None and self.difference.is_within_limits(self.precision, self.noise)
 
 
 class LayoutRuns(Document):
@@ -138,24 +133,20 @@ class CurveFigures(Value):
     gradients: dict[int, dict[str, float]]
 
     @property
-    def key(self) -> str:
-        """The begin of the digest of all figures. A run records it as that of its reference."""
+    def digest_key(self) -> str:
+        """The beginning of the digest of all figures. A MatrixRun records it as its `reference`."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class ReferenceCurve(RecordedRow):
-    """torch's curve of one family in one process in float32.
-
-    difference: of the last training, by the code of this digest, from `figures`: zero, or within `noise`. noise: of
-    torch's honest runs of the family. date, machine: of the last training.
-    """
+    """torch's curve of one family in one process in float32, as it was last confirmed."""
 
     family: str
     figures: CurveFigures
-    noise: OwnNoise
-    difference: Difference
-    machine: str
+    noise: ReferenceNoise  # of torch's honest runs of the family
+    difference: Difference  # of the last training, by the code of this row, from `figures`: zero, or within `noise`
+    machine: str  # of the last training
 
 
 class ReferenceCurves(Document):
@@ -166,5 +157,6 @@ class ReferenceCurves(Document):
 
     curves: tuple[ReferenceCurve, ...] = Field(min_length=1)
 
-    def of(self, family: str) -> ReferenceCurve | None:
+    def for_family(self, family: str) -> ReferenceCurve | None:
+        """Return the curve of a family; None where there is none."""
         return next((curve for curve in self.curves if curve.family == family), None)

@@ -37,8 +37,8 @@ class NoiseRow(Value):
     # The largest of the last weights, by group and "norm" or "projection".
     weights: dict[str, dict[str, Difference]] = Field(default_factory=dict)
     hardware: str | None = None  # the processor or chip
-    by: str | None = None  # who recorded it, and when
-    recorded: str | None = None
+    by: str | None = None  # who recorded it
+    recorded: str | None = None  # the date
     why: str | None = None  # given with --replace, because the run was beyond the limits
     # In a mixture, by step: the least number of choices of experts that differ. Steps without any are left out.
     routing: dict[int, int] = Field(default_factory=dict, json_schema_extra=LATER)
@@ -62,16 +62,15 @@ class Reference(Document):
     # By parameter after the last step: its norm, then its projections. Empty in references of older versions.
     weights: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     noise: tuple[NoiseRow, ...] = ()
-    # The promoted run and its environment.
+    # The run that was promoted to the reference, and its environment.
     run_id: str
     framework: str
     framework_version: str
     hardware: str
     layout: str
     settings: str | None = None  # framework, layout, micro-batch and threads, as in a row of noise
-    # The date of the promotion, who promoted the run, and the reason.
-    promoted: str
-    by: str
+    promoted: str  # the date of the promotion
+    by: str  # who promoted the run
     why: str
     # In a mixture, by step and layer: how many tokens chose each expert.
     routing: dict[int, dict[int, tuple[int, ...]]] = Field(default_factory=dict, json_schema_extra=LATER)

@@ -17,14 +17,14 @@ from levelfield.specs.base import LATER, Value
 PythonVersion = tuple[int, int]
 _CUDA_LOCAL_VERSION = "cuda[0-9]+"  # the part after + of a version such as 0.19.8+cuda12
 _CLAUSE = re.compile(r"(>=|<)(\d+)\.(\d+)|(==)(\d+)\.(\d+)\.\*")
-# A choice of a run that needs further packages. `always`: every run does.
+# A choice of a run that needs further packages. `always`: every run needs them.
 Use = Literal["always", "fp8", "flash_attn"]
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][ -~]*")
 _RELATIVE_PATH = r"^[A-Za-z0-9][A-Za-z0-9_.*/-]*$"
 
 
 def require_exact_versions(key: str, packages: tuple[str, ...]) -> None:
-    """Raise ValueError for a requirement that is not a single line or has no exact version."""
+    """Raises ValueError for a requirement that is not a single line or has no exact version."""
     if malformed := [p for p in packages if not _REQUIREMENT.fullmatch(p)]:
         raise ValueError(f"{key}: found {malformed[0]!r}, expected a name and a version in one line")
     if unpinned := [p for p in packages if "==" not in p]:
@@ -81,13 +81,14 @@ class Build(BuildStep):
     without: str = Field(min_length=3, max_length=200)  # what a run without them uses, for the plan
 
     @model_validator(mode="after")
-    def _pinned(self) -> Build:
+    def _versions_are_exact(self) -> Build:
         require_exact_versions(f"builds.{self.name}.packages", self.packages)
         require_exact_versions(f"builds.{self.name}.beside", self.beside)
         return self
 
     @property
     def step(self) -> BuildStep:
+        """What a plan has of the build."""
         return BuildStep(packages=self.packages, home=self.home, headers=self.headers)
 
 
@@ -120,6 +121,7 @@ def takes_python(clauses: str, version: PythonVersion) -> bool:
 
 
 def _fits(clause: str, version: PythonVersion) -> bool:
+    """Return whether the version fits one clause. Raises ValueError for another form."""
     match = _CLAUSE.fullmatch(clause)
     if match is None:
         raise ValueError(f"python: found '{clause}', expected clauses like '>=3.10', '<3.12' or '==3.10.*'")
@@ -146,7 +148,7 @@ class Requirements(Value):
     verified: str  # where and when the packages ran
 
     @model_validator(mode="after")
-    def _pinned(self) -> Requirements:
+    def _versions_are_exact(self) -> Requirements:
         require_exact_versions("packages", self.packages)
         if malformed := [p for p in self.optional if not _REQUIREMENT.fullmatch(p)]:
             raise ValueError(f"optional: found {malformed[0]!r}, expected a name and a version in one line")
@@ -165,12 +167,12 @@ class Requirements(Value):
 
         The `optional` ones are not among them.
         """
-        chosen = tuple(build for build in self.builds if build.wanted == "always" or build.wanted in uses)
-        beside = (package for build in chosen for package in build.beside)
+        builds = tuple(build for build in self.builds if build.wanted == "always" or build.wanted in uses)
+        beside = (package for build in builds for package in build.beside)
         return EnvironmentPackages(
             pip_packages=tuple(dict.fromkeys((*self.packages, *beside))),
-            builds=chosen,
-            left_out=tuple(build for build in self.builds if build not in chosen),
+            builds=builds,
+            left_out=tuple(build for build in self.builds if build not in builds),
             driver=self.driver,
             compute_capability=self.compute_capability,
             index=self.index,

@@ -17,7 +17,7 @@ from levelfield.specs.reference import Identity
 from levelfield.specs.suite import EntryUsed
 from levelfield.specs.tuning import recomputation
 
-Word = Literal[
+StatusWord = Literal[
     "valid", "invalid", "oom", "failed", "timeout", "unsupported", "withheld", "not-run", "reference-only", "unsealed",
     "tampered",
 ]  # fmt: skip
@@ -59,7 +59,7 @@ TokensPerSecond = Annotated[N, Field(json_schema_extra={"unit": "tokens/s"})]
 class Status(Value):
     """How the run ended, and why."""
 
-    word: Word = Field(
+    word: StatusWord = Field(
         description="How the run ended. Only `valid` and `unsealed` have a speed. `unsealed` and `tampered` "
         "replace `valid`; see evidence.md."
     )

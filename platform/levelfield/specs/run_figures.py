@@ -183,4 +183,4 @@ RUN_FIGURES = (
 FORMER_COLUMNS = {"mfu": MFU_NAME}
 STORED = {figure.store_column: figure for figure in RUN_FIGURES if figure.store_column}
 GATED = {column: figure for column, figure in STORED.items() if figure.worse}
-GATED_BY_OPTION = {figure.option: column for column, figure in GATED.items()}
+GATED_COLUMN_BY_OPTION = {figure.option: column for column, figure in GATED.items()}

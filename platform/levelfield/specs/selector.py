@@ -23,15 +23,15 @@ MAX_COUNTS = {"nodes": MAX_NODES, "devices": MAX_DEVICES, "repeats": MAX_REPEATS
 
 
 class Selector(Value):
-    """The content of a case string; None for what it does not give. `target` is a vendor's or a chip's name."""
+    """The content of a case string; None for what it does not give."""
 
     case: str
     framework: str
     version: str | None = None
-    target: str | None = None
+    target: str | None = None  # a vendor's or a chip's name
     layout: str | None = None
     nodes: int = Field(default=1, ge=1, le=MAX_COUNTS["nodes"])
-    devices: int | None = Field(default=None, ge=1, le=MAX_COUNTS["devices"])
+    devices: int | None = Field(default=None, ge=1, le=MAX_COUNTS["devices"])  # of each node
     repeats: int = Field(default=1, ge=1, le=MAX_COUNTS["repeats"])
 
 
@@ -45,7 +45,8 @@ def parse_selector(text: str) -> Selector:
         raise UsageError(f"--case '{text}': found '{parts[1]}', expected framework[_version], such as torch_2.13.0")
     layout, target = split_target(parts[2]) if len(parts) > 2 else (None, None)
     counts = {
-        name: _count(text, name, part) for name, part in zip(("nodes", "devices", "repeats"), parts[3:], strict=False)
+        name: _parse_count(text, name, part)
+        for name, part in zip(("nodes", "devices", "repeats"), parts[3:], strict=False)
     }
     if (ranks := counts.get("nodes", 1) * counts.get("devices", 1)) > MAX_RANKS:
         raise UsageError(f"--case '{text}': found {ranks:,} devices, expected at most {MAX_RANKS:,}")
@@ -80,7 +81,7 @@ def split_target(text: str) -> tuple[str | None, str | None]:
     return layout, text[end:].lstrip("-_") or None
 
 
-def _count(text: str, name: str, part: str) -> int:
+def _parse_count(text: str, name: str, part: str) -> int:
     if not part.isdecimal() or len(part) > 20 or not 1 <= int(part) <= MAX_COUNTS[name]:
         raise UsageError(
             f"--case '{text}': {name}: found '{part[:40]}', expected a whole number from 1 to {MAX_COUNTS[name]}"

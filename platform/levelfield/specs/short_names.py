@@ -9,7 +9,8 @@ import string
 from levelfield.errors import UsageError
 
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-_READABLE, _DIGITS = 40, 10  # characters of a slug; 40 bits of a digest are enough for a million names
+_READABLE_CHARACTERS = 40  # of the name in a slug
+_DIGEST_DIGITS = 10  # in a slug; their 40 bits are enough for a million names
 _NAMESPACES = re.compile(r"at::native::|\(anonymous namespace\)::|at::|std::|void ")  # of C++
 
 
@@ -25,21 +26,21 @@ def refuse_empty_name(kind: str, name: str) -> None:
         )
 
 
-def clipped(value: object, most: int) -> str:
-    """Return the value as text of at most so many characters, with `...` in place of an end that is left out."""
+def clipped(value: object, max_length: int) -> str:
+    """Return the value as text of at most `max_length` characters, with `...` in place of an end that is left out."""
     text = str(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= max_length else f"{text[: max_length - 3]}..."
 
 
-def short_kernel(name: str, most: int = 60) -> str:
+def short_kernel(name: str, max_length: int = 60) -> str:
     """Return the name of a kernel without namespaces and without the end of its C++ types."""
-    return clipped(_NAMESPACES.sub("", name.removeprefix("void ")), most)
+    return clipped(_NAMESPACES.sub("", name.removeprefix("void ")), max_length)
 
 
 def slug(name: str) -> str:
-    """Return a name of a file: readable, the same on systems that ignore capitals, and of no foreign character."""
-    readable = _UNSAFE.sub("-", name.lower())[:_READABLE].strip("-")
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    """Return a file name for a name: lower case letters and digits of it, and a digest that keeps it unique."""
+    readable = _UNSAFE.sub("-", name.lower())[:_READABLE_CHARACTERS].strip("-")
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_DIGITS]
     return f"{readable}-{digest}" if readable else digest
 
 

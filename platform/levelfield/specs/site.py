@@ -27,49 +27,49 @@ POD_VOLUMES = ("package", "work", "local", "shared-memory", "runs")  # of every 
 FIRST_PORT, LAST_PORT = 1024, 65535
 
 
-def _word(text: str) -> str:
+def _check_word(text: str) -> str:
     if not _WORD.fullmatch(text):
         raise ValueError(f"found {text!r}, expected one word of letters, digits and _.:/@%+=,[]-, without a space")
     return text
 
 
-def _option(text: str) -> str:
+def _check_option(text: str) -> str:
     if not _OPTION.fullmatch(text):
         raise ValueError(f"found {text!r}, expected an option such as --switches=1")
     return text
 
 
-def _absolute(text: str) -> str:
+def _check_absolute(text: str) -> str:
     if not text.startswith("/"):
         raise ValueError(f"found {text!r}, expected a path from the root")
-    return _word(text)
+    return _check_word(text)
 
 
-def _quantity(amount: int | str) -> int | str:
+def _check_quantity(amount: int | str) -> int | str:
     if isinstance(amount, str) and not _QUANTITY.fullmatch(amount):
         raise ValueError(f"found {amount!r}, expected a number with a unit, such as 900Gi or 500m")
     return amount
 
 
-def _without_secrets(variables: dict[str, str]) -> dict[str, str]:
-    """Return the variables. Raises ValueError for one that looks like a secret: a site file is shared."""
+def _refuse_secrets(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables. Raises ValueError for one that looks like a secret, as a site file is shared."""
     for name, value in variables.items():
         if is_secret(name, value):
             raise ValueError(f"{name} looks like a secret; give it with --env, which no file keeps")
     return variables
 
 
-def _without_secret(command: str) -> str:
+def _refuse_secret(command: str) -> str:
     if is_secret("command", command):
         raise ValueError("found a secret in a file that is shared; let the command read it from a file of yours")
     return command
 
 
-Word = Annotated[str, AfterValidator(_word)]
-Option = Annotated[str, AfterValidator(_option)]
-AbsoluteFolder = Annotated[str, AfterValidator(_absolute)]
-Quantity = Annotated[int | str, AfterValidator(_quantity)]
-PublicVariables = Annotated[TuningVariables, AfterValidator(_without_secrets)]
+SafeWord = Annotated[str, AfterValidator(_check_word)]
+Option = Annotated[str, AfterValidator(_check_option)]
+AbsoluteFolder = Annotated[str, AfterValidator(_check_absolute)]
+ResourceQuantity = Annotated[int | str, AfterValidator(_check_quantity)]
+PublicVariables = Annotated[TuningVariables, AfterValidator(_refuse_secrets)]
 LauncherValue = str | int | float | bool | tuple[str, ...]
 Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
 
@@ -77,16 +77,16 @@ Port = Annotated[int, Field(ge=FIRST_PORT, le=LAST_PORT)]
 class Host(Value):
     """A machine that ssh reaches."""
 
-    name: Word  # as ssh_config knows it
-    address: Word | None = None  # where other nodes reach it; default: name
-    user: Word | None = None  # of ssh, as port; default: those of ssh_config
+    name: SafeWord  # as ssh_config knows it
+    address: SafeWord | None = None  # where other nodes reach it; default: name
+    user: SafeWord | None = None  # of ssh, as port; default: those of ssh_config
     port: int | None = Field(default=None, ge=1, le=LAST_PORT)
     slots: int | None = Field(default=None, ge=1)  # its devices
-    interface: Word | None = None  # for the collectives
-    python: Word = "python3"  # the interpreter that starts the node's part and makes the environment
+    interface: SafeWord | None = None  # for the collectives
+    python: SafeWord = "python3"  # the interpreter that starts the node's part and makes the environment
 
     @property
-    def reached_at(self) -> str:
+    def peer_address(self) -> str:
         """The address of the host for other nodes."""
         return self.address or self.name
 
@@ -108,45 +108,46 @@ class HostsFile(Document):
 class SshSite(Value):
     """Reaching hosts by ssh."""
 
-    command: tuple[Word, ...] = ("ssh",)
-    config: Word | None = None  # an ssh_config beside the user's
+    command: tuple[SafeWord, ...] = ("ssh",)  # of the ssh client, with its options
+    config: SafeWord | None = None  # an ssh_config beside the user's
     # On each node, for code, environments and runs; {user} is the user's name.
     folder: AbsoluteFolder = "/var/tmp/levelfield-{user}"
-    container: Word = "docker"  # the command of the nodes' container engine, for `--runtime docker`; podman is one, too
+    # The command of the nodes' container engine, for `--runtime docker`; podman is one, too.
+    container: SafeWord = "docker"
     connect_seconds: int = Field(default=20, ge=1, le=600)
 
 
 class SlurmSite(Value):
     """Reaching nodes by Slurm."""
 
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
-    reservation: Word | None = None
+    partition: SafeWord | None = None
+    account: SafeWord | None = None
+    qos: SafeWord | None = None
+    constraint: SafeWord | None = None
+    reservation: SafeWord | None = None
     minutes: int | None = Field(default=None, ge=1)  # the time limit
-    gres: Word | None = None  # such as gpu:{devices}
+    gres: SafeWord | None = None  # such as gpu:{devices}
     exclusive: bool = False
     options: tuple[Option, ...] = ()  # further ones of sbatch
     container: Literal["none", "pyxis", "apptainer"] = "none"  # what starts `--runtime docker` there
-    image: Word | None = None
+    image: SafeWord | None = None
     local_folder: AbsoluteFolder | None = None  # on each node's own disk; ranks import from an environment there
 
 
 class Toleration(Value):
     """A taint of a cluster's nodes that the pods accept. The keys are Kubernetes' own."""
 
-    key: Word | None = None
+    key: SafeWord | None = None
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: Word | None = None
+    value: SafeWord | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
 class PodVolume(Value):
     """A further volume of each pod."""
 
-    name: Word
-    source: dict[Word, JsonValue] = Field(min_length=1, max_length=1)  # its kind and fields, as Kubernetes has them
+    name: SafeWord
+    source: dict[SafeWord, JsonValue] = Field(min_length=1, max_length=1)  # its kind and fields, as Kubernetes has them
     folder: AbsoluteFolder  # in the pod
     read_only: bool = True
 
@@ -154,26 +155,27 @@ class PodVolume(Value):
 class KubernetesSite(Value):
     """Reaching nodes by Kubernetes, each as a pod of one Job."""
 
-    namespace: Word = "default"
-    context: Word | None = None  # of the user's kubeconfig
-    image: Word | None = None
-    queue: Word | None = None  # of Kueue
-    service_account: Word | None = None
-    node_selector: dict[Word, Word] = Field(default_factory=dict)
+    namespace: SafeWord = "default"
+    context: SafeWord | None = None  # of the user's kubeconfig
+    image: SafeWord | None = None
+    queue: SafeWord | None = None  # of Kueue
+    service_account: SafeWord | None = None
+    node_selector: dict[SafeWord, SafeWord] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     # The resource that is one device, such as nvidia.com/gpu; `none`: pods have the devices without one.
-    devices: Word | None = None
-    resources: dict[Word, Quantity] = Field(default_factory=dict)  # further ones of each pod, such as rdma/hca
+    devices: SafeWord | None = None
+    # Further resources of each pod, such as rdma/hca.
+    resources: dict[SafeWord, ResourceQuantity] = Field(default_factory=dict)
     shared_memory_bytes: int | None = Field(default=None, ge=1)
     # A volume that all pods and this machine share; without one the files are streamed through the pods' logs.
-    claim: Word | None = None
+    claim: SafeWord | None = None
     claim_folder: AbsoluteFolder | None = None  # where this machine has it
     host_network: bool = False
-    annotations: dict[Word, str] = Field(default_factory=dict)  # of each pod
+    annotations: dict[SafeWord, str] = Field(default_factory=dict)  # of each pod
     volumes: tuple[PodVolume, ...] = ()  # of each pod
-    priority_class: Word | None = None
-    scheduler: Word | None = None
-    pull_secrets: tuple[Word, ...] = ()
+    priority_class: SafeWord | None = None
+    scheduler: SafeWord | None = None
+    pull_secrets: tuple[SafeWord, ...] = ()
     restricted: bool = False  # as the Pod Security Standard of that name wants it
     user: int | None = Field(default=None, ge=0)  # the number of the containers' user
     group: int | None = Field(default=None, ge=0)  # likewise
@@ -193,11 +195,11 @@ class KubernetesSite(Value):
     @model_validator(mode="after")
     def _restricted_pods_may_start(self) -> KubernetesSite:
         """A namespace that enforces the standard would refuse the pods, and only an event would say it."""
-        memory = [name for name in self.resources if name.startswith(RDMA)]
-        folders = [volume.name for volume in self.volumes if "hostPath" in volume.source]
-        is_host = ["host_network"] if self.host_network else []
-        if self.restricted and (against := [*memory, *folders, *is_host]):
-            raise ValueError(f"restricted: found it with {', '.join(against)}, which the restricted standard forbids")
+        rdma_resources = [name for name in self.resources if name.startswith(RDMA)]
+        host_folders = [volume.name for volume in self.volumes if "hostPath" in volume.source]
+        host_network = ["host_network"] if self.host_network else []
+        if self.restricted and (forbidden := [*rdma_resources, *host_folders, *host_network]):
+            raise ValueError(f"restricted: found it with {', '.join(forbidden)}, which the restricted standard forbids")
         if self.restricted and self.user == 0:
             raise ValueError("restricted: found it with user 0, expected a user that is not root")
         return self
@@ -207,7 +209,7 @@ class NodePowerSite(Value):
     """A command that prints the power of whole nodes in watts; see docs/node-power.md. No record of a run has it."""
 
     # A line for `sh`, on the platform's machine. {host} is a node's name: the command then runs for each node.
-    command: Annotated[str, AfterValidator(_without_secret)] = Field(min_length=1)
+    command: Annotated[str, AfterValidator(_refuse_secret)] = Field(min_length=1)
     source: str = Field(pattern=r"^[A-Za-z0-9][ -~]{0,59}$")  # what it reads, for results
     seconds: float = Field(default=2.0, ge=0.1, le=60)  # from one start of the command to the next
 
@@ -219,11 +221,11 @@ class NodePowerSite(Value):
 class NodePowerPlan(Value):
     """What a run records of how it reads the power of its nodes."""
 
-    # Of earlier runs, whose BMCs were read without a command; as `verify`.
+    # Other values than the defaults of `protocol` and `verify` are of earlier runs, which read BMCs without a command.
     protocol: Literal["command", "redfish", "ipmi", "local"] = "command"
-    seconds: float
+    seconds: float  # from one reading to the next
     verify: bool = True
-    site: NodePowerSite | None = Field(default=None, exclude=True, repr=False)  # which no file has
+    site: NodePowerSite | None = Field(default=None, exclude=True, repr=False)  # the command; no file of a run has it
 
 
 class Site(Document):
@@ -231,26 +233,26 @@ class Site(Document):
 
     KIND: ClassVar[str] = "site"
 
-    launcher: Word | None = None  # the default of its runs
+    launcher: SafeWord | None = None  # the default of its runs
     shared: AbsoluteFolder | None = None  # a folder that every node sees at the same path
-    interface: Word | None = None  # of the network between nodes
+    interface: SafeWord | None = None  # of the network between nodes
     # The first and the last port for the rendezvous; below the kernel's own range.
     ports: tuple[Port, Port] = (23000, 31999)
-    python: Word | None = None  # the interpreter on the nodes
-    modules: tuple[Word, ...] = ()  # environment modules to load
+    python: SafeWord | None = None  # the interpreter on the nodes
+    modules: tuple[SafeWord, ...] = ()  # environment modules to load
     environment: PublicVariables = Field(default_factory=dict)  # variables of every rank
-    hosts: Word | None = None  # a hosts file, for ssh
+    hosts: SafeWord | None = None  # a hosts file, for ssh
     ssh: SshSite = Field(default_factory=SshSite)
     slurm: SlurmSite = Field(default_factory=SlurmSite)
     kubernetes: KubernetesSite = Field(default_factory=KubernetesSite)
     node_power: NodePowerSite | None = None  # a command that prints the power of whole nodes
     # What a launcher of the site's own reads, by the keys that it names.
-    own: dict[Word, LauncherValue] = Field(default_factory=dict)
+    own: dict[SafeWord, LauncherValue] = Field(default_factory=dict)
     bind: Literal["numa", "none"] = "numa"  # whether a rank has only the cores of its device's NUMA domain
 
     @model_validator(mode="after")
     def _own_keys_hold_no_secret(self) -> Site:
-        _without_secrets({key: str(value) for key, value in self.own.items()})
+        _refuse_secrets({key: str(value) for key, value in self.own.items()})
         return self
 
     @model_validator(mode="after")
@@ -264,15 +266,15 @@ class LaunchPlan(Value):
     """How the nodes are reached."""
 
     launcher: str
-    code: str | None = None  # the file of a site's own launcher; None: one of Levelfield or of a package
+    code: str | None = None  # the path of a site's own launcher; None: one of Levelfield or of a package
     site: Site
     hosts: tuple[Host, ...] = ()  # for ssh, one for each node, the first node first; else empty
     samples: tuple[NodeCommand, ...] = ()  # the commands that are repeated during the run
     facts: dict[str, NodeCommand] = Field(default_factory=dict)  # by name, the commands that run once
-    pci_vendor: str | None = None  # by which a node finds the devices' NUMA domains
+    pci_vendor: str | None = None  # the maker's number on the PCI bus, by which a node finds the devices' NUMA domains
 
 
 def rendezvous_port(run_id: str, ports: tuple[int, int]) -> int:
-    """Return the port of a run's rendezvous on the first node: a function of the run id, from first to last port."""
+    """Return the port of a run's rendezvous on the first node: one within `ports`, which follows from the run id."""
     first, last = ports
     return first + int.from_bytes(hashlib.sha256(run_id.encode()).digest()[:8], "big") % (last - first + 1)

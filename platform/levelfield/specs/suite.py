@@ -19,11 +19,11 @@ _HARDWARE_FORM = re.compile(r"(\d+)x(\d+) +(\S.*)")
 
 
 class NamedHardware(Value):
-    """Nodes, devices per node and chip. `chip`: a name or an alias of vendor.yaml, or `withheld` when not public."""
+    """Nodes, devices per node and chip."""
 
     nodes: int = Field(ge=1, le=MAX_NODES)
-    devices: int = Field(ge=1, le=MAX_DEVICES)
-    chip: str
+    devices: int = Field(ge=1, le=MAX_DEVICES)  # of each node
+    chip: str  # a name or an alias of vendor.yaml, or `withheld` when it is not public
 
     def __str__(self) -> str:
         return f"{self.nodes}x{self.devices} {self.chip}"

@@ -29,12 +29,15 @@ UNITS: dict[str, dict[str, str]] = {
     "temperature": {"celsius": "1"},
 }
 NOT_AVAILABLE = ("", "-", "--", "NA", "N/A", "[N/A]", "null", "[Not Supported]", "Not Supported", "[Unknown Error]")
-_MAX_PATTERN_CHARACTERS = 2000  # characters; the longest of the repository has 114
+_MAX_PATTERN_CHARACTERS = 2000  # the longest pattern of the repository has 114
 TIMEOUT_SECONDS = Field(default=5.0, gt=0, le=60)
 
 
-def _checked_pattern(text: str) -> str:
-    """Check a pattern in both libraries: `regex` matches it, within a time limit, and `re` is what authors know."""
+def _check_pattern(text: str) -> str:
+    """Return the pattern. Raises ValueError for one that `re` or `regex` does not take, or that matches an empty text.
+
+    `regex` matches it, within a time limit, and `re` is what authors know.
+    """
     if len(text) > _MAX_PATTERN_CHARACTERS:
         raise ValueError(f"found {len(text):,} characters, expected a pattern of at most {_MAX_PATTERN_CHARACTERS:,}")
     try:
@@ -47,10 +50,10 @@ def _checked_pattern(text: str) -> str:
     return text
 
 
-Pattern = Annotated[str, AfterValidator(_checked_pattern)]
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
 
 
-class Where(Value):
+class ValueLocation(Value):
     """The place of one value in a record.
 
     A pattern needs neither column nor path, because its group has the field's name.
@@ -72,11 +75,12 @@ class Tool(Value):
 
     csv: one record per line, split at `separator` (" ": at any white space) into exactly `columns` parts.
     json: `records` is the path to a list or a mapping of records; when it is empty, the whole document is that value.
-    A document that is a list, where `records` begins with a key, is the records: releases of one tool differ here.
+    A document that is itself a list holds the records, also where `records` begins with a key: releases of one tool
+    differ here.
     pattern: regular expressions with a named group for each field, `^` and `$` at every line. Each match of the first
     begins a record. The others must match exactly once between it and the next match of the first. Adjacent lines are
     safest in one pattern with \\n between them: a lost line then never merges two records into one.
-    Only complete lines count. not_available: words, in any case, for a value that cannot be read.
+    Only complete lines count.
     """
 
     command: tuple[str, ...] = Field(min_length=1)
@@ -86,26 +90,26 @@ class Tool(Value):
     columns: int | None = Field(default=None, ge=1)
     records: tuple[int | str, ...] = ()
     patterns: tuple[Pattern, ...] = ()
-    fields: dict[FieldName, Where]
-    not_available: tuple[str, ...] = NOT_AVAILABLE
+    fields: dict[FieldName, ValueLocation]
+    not_available: tuple[str, ...] = NOT_AVAILABLE  # words, in any case, for a value that cannot be read
 
     @model_validator(mode="after")
     def _is_complete(self) -> Tool:
         if "index" not in self.fields:
             raise ValueError("fields.index: missing; a record needs the index of its device")
-        for name, where in self.fields.items():
-            _check_unit(name, where.unit, where.scale)
+        for name, location in self.fields.items():
+            _check_unit(name, location.unit, location.scale)
         if self.format == "csv":
             self._check_columns()
         elif self.format == "json":
-            self._check_places("path")
+            self._check_locations("path")
         else:
             self._check_groups()
         return self
 
     def _check_columns(self) -> None:
-        self._check_places("column")
-        numbers = [where.column for where in self.fields.values() if isinstance(where.column, int)]
+        self._check_locations("column")
+        numbers = [location.column for location in self.fields.values() if isinstance(location.column, int)]
         if 0 < len(numbers) < len(self.fields):
             raise ValueError("fields: found numbers and names of columns, expected one kind for all")
         if numbers and self.columns is None and self.separator != " ":
@@ -113,12 +117,12 @@ class Tool(Value):
         if numbers and self.columns is not None and max(numbers) > self.columns:
             raise ValueError(f"fields: found column {max(numbers)}, expected at most {self.columns}, the key 'columns'")
 
-    def _check_places(self, key: Literal["column", "path"]) -> None:
+    def _check_locations(self, key: Literal["column", "path"]) -> None:
         other = {"column": "path", "path": "column"}[key]
-        for name, where in self.fields.items():
-            if getattr(where, key) is None:
+        for name, location in self.fields.items():
+            if getattr(location, key) is None:
                 raise ValueError(f"fields.{name}.{key}: missing; format {self.format} needs it")
-            if getattr(where, other) is not None or self.patterns:
+            if getattr(location, other) is not None or self.patterns:
                 raise ValueError(f"fields.{name}: format {self.format} uses '{key}' only; remove the other keys")
 
     def _check_groups(self) -> None:
@@ -128,7 +132,7 @@ class Tool(Value):
             raise ValueError(f"patterns: found the groups {names}, expected each field once: {fields}")
         if "index" not in re.compile(self.patterns[0]).groupindex:
             raise ValueError("patterns: the first pattern begins a record, so it needs the group 'index'")
-        if any(where.column is not None or where.path is not None for where in self.fields.values()):
+        if any(location.column is not None or location.path is not None for location in self.fields.values()):
             raise ValueError("fields: format pattern uses neither 'column' nor 'path'; remove them")
 
 
@@ -150,12 +154,12 @@ def _check_unit(field: str, unit: str | None, scale: float | None) -> None:
 class Discovery(Value):
     """How devices are found when the monitor's own records do not list them: by exactly one of these keys.
 
-    tool: another command. device_nodes: a glob under /dev; the digits at the end of a name are the device's index.
     Missing values (name, identity, memory) come from the monitor's record of the same index. Two identities of one
     index must be equal. If they differ, the index now belongs to another device, and samples stay empty.
     """
 
-    tool: Tool | None = None
+    tool: Tool | None = None  # another command
+    # A glob under /dev; the digits at the end of a name are the device's index.
     device_nodes: str | None = Field(default=None, pattern="^/dev/.")
 
     @model_validator(mode="after")
@@ -166,14 +170,11 @@ class Discovery(Value):
 
 
 class Numbering(Value):
-    """How the visible-devices variable numbers the devices, where it does not as the tool does, from 0 without a gap.
+    """How the visible-devices variable numbers the devices, where that is not the tool's order from 0 without a gap."""
 
-    tool: a command that prints this number of each device as the field `visible`, beside the tool's own `index`.
-    keeps_gaps: the variable takes the tool's numbers, also where one is absent between two others.
-    """
-
+    # A command that prints this number of each device as the field `visible`, beside the tool's own `index`.
     tool: Tool | None = None
-    keeps_gaps: bool = False
+    keeps_gaps: bool = False  # the variable takes the tool's numbers, also where one is absent between two others
 
     @model_validator(mode="after")
     def _has_one(self) -> Numbering:

@@ -12,7 +12,7 @@ from pydantic import Field, field_serializer, model_validator
 from levelfield.specs.base import LATER, MAX_LAYERS, MAX_THREADS, Document, Value
 from levelfield.specs.free_fields import FREE_FIELDS, RECOMPUTE_LAYERS, option_name
 from levelfield.specs.layout import Layout
-from levelfield.specs.variables import TuningVariables, masked
+from levelfield.specs.variables import TuningVariables, mask_secrets
 
 Recompute = Literal["none", "selective", "full"]
 Attention = Literal["sdpa", "flash_attn"]
@@ -52,7 +52,7 @@ class FreeFields(Value):
         return {**values, "recompute": self.recomputation}
 
     @property
-    def differing(self) -> tuple[str, ...]:
+    def non_default_fields(self) -> tuple[str, ...]:
         """The fields whose values are not the defaults."""
         fields = type(self).model_fields
         return tuple(name for name in FREE_FIELDS if getattr(self, name) != fields[name].default)
@@ -60,8 +60,8 @@ class FreeFields(Value):
     @property
     def options(self) -> tuple[str, ...]:
         """The options that choose these values, also for the command line of a commit that lacks the later ones."""
-        differing = self.differing
-        return self.options_of(name for name in FREE_FIELDS if name not in LATER_FIELDS or name in differing)
+        changed = self.non_default_fields
+        return self.options_of(name for name in FREE_FIELDS if name not in LATER_FIELDS or name in changed)
 
     def options_of(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the options that choose the values of these fields. None is chosen by no option."""
@@ -71,7 +71,7 @@ class FreeFields(Value):
             if value is None:
                 continue
             flag = option_name(name) if value is not False else f"--no-{option_name(name)[2:]}"
-            words += [flag] if FREE_FIELDS[name].takes is bool else [flag, str(value)]
+            words += [flag] if FREE_FIELDS[name].value_type is bool else [flag, str(value)]
         return tuple(words)
 
 
@@ -86,7 +86,7 @@ class Tuning(FreeFields):
 
     @property
     def parallelism(self) -> tuple[str, ...]:
-        """Return the kinds of parallelism that these fields need, by their names in implementation.yaml."""
+        """The kinds of parallelism that these fields need, by their names in implementation.yaml."""
         layout = self.layout
         needed = {
             "tensor": layout.tensor > 1,
@@ -101,14 +101,14 @@ class Tuning(FreeFields):
         return tuple(name for name, used in needed.items() if used)
 
     @model_validator(mode="after")
-    def _layers_of_full_only(self) -> Tuning:
+    def _recompute_layers_need_full(self) -> Tuning:
         _require_full(self.recompute, self.recompute_layers)
         return self
 
     @field_serializer("environment")
-    def _without_secrets(self, variables: dict[str, str]) -> dict[str, str]:
+    def _mask_secrets(self, variables: dict[str, str]) -> dict[str, str]:
         """The value in memory is whole; no dump of it, and so no file, holds what looks like a secret."""
-        return masked(variables)
+        return mask_secrets(variables)
 
 
 class TuningChoice(Value):
@@ -134,7 +134,7 @@ class TuningChoice(Value):
         return content
 
     @model_validator(mode="after")
-    def _layers_of_full_only(self) -> TuningChoice:
+    def _recompute_layers_need_full(self) -> TuningChoice:
         _require_full(self.recompute, self.recompute_layers)
         return self
 
@@ -167,7 +167,7 @@ class TuningRow(Value):
     @classmethod
     def _conditions_are_not_locked_fields(cls, content: Any) -> Any:
         for name in content if isinstance(content, dict) else ():
-            if name not in cls.model_fields and (locked := reason(str(name))):
+            if name not in cls.model_fields and (locked := lock_reason(str(name))):
                 raise ValueError(f"'{name}' is locked, the case fixes it: {locked}")
         return content
 
@@ -182,16 +182,17 @@ class TuningFile(Document):
 
 
 @dataclass(frozen=True)
-class Locked:
+class LockedFields:
     """Fields of one kind that the case fixes."""
 
     fields: tuple[str, ...]
-    also: tuple[str, ...]  # other common names of them
+    aliases: tuple[str, ...]  # other common names of these fields
     reason: str  # why the case fixes them
 
 
-LOCKED = (
-    Locked(
+# All fields that the case fixes, by kind.
+LOCKED_FIELDS = (
+    LockedFields(
         (
             "model", "family", "layers", "hidden_size", "ffn_hidden_size", "heads", "kv_heads", "vocab_size",
             "positions", "rope_base", "norm", "norm_eps", "activation", "bias", "tied_embeddings", "hidden_dropout",
@@ -205,12 +206,12 @@ LOCKED = (
         ("num_layers", "num_heads", "vocabulary_size", "dropout", "parameters"),
         "another model has other FLOPs and another loss, so its figures would stand beside those of another work",
     ),
-    Locked(
+    LockedFields(
         ("global_batch", "sequence_length"),
         ("batch_size", "global_batch_size", "seq_length", "seq_len", "accumulation", "gradient_accumulation"),
         "the tokens of a step decide how fast the loss falls; micro_batch is free and accumulation makes up the rest",
     ),
-    Locked(
+    LockedFields(
         (
             "training", "optimizer", "name", "beta1", "beta2", "eps", "weight_decay", "schedule", "style", "peak_lr",
             "min_lr", "warmup_steps", "decay_steps", "gradient_clip",
@@ -218,18 +219,18 @@ LOCKED = (
         ("learning_rate", "lr", "betas", "clip_grad", "warmup"),
         "the same steps from the same weights are what makes two losses comparable",
     ),
-    Locked(
+    LockedFields(
         ("precision", "loss_scale", "initial", "growth_interval"),
         ("dtype", "amp", "fp8", "bf16", "fp16", "fp32", "tf32"),
         "a peak, an MFU and a loss belong to one precision; another precision is another case",
     ),
-    Locked(
+    LockedFields(
         ("data", "seed", "shuffle", "split", "alphabet", "branching", "tokenizer"),
         ("data_seed", "random_seed", "dataset", "corpus"),
         "initial weights and the order of samples follow from the seed and the data; with others no loss can be held "
         "against a reference",
     ),
-    Locked(
+    LockedFields(
         (
             "steps", "window", "first_step", "last_step", "disturbance_limit", "acceptance",
             "final_loss_below_fraction", "tail_steps", "limits", "heartbeat_seconds", "step_seconds", "start_seconds",
@@ -242,7 +243,7 @@ LOCKED = (
 
 
 def recomputation(recompute: str, layers: int | None) -> str:
-    """Return what is computed again in words."""
+    """Return in words what is computed again. layers: the first of each chunk; None: all."""
     return recompute if layers is None else f"{recompute} {layers}"
 
 
@@ -259,25 +260,25 @@ def chosen_by(origin: str) -> str | None:
 
     None: a default of the case, or a rule that is the same for all cases (`default: ...`, `planner: ...`).
     """
-    who = origin.partition(":")[0]
-    if who in ("default", "planner") or (who.startswith("case ") and who != "case string"):
+    chooser = origin.partition(":")[0]
+    if chooser in ("default", "planner") or (chooser.startswith("case ") and chooser != "case string"):
         return None
-    return "vendor" if who.startswith("vendor ") else who
+    return "vendor" if chooser.startswith("vendor ") else chooser
 
 
-def reason(field: str) -> str | None:
+def lock_reason(field: str) -> str | None:
     """Return the reason why the field is locked, or None when it is free."""
-    return next((group.reason for group in LOCKED if field in (*group.fields, *group.also)), None)
+    return next((group.reason for group in LOCKED_FIELDS if field in (*group.fields, *group.aliases)), None)
 
 
 def refuse_locked(names: Iterable[str], free: Iterable[str]) -> None:
-    """Raise ValueError for the first name that is locked, with the reason, or unknown, with the nearest names."""
+    """Raises ValueError for the first name that is locked, with the reason, or unknown, with the nearest names."""
     fields = list(free)
     for name in names:
         if name in fields:
             continue
-        if locked := reason(name):
+        if locked := lock_reason(name):
             raise ValueError(f"'{name}' is locked, the case fixes it: {locked}. Free fields: {', '.join(fields)}")
-        near = difflib.get_close_matches(name, fields, n=3)
-        nearest = f"; nearest: {', '.join(near)}" if near else ""
-        raise ValueError(f"unknown field '{name}'{nearest}. Free fields: {', '.join(fields)}")
+        nearest = difflib.get_close_matches(name, fields, n=3)
+        hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
+        raise ValueError(f"unknown field '{name}'{hint}. Free fields: {', '.join(fields)}")

@@ -14,7 +14,8 @@ from levelfield.specs.constants import AttentionKernel
 from levelfield.specs.tool import Discovery, Numbering, PrintedCommand, Tool, VersionCommand
 from levelfield.specs.variables import ContainerVariables, VendorVariables, VisibleVariable
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # of a vendor or a framework: a part of file names and of Dockerfiles
+# Of the name of a vendor or a framework, which is a part of file names and of Dockerfiles.
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 HOST_KIND = "cpu"  # the device kind of the host's own processors
 HOST_SHARE: Literal["host share"] = "host share"  # `device_is` where a device is some cores of the host
 DebianPackage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*(=[A-Za-z0-9.+:~-]+)?$")]
@@ -28,7 +29,7 @@ class Peak(Value):
     source: str = Field(min_length=3)
 
 
-class Achieved(Value):
+class AchievedRate(Value):
     """A measured rate of large matrix products in TFLOP/s, and its source: the part of a peak that is reachable."""
 
     tflops: float = Field(gt=0)
@@ -36,23 +37,21 @@ class Achieved(Value):
 
 
 class Interconnect(Value):
-    """The links between devices of this chip in one node, and their rates.
-
-    each_way_bytes_per_second: the rate at which one device sends over all its links, while it may receive as much.
-    pair_each_way_bytes_per_second: the rate to one other device, when only some of the links lead there (a mesh
-    without a switch); absent when all links do. If links differ, it is the slowest.
-    bytes_per_second: the number that the source prints. source_counts: how it counts, often both ways together.
-    """
+    """The links between devices of this chip in one node, and their rates."""
 
     description: str = Field(min_length=3)
+    # The rate at which one device sends over all its links, while it may receive as much.
     each_way_bytes_per_second: float | None = Field(default=None, gt=0)
+    # The rate to one other device, when only some of the links lead there (a mesh without a switch); absent when all
+    # links do. If links differ, it is the slowest.
     pair_each_way_bytes_per_second: float | None = Field(default=None, gt=0)
-    bytes_per_second: float | None = Field(default=None, gt=0)
+    bytes_per_second: float | None = Field(default=None, gt=0)  # the number that the source prints
+    # How the source counts, often both ways together.
     source_counts: Literal["each way", "both ways"] | None = None
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _is_counted_as_said(self) -> Interconnect:
+    def _rates_agree(self) -> Interconnect:
         if self.bytes_per_second is None or self.each_way_bytes_per_second is None:
             return self
         if self.source_counts is None:
@@ -66,7 +65,7 @@ class Interconnect(Value):
         return self
 
     @model_validator(mode="after")
-    def _pair_is_part_of_all(self) -> Interconnect:
+    def _pair_rate_is_below_the_whole(self) -> Interconnect:
         pair, all_links = self.pair_each_way_bytes_per_second, self.each_way_bytes_per_second
         if pair is not None and (all_links is None or not pair < all_links):
             raise ValueError(
@@ -100,9 +99,9 @@ class Chip(Value):
     interconnect: Interconnect | None = None
     peaks: dict[PeakDtype, Peak] = Field(default_factory=dict)
     # By dtype, the matrix-multiplication rate that public measurements reached; never above the peak.
-    achievable: dict[PeakDtype, Achieved] = Field(default_factory=dict)
+    achievable: dict[PeakDtype, AchievedRate] = Field(default_factory=dict)
     # By kernel, the rate of attention's core in 16 bits for long sequences, forward and backward together.
-    attention: dict[AttentionKernel, Achieved] = Field(default_factory=dict)
+    attention: dict[AttentionKernel, AchievedRate] = Field(default_factory=dict)
     # The fused kernels that torch's scaled_dot_product_attention has on the chip in 16 bits, in its order.
     sdpa: tuple[AttentionKernel, ...] = ()
     # The number by which packages say which chips they have code for (NVIDIA's, such as 9.0).
@@ -114,7 +113,7 @@ class Chip(Value):
     compute_units: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
-    def _no_more_than_the_peak(self) -> Chip:
+    def _achievable_is_at_most_the_peak(self) -> Chip:
         for dtype, achieved in self.achievable.items():
             peak = self.peaks.get(dtype)
             if peak is not None and not achieved.tflops <= peak.tflops:
@@ -215,7 +214,7 @@ class VendorFile(Document):
 
     KIND: ClassVar[str] = "vendor"
 
-    name: str = Field(pattern=NAME)
+    name: str = Field(pattern=NAME_PATTERN)
     title: str
     # The key under which implementations list their requirements (`cpu`, `nvidia`, ...). With `cpu` the devices
     # are shares of the host: one machine may be divided into any number of them, and they share its memory. With

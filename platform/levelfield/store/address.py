@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from levelfield.errors import UsageError
-from levelfield.specs.variables import is_text
+from levelfield.specs.variables import is_utf8
 from levelfield.user_folders import data_folder, expanded
 
 STORE_VARIABLE = "LEVELFIELD_STORE"  # names the store, as --store does
@@ -58,7 +58,7 @@ def parse_address(url: str | None) -> StoreAddress:
             raise UsageError(f"--store {text}: found a folder, expected {file}")
         if path.exists() and not path.is_file():  # SQLite would wait half a minute for a device, as for a lock
             raise UsageError(f"--store {text}: found a device, a pipe or a socket, expected {file}")
-        if not is_text(str(path)):
+        if not is_utf8(str(path)):
             raise UsageError(f"--store {text}: found a byte that is not UTF-8, which no address of a database can hold")
         return StoreAddress("sqlite", text, path.absolute())
     if scheme in ("postgresql", "postgres", "postgresql+psycopg"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, column, func, select, update
 
-from levelfield.specs.run_figures import FORMER_COLUMNS, STORED
+from levelfield.specs.run_figures import FORMER_COLUMNS, STORED_FIGURES
 from levelfield.specs.vendor import HOST_SHARE
 from levelfield.store.compression import inflate, unpack_json
 from levelfield.store.rows import COPIED_COLUMNS, disturbance_in, row_digest
@@ -53,7 +53,7 @@ def new_figures(
         if row_digest(row, row, copied_columns) != bytes(row["row_digest"]):
             return {}
         result = unpack_json(row["documents"], sample)[0]
-        figures = {name: STORED[name].value_and_reason(result, is_host)[0] for name in new_columns if name in STORED}
+        figures = {name: STORED_FIGURES[name].value_and_reason(result, is_host)[0] for name in new_columns if name in STORED_FIGURES}
         figures |= {"disturbance": disturbance_in(result)} if "disturbance" in new_columns else {}
     except (ValueError, TypeError, LookupError):
         return {}

@@ -20,7 +20,7 @@ from levelfield.rundir.event_lines import strict_json
 from levelfield.specs.base import Document, Value, parse
 from levelfield.specs.free_fields import FREE_FIELDS
 from levelfield.specs.record import Conditions, RunRecord, Series, StoreEvent, Subject
-from levelfield.specs.run_figures import STORED
+from levelfield.specs.run_figures import STORED_FIGURES
 from levelfield.store.run_record import require_storable, require_storable_numbers, require_storable_texts
 from levelfield.store.statements import StatedExpectation, StatedFinding, Statement
 
@@ -94,7 +94,7 @@ def parse_line(line: bytes, origin: str) -> LineDocument:
             document.stored_result.document  # noqa: B018
         except DocumentError as error:
             raise DocumentError(f"{origin}: {error}") from None
-        for column in STORED:
+        for column in STORED_FIGURES:
             value, figure = content.get(column), getattr(document, column)
             if value is not None and not value == figure:
                 raise DocumentError(f"{origin}: key '{column}': found {value!r}, expected {figure} as in its result")
@@ -122,7 +122,7 @@ def _parse_part(kind: type[Value], text: bytes) -> Value:
 def table_row(record: RunRecord) -> Mapping[str, Any]:
     """Return a record as one row of a table: raw numbers, and None for what is unknown."""
     cells = {
-        **{name: getattr(record, name) for name in (*_RUN_COLUMNS, *STORED)},
+        **{name: getattr(record, name) for name in (*_RUN_COLUMNS, *STORED_FIGURES)},
         **{name: getattr(record.series, name) for name in _SERIES_COLUMNS},
         **{name: getattr(record.subject, name) for name in _SUBJECT_COLUMNS},
         "series": record.series.fingerprint(),

@@ -17,7 +17,7 @@ from levelfield.measure.other_use import use_beyond_limits
 from levelfield.specs.base import Value
 from levelfield.specs.record import Conditions, RunRecord, Series, Subject
 from levelfield.specs.result import OtherUse
-from levelfield.specs.run_figures import STORED
+from levelfield.specs.run_figures import STORED_FIGURES
 from levelfield.store.compression import inflate, pack_json, pack_numbers, unpack_json, unpack_numbers
 from levelfield.store.schema import ASIDE, CONDITION, NODE, RAW, RUN, SERIES, SUBJECT
 
@@ -31,7 +31,7 @@ _RECORD_QUERY = (
 )
 COPIED_COLUMNS = (
     *("run_id", "content", "began", "purpose", "night", "entry", "evidence", "evidence_reason"),
-    *("word", "failure", "reason", "verdict", *STORED),
+    *("word", "failure", "reason", "verdict", *STORED_FIGURES),
 )
 _NUMBER_COLUMNS = ("window_first", "window_last", "series_id", "condition_id", "subject_id", "node_id")
 _SERIES_COLUMNS = (

@@ -31,7 +31,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.record import Conditions, Purpose, RunRecord, Series, StoredResult, Subject
 from levelfield.specs.result import PRETENDED, Result
 from levelfield.specs.step_parts import StepParts
-from levelfield.specs.variables import known_to_matter, masked
+from levelfield.specs.variables import influential_variables, mask_secrets
 from levelfield.store.run_traces import run_traces, step_trace, telemetry_summary
 
 UNKNOWN = "unknown"  # the node or the content of a run that recorded none
@@ -132,7 +132,7 @@ def _conditions(plan: Plan, provenance: dict[str, Any], redactor: TextRedactor) 
     software = {k: v for k, v in mapping(provenance.get("vendor_software")).items() if k != "error"}
     inherited = mapping(provenance.get("inherited", provenance.get("variables")))
     # Only names that are known to matter: any other changes every night and would start a new series of nights.
-    relevant = known_to_matter({name: text for name, text in inherited.items() if isinstance(text, str)})
+    relevant = influential_variables({name: text for name, text in inherited.items() if isinstance(text, str)})
     implementation, hardware, tuning = plan.implementation, plan.hardware, plan.tuning
     variables = {**relevant, **implementation.environment, **hardware.environment, **tuning.environment}
     return Conditions(
@@ -305,7 +305,7 @@ class TextRedactor:
 
     def redact_variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables with masked secrets, and a digest in place of a value that holds a private word."""
-        pairs = {name: (text, self.redact_text(text)) for name, text in masked(variables).items()}
+        pairs = {name: (text, self.redact_text(text)) for name, text in mask_secrets(variables).items()}
         digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, (text, _) in pairs.items()}
         return {
             name: public if public == text else f"(private, sha256 {digests[name]})"

@@ -14,19 +14,19 @@ from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import (
-    MAX_DEVICES,
     MAX_KERNELS,
-    MAX_PEAKS,
     MAX_PLACES,
-    MAX_POINTS,
-    MAX_RANKS,
+    MAX_RANK_PEAKS,
     MAX_READINGS,
+    MAX_TRACE_POINTS,
+    MAX_TRACED_DEVICES,
+    MAX_TRACED_RANKS,
     DeviceTrace,
-    Quantity,
     RankPeaks,
     RankTrace,
     RunTraces,
     StepTrace,
+    TracedQuantity,
 )
 from levelfield.specs.short_names import short_kernel
 from levelfield.specs.step_parts import StepParts
@@ -50,7 +50,7 @@ class DeviceReadings:
 
 
 # By quantity of a chart: its value in a reading.
-_DRAWN_VALUES: dict[Quantity, Callable[[Reading], float | None]] = {
+_DRAWN_VALUES: dict[TracedQuantity, Callable[[Reading], float | None]] = {
     "power_watts": lambda reading: reading.power_watts,
     "utilisation": lambda reading: reading.utilisation,
     "memory_used_mebibytes": lambda reading: (
@@ -58,7 +58,7 @@ _DRAWN_VALUES: dict[Quantity, Callable[[Reading], float | None]] = {
     ),
     "temperature_celsius": lambda reading: reading.temperature_celsius,
 }
-_DIGITS: dict[Quantity, int] = {"utilisation": 3, "memory_used_mebibytes": 0}
+_DIGITS: dict[TracedQuantity, int] = {"utilisation": 3, "memory_used_mebibytes": 0}
 _MEMORY_PEAKS = ("process", "allocated", "reserved")
 
 
@@ -79,9 +79,9 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
         return None
     # The slowest ranks and the fastest one are drawn. One rank alone is the record's step_seconds already.
     slowest = sorted(times, key=lambda rank: (-sum(times[rank]), rank))
-    drawn_ranks = slowest if len(slowest) <= MAX_RANKS else [*slowest[: MAX_RANKS - 1], slowest[-1]]
+    drawn_ranks = slowest if len(slowest) <= MAX_TRACED_RANKS else [*slowest[: MAX_TRACED_RANKS - 1], slowest[-1]]
     drawn = _drawn_devices(devices)
-    max_points = min(MAX_POINTS, MAX_READINGS // max(1, len(drawn)))
+    max_points = min(MAX_TRACE_POINTS, MAX_READINGS // max(1, len(drawn)))
     parts = min(max_points, max((len(device.readings) for device in drawn), default=0))
     return RunTraces(
         seconds=round(max(map(sum, times.values()), default=0) / 1e6, 3),
@@ -113,7 +113,7 @@ def _device_readings(part: NodePart, begins: Mapping[int, int]) -> Iterator[Devi
 
 def _drawn_devices(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
     """Return the devices with the lowest and the highest means of what all of them read first; all, if they are few."""
-    if len(devices) <= MAX_DEVICES:
+    if len(devices) <= MAX_TRACED_DEVICES:
         return [*devices]
     value_of = next(
         (value_of for value_of in _DRAWN_VALUES.values() if all(_finite_values(d, value_of) for d in devices)), None
@@ -122,7 +122,7 @@ def _drawn_devices(devices: Sequence[DeviceReadings]) -> list[DeviceReadings]:
         (sum(_finite_values(d, value_of)) / len(_finite_values(d, value_of)) if value_of else 0.0) for d in devices
     ]
     ranked = sorted(range(len(devices)), key=lambda index: means[index])
-    return [devices[k] for k in sorted([*ranked[: MAX_DEVICES // 2], *ranked[-(MAX_DEVICES // 2) :]])]
+    return [devices[k] for k in sorted([*ranked[: MAX_TRACED_DEVICES // 2], *ranked[-(MAX_TRACED_DEVICES // 2) :]])]
 
 
 def _finite_values(device: DeviceReadings, value_of: Callable[[Reading], float | None]) -> list[float]:
@@ -130,11 +130,11 @@ def _finite_values(device: DeviceReadings, value_of: Callable[[Reading], float |
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _mean_values(device: DeviceReadings, parts: int) -> dict[Quantity, tuple[float | None, ...]]:
+def _mean_values(device: DeviceReadings, parts: int) -> dict[TracedQuantity, tuple[float | None, ...]]:
     """Return the mean of each of `parts` equal parts of the time, by quantity. What was never read is left out."""
     length = device.end_ns - device.begin_ns
     indices = [min(parts - 1, (reading.time_ns - device.begin_ns) * parts // length) for reading in device.readings]
-    means: dict[Quantity, tuple[float | None, ...]] = {}
+    means: dict[TracedQuantity, tuple[float | None, ...]] = {}
     for name, value_of in _DRAWN_VALUES.items():
         values_by_index: dict[int, list[float]] = defaultdict(list)
         for index, reading in zip(indices, device.readings, strict=True):
@@ -159,7 +159,7 @@ def _rank_peaks(ranks: dict[int, tuple[StepRecord, ...]]) -> tuple[RankPeaks, ..
                 largest[name] = round(max(sizes) / _MEBIBYTE)
         if any(largest.values()):
             peaks.append((-max(largest.values()), rank, RankPeaks(rank=rank, **largest)))
-    largest_peaks = sorted(peaks, key=lambda entry: entry[:2])[:MAX_PEAKS]
+    largest_peaks = sorted(peaks, key=lambda entry: entry[:2])[:MAX_RANK_PEAKS]
     return tuple(sorted((entry for *_, entry in largest_peaks), key=lambda entry: entry.rank))
 
 

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from levelfield.errors import UsageError
-from levelfield.specs.run_figures import FORMER_COLUMNS, STORED
+from levelfield.specs.run_figures import FORMER_COLUMNS, STORED_FIGURES
 from levelfield.store.address import StoreAddress
 from levelfield.store.connections import read_transaction, write_transaction
 
@@ -92,7 +92,7 @@ RUN = Table(
     Column("failure", Text),
     Column("reason", Text),
     *_required_columns(Text, "verdict"),
-    *(Column(name, Double) for name in STORED),
+    *(Column(name, Double) for name in STORED_FIGURES),
     Column("disturbance", Text),
     *_required_columns(Integer, "window_first", "window_last"),
     Index("run_of_series", "series_id", "is_aside", "began"),
@@ -146,7 +146,7 @@ FINDING = Table(
 
 
 # The columns that follow from a run's result. A store that was made before one of them gets it.
-RESULT_COLUMN_TYPES = {**dict.fromkeys(STORED, "DOUBLE PRECISION"), "disturbance": "TEXT"}
+RESULT_COLUMN_TYPES = {**dict.fromkeys(STORED_FIGURES, "DOUBLE PRECISION"), "disturbance": "TEXT"}
 
 STORE_VERSION = Table("store_version", MetaData(), Column("version", Text, primary_key=True))
 
@@ -247,7 +247,7 @@ def _missing_columns(connection: Connection) -> list[str]:
 
 
 def _make_result_view(connection: Connection) -> None:
-    figures = ", ".join(f"run.{name}" for name in STORED)
+    figures = ", ".join(f"run.{name}" for name in STORED_FIGURES)
     connection.execute(text(_RESULT_VIEW.format(seconds=_BEGAN_SECONDS[connection.dialect.name], figures=figures)))
 
 

@@ -43,7 +43,7 @@ from levelfield.specs.constants import (
     speed_interval,
 )
 from levelfield.specs.host_rates import HostRates
-from levelfield.specs.implementation import FIRST_LAYERS, Refusable
+from levelfield.specs.implementation import RECOMPUTE_FIRST_LAYERS, Refusable
 from levelfield.specs.prices import Prices
 from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.specs.selector import Selector
@@ -196,7 +196,7 @@ class RatioBase:
         difference is larger."""
         if not plan.speed or not self.speed or plan.name == self.name:
             return None
-        error = max(self.error, plan.plan.row_errors.middle if plan.plan.row_errors else 0.0)
+        error = max(self.error, plan.plan.row_errors.median_error if plan.plan.row_errors else 0.0)
         return error if max(plan.speed / self.speed, self.speed / plan.speed) - 1 <= error else None
 
     def ratio(self, plan: ChipPlan) -> tuple[float | None, str | None]:
@@ -212,7 +212,7 @@ def ratio_base(plans: Sequence[ChipPlan]) -> RatioBase:
     """Return the base of plans in the order of their chips: the first with a speed, or without a calibrated one."""
     first = next((plan for plan in plans if plan.speed or plan.not_calibrated), plans[0])
     errors = first.plan.row_errors
-    error = max(CHIP_RATIO_ERRORS[0], errors.middle if errors else 0.0)
+    error = max(CHIP_RATIO_ERRORS[0], errors.median_error if errors else 0.0)
     if first.not_calibrated:
         return RatioBase(first.speed, None, f"{first.name}, the first chip, is of {first.not_calibrated}", error)
     return RatioBase(first.speed, first.name if first.speed else None, None, error)
@@ -322,7 +322,7 @@ class ChipPlanner:
                 f"large products at {share:.0%} of {chip.name}'s {self.precision} peak, as no public measurement is "
                 f"known{others}"
             )
-        if private_data := self.registry.overlay and self.registry.overlay.used(self.vendor, chip):
+        if private_data := self.registry.overlay and self.registry.overlay.overlay_used(self.vendor, chip):
             yield f"{', '.join(private_data.fields)} of {chip.name} as {private_data.file} has them"
         if chip.memory_bytes is None and not self.vendor.is_host:
             yield f"enough memory: that of {chip.name} is not public, so every layout counts as fitting"
@@ -347,7 +347,7 @@ class ChipPlanner:
         request, constraints, supported = self.request, self.request.constraints, question.offer
         if request.program:
             stages = {"uneven", "interleaved"} if "pipeline" in supported.parallelism else set()
-            refuses: tuple[Refusable, ...] = () if supported.can_repeat_first_layers else (FIRST_LAYERS,)
+            refuses: tuple[Refusable, ...] = () if supported.can_repeat_first_layers else (RECOMPUTE_FIRST_LAYERS,)
             supported = SupportedParallelism(supported.parallelism | stages, RECOMPUTATIONS, refuses)
         if constraints.recompute and constraints.recompute not in supported.recompute:
             raise UsageError(
@@ -408,7 +408,7 @@ class ChipPlanner:
             f"{plan.run_id} had {fit.measured:,.0f} tokens/s on each device, and {fit.row.tokens_per_second:,.0f} were "
             "expected. What else differs is in this rate too"
         )
-        return replace(question, constants=fit.applied(question.constants, question.on_host)), (change,)
+        return replace(question, constants=fit.apply_to(question.constants, question.on_host)), (change,)
 
     def _remarks(self, question: LayoutQuestion) -> Iterator[str]:
         """Yield what the question itself assumes, and what nothing here runs."""

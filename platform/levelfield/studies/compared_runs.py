@@ -125,7 +125,7 @@ class StoreRuns:
 
     def newest(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
-        points = [point for point in self.store.points([digest]).get(digest, []) if point.is_of_trend]
+        points = [point for point in self.store.points([digest]).get(digest, []) if point.is_trend_point]
         first_future = first_future_date().isoformat()
         for point in sorted(reversed(points), key=lambda point: point.began >= first_future):
             yield self.store.record(point.run_id)
@@ -172,7 +172,7 @@ def bundle_records(path: Path, registry: Registry) -> Iterator[RunRecord | Level
         except LevelfieldError as error:
             yield error
         else:
-            yield record.reported(check.contradictions[0].text) if check.contradictions else record
+            yield record.mark_reported(check.contradictions[0].text) if check.contradictions else record
 
 
 class BundleRuns:

@@ -15,7 +15,7 @@ from levelfield.measure.parameter_counts import count_parameters
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
-from levelfield.specs.vendor import NAME
+from levelfield.specs.vendor import NAME_PATTERN
 from levelfield.testing.published_config import PublishedModel
 
 MAX_SEQUENCE_LENGTH = 4096  # tokens, for a model with rotary positions
@@ -67,7 +67,7 @@ def create_case(
 
     Raises UsageError for a name that exists, and for a model with another number of parameters.
     """
-    if not re.fullmatch(NAME, name) or len(name) > 60:
+    if not re.fullmatch(NAME_PATTERN, name) or len(name) > 60:
         raise UsageError(f"case new: found the name '{name}', expected letters, digits, '.', '_' and '-'")
     if (existing_name := registry.canonical_case(name)) in registry.all_cases:
         raise UsageError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from levelfield.catalog.chip_names import chip_clash
 from levelfield.errors import DocumentError, UsageError
-from levelfield.specs.chips import SOURCE_FIELDS, SOURCES_ADVICE, out_of_range
+from levelfield.specs.chips import SOURCE_FIELDS, SOURCES_ADVICE, range_faults
 from levelfield.specs.vendor import PeakDtype
 from levelfield.testing.findings import Fails, Missing, NotApplicable, Warns
 from levelfield.testing.recordings import ORIGINS_FILE
@@ -106,7 +106,7 @@ def check_plausibility(subject: VendorSubject) -> str:
     """Check every number of every chip against its range, and against the chip's other numbers."""
     entries = subject.spec.chips
     for chip in entries:
-        if fault := next(out_of_range(chip), None):
+        if fault := next(range_faults(chip), None):
             raise Fails(f"chip {chip.name}: {fault[0]}", fault[1])
         link, bandwidth = chip.interconnect, chip.memory_bandwidth_bytes_per_second
         rate = link.each_way_bytes_per_second if link else None

@@ -11,7 +11,7 @@ from typing import Any
 from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_memory_fault, without
 from levelfield.contracts.tool_records import parse
 from levelfield.report.sheets import align_rows
-from levelfield.specs.tool import UNITS, FieldName, Tool, Where, field_units
+from levelfield.specs.tool import UNITS, FieldName, Tool, ValueLocation, field_units
 from levelfield.testing.findings import CheckRow, Fails, Warns
 from levelfield.testing.recordings import Recording, find_unexplained_null
 from levelfield.testing.subject import VendorSubject
@@ -158,7 +158,7 @@ def _check_places(tools: Sequence[tuple[str, Tool]]) -> None:
                 )
 
 
-def _check_units(tools: Sequence[tuple[str, Tool]], unit_of: Callable[[Where], str]) -> None:
+def _check_units(tools: Sequence[tuple[str, Tool]], unit_of: Callable[[ValueLocation], str]) -> None:
     """Check that the unit that the tool itself states is the field's, in `unit` and `scale`."""
     for role, tool in tools:
         for field, where in tool.fields.items():
@@ -204,22 +204,22 @@ def _heading_doubts(tools: Sequence[tuple[str, Tool]]) -> Iterator[str]:
                 yield f"{role}.fields.{field}: the tool's unit is {printed}, and vendor.yaml has {_unit_text(where)}"
 
 
-def _place_text(where: Where) -> str:
+def _place_text(where: ValueLocation) -> str:
     return f"column '{where.column}'" if where.column else f"path {list(where.path or ())}"
 
 
-def _unit_of_heading(where: Where) -> str:
+def _unit_of_heading(where: ValueLocation) -> str:
     """Return the text in brackets at the end of a column's name or of the last key; empty without one."""
     last = where.column or (where.path or ("",))[-1]
     match = re.search(r"[\[(] *([^\])]+?) *[\])]\s*$", last) if isinstance(last, str) else None
     return match[1] if match else ""
 
 
-def _unit_text(where: Where) -> str:
+def _unit_text(where: ValueLocation) -> str:
     return f"unit: {where.unit}" + (f", scale: {where.scale:g}" if where.scale else "")
 
 
-def _unit_ratio(field: FieldName, where: Where, unit: str) -> float:
+def _unit_ratio(field: FieldName, where: ValueLocation, unit: str) -> float:
     """Return how many of `unit` a number 1 of this field is in vendor.yaml."""
     sizes = field_units(field)
     return float(Decimal(sizes[where.unit or ""]) / Decimal(sizes[unit])) * (where.scale or 1)

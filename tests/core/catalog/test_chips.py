@@ -75,7 +75,7 @@ def test_links_and_reached_rates_are_corrected_and_marked(tmp_path: Path) -> Non
     assert corrected.interconnect is not None and corrected.interconnect.source == private_source(path, "a mail")
     assert corrected.achievable["fp16"].source == private_source(path, "a bench")
     assert private.overlay is not None
-    used = private.overlay.used(private.vendor_file("fake"), corrected)
+    used = private.overlay.overlay_used(private.vendor_file("fake"), corrected)
     assert used is not None and used.fields == ("interconnect", "achievable.fp16")
 
 

@@ -14,7 +14,7 @@ from levelfield.cli.show_frameworks_command import support_lines
 from levelfield.errors import DocumentError
 from levelfield.specs.base import dump
 from levelfield.specs.layout import Layout
-from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, OwnNoise
+from levelfield.specs.recorded_runs import Difference, LayoutRuns, MatrixRun, ReferenceNoise
 
 FAKE = Path(__file__).parents[1] / "plugins" / "models" / "fake"
 RIGHT = Difference(
@@ -89,11 +89,11 @@ def test_a_run_that_did_not_end_fails_the_cell(tmp_path: Path) -> None:
 
 def test_sixteen_bits_are_held_to_their_own_limits() -> None:
     coarse = RIGHT.model_copy(update={"first_loss": 1e-4, "loss": 1e-3, "grad_norm": 0.02, "parameter_norm": 0.5})
-    assert coarse.within("bf16") and not coarse.within("fp32")
-    assert not coarse.model_copy(update={"loss": 6e-3}).within("bf16")
+    assert coarse.is_within_limits("bf16") and not coarse.is_within_limits("fp32")
+    assert not coarse.model_copy(update={"loss": 6e-3}).is_within_limits("bf16")
 
 
-NOISE = OwnNoise(first_loss=1e-9, loss=1e-5, grad_norm=1e-6, parameter_norm=1e-6)
+NOISE = ReferenceNoise(first_loss=1e-9, loss=1e-5, grad_norm=1e-6, parameter_norm=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ NOISE = OwnNoise(first_loss=1e-9, loss=1e-5, grad_norm=1e-6, parameter_norm=1e-6
     ids=str,
 )
 def test_limits_are_scaled_by_the_shape_s_own_noise(
-    change: dict[str, float], noise: OwnNoise | None, passes: bool, tmp_path: Path
+    change: dict[str, float], noise: ReferenceNoise | None, passes: bool, tmp_path: Path
 ) -> None:
     run = run_of(difference=RIGHT.model_copy(update=change)).model_copy(update={"noise": noise})
     assert run.passed == passes
@@ -125,7 +125,7 @@ def test_limits_are_scaled_by_the_shape_s_own_noise(
 @pytest.mark.parametrize("noise", [float("nan"), float("inf")])
 def test_a_noise_that_is_no_number_is_no_record(noise: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        OwnNoise(first_loss=noise, loss=1e-5, grad_norm=1e-4)
+        ReferenceNoise(first_loss=noise, loss=1e-5, grad_norm=1e-4)
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from levelfield.predict import questions
-from levelfield.specs.implementation import FIRST_LAYERS
+from levelfield.specs.implementation import RECOMPUTE_FIRST_LAYERS
 from plan_outputs import plan_output, plan_refusal, plan_values
 
 CASE = ("llama3_8b", "--chip", "H100")
@@ -40,7 +40,9 @@ def test_a_program_has_rows_with_first_layers_where_its_framework_has_them(
 
     assert len(numbers()) > 2
     offered = questions.supported_parallelism
-    monkeypatch.setattr(questions, "supported_parallelism", lambda *of: replace(offered(*of), refuses=(FIRST_LAYERS,)))
+    monkeypatch.setattr(
+        questions, "supported_parallelism", lambda *of: replace(offered(*of), refuses=(RECOMPUTE_FIRST_LAYERS,))
+    )
     assert numbers() == {None}
 
 

@@ -116,7 +116,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
         monkeypatch.setattr(night_session, name, value)
     session = object.__new__(NightSession)
     plan = SimpleNamespace(name="tiny", series="S", job=SimpleNamespace(plan="plan"))
-    point = SimpleNamespace(is_of_trend=True, purpose="nightly", subject="s", night="n")
+    point = SimpleNamespace(is_trend_point=True, purpose="nightly", subject="s", night="n")
     build = SimpleNamespace(commit=None)
     store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)
     session.request = SimpleNamespace(night="n", runs=Path(), plugins=(), budget=None, max_pairs=9)  # type: ignore[assignment]
@@ -137,7 +137,7 @@ def test_an_older_night_has_no_null_pairs_of_a_checkout_that_has_moved(
 ) -> None:
     monkeypatch.setattr(night_session, "source", lambda folder: {"commit": "a" * 40})
     build: Any = SimpleNamespace(commit=commit)
-    point = SimpleNamespace(is_of_trend=True, purpose="nightly", subject="s", night=night)
+    point = SimpleNamespace(is_trend_point=True, purpose="nightly", subject="s", night=night)
     session = object.__new__(NightSession)
     session.request = SimpleNamespace(night="n")  # type: ignore[assignment]
     session.store = SimpleNamespace(points=lambda names: {"S": [point]}, subject=lambda name: build)  # type: ignore[assignment]

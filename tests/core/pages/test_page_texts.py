@@ -14,9 +14,9 @@ from levelfield.pages import case_view
 from levelfield.pages.first_view import TRUST_CAUTIONS
 from levelfield.pages.page_rendering import HTML_LANGUAGES, LANGUAGES, script_texts, text_table, translate
 from levelfield.series.findings import FINDING_WORDS
-from levelfield.specs.record import EventKind, Evidence, Purpose
-from levelfield.specs.result import DISTURBED, Word
-from levelfield.specs.run_figures import GATED
+from levelfield.specs.record import EventKind, EvidenceWord, Purpose
+from levelfield.specs.result import DISTURBED, StatusWord
+from levelfield.specs.run_figures import GATED_FIGURES
 from levelfield.specs.step_parts import PARTS as STEP_PARTS
 
 PAGES = Path(__file__).resolve().parents[3] / "platform/levelfield/pages"
@@ -26,11 +26,11 @@ MODULES = "".join(path.read_text() for path in PAGES.glob("*.py"))
 RANKED = (*(metric.name for metric in metrics()), "cost")
 # Keys that are put together from a part and a name that is not known before.
 FAMILIES = {
-    "word.": (*FINDING_WORDS, *get_args(Word), DISTURBED, "reported"),
+    "word.": (*FINDING_WORDS, *get_args(StatusWord), DISTURBED, "reported"),
     "means.": FINDING_WORDS,
     "todo.": FINDING_WORDS,
     "js.event.": get_args(EventKind),
-    "js.gated.": GATED,
+    "js.gated.": GATED_FIGURES,
     "js.purpose.": get_args(Purpose),
     "trust.": TRUST_PARTS,
     "part.": case_view.MEMORY_PARTS,
@@ -43,7 +43,7 @@ FAMILIES = {
     "clear.": sorted(set(CAUTION_REASONS) - set(TRUST_CAUTIONS)),
     "figure.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
     "unit.": ("tokens", "mfu", "memory", "energy", "loss", "cost"),
-    "js.evidence.": get_args(Evidence),
+    "js.evidence.": get_args(EvidenceWord),
     "js.memory.": ("device_used", "machine", "reserved", "allocated", "process", "capacity"),
     "js.trace.": ("power_watts", "utilisation", "memory_used_mebibytes", "temperature_celsius"),
     "js.": ("node_watts", "node_joules_per_token", "other_joules_per_token"),  # of a loop

@@ -22,7 +22,7 @@ class SiteLauncher:
     name = "mine"
 
     def runtime(self, plan):
-        return NodeRuntime(plan.launch.hosts[0].reached_at if plan.launch.hosts else "{first_node}")
+        return NodeRuntime(plan.launch.hosts[0].peer_address if plan.launch.hosts else "{first_node}")
 
     def request(self, plan, paths, runtime):
         request = request_for_nodes(plan, paths, self.name, runtime)

@@ -53,7 +53,7 @@ def test_a_planted_rate_of_products_is_found(question: LayoutQuestion) -> None:
     rate = calibrate(question, row, measured)
     assert (rate.rate, rate.before) == ("matmul_efficiency", Pace.model_fields["matmul_efficiency"].default)
     assert rate.after == pytest.approx(0.61, rel=1e-6)
-    again = replace(question, constants=rate.applied(question.constants, False))
+    again = replace(question, constants=rate.apply_to(question.constants, False))
     assert predict(again, row).tokens_per_second == pytest.approx(measured, rel=1e-6)
     assert predict(question, row).tokens_per_second == rate.row.tokens_per_second, "the question stays as it was"
 
@@ -75,7 +75,7 @@ def test_a_host_has_its_own_pace(question: LayoutQuestion) -> None:
     host = replace(question, on_host=True)
     row = tuning("DP8SH1SP8")
     calibrated = calibrate(host, row, 0.9 * predict(host, row).tokens_per_second)
-    applied = calibrated.applied(host.constants, True)
+    applied = calibrated.apply_to(host.constants, True)
     assert applied.pace == host.constants.pace and applied.host_pace != host.constants.host_pace
 
 

@@ -39,7 +39,7 @@ from levelfield.predict.operations import head_forward_cost, layer_forward_cost
 from levelfield.predict.pass_timing import rank_slice
 from levelfield.predict.setup import training_setup
 from levelfield.specs.constants import MemoryModel, Pace
-from levelfield.specs.implementation import FIRST_LAYERS
+from levelfield.specs.implementation import RECOMPUTE_FIRST_LAYERS
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
@@ -49,7 +49,7 @@ ALL = SupportedParallelism(
     frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"}),
     ("none", "selective", "full"),
 )
-REFUSES = replace(ALL, refuses=(FIRST_LAYERS,))
+REFUSES = replace(ALL, refuses=(RECOMPUTE_FIRST_LAYERS,))
 
 
 def machine(**changes: object) -> MachineRates:

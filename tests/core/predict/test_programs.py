@@ -91,14 +91,14 @@ def test_a_kind_of_device_has_kernels_that_programs_have_not() -> None:
         "fused": program(keeping={"gated_mlp_tensors": 3}),
     }
     before = Constants.model_validate({**constants(programs=programs).model_dump(), "keeping_on": on_one})
-    changed, other = before.on_kind("one kind"), before.on_kind("another")
+    changed, other = before.for_device_kind("one kind"), before.for_device_kind("another")
     assert (changed.keeping.gated_mlp_tensors, changed.keeping.fused_loss) == (3, True)
     assert (other.keeping, other.programs) == (before.keeping, before.programs)
     for name in programs:
         assert changed.for_program(name) == before.for_program(name).model_copy(
             update={"programs": changed.programs}
         ), name
-    assert changed.on_kind("one kind") == changed
+    assert changed.for_device_kind("one kind") == changed
 
 
 @pytest.mark.parametrize("wrong", [{"gated_mlp_tensors": 5}, {"gated_tensors": 3}])

@@ -19,7 +19,7 @@ from levelfield.report.words import format_number
 from levelfield.series.findings import figure_value
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import NodeResult, RankPace, Result, Status
-from levelfield.specs.run_figures import GATED, MFU_NAME
+from levelfield.specs.run_figures import GATED_FIGURES, MFU_NAME
 from recorded_runs import rename
 
 RATES = [100.0, 104.0, 102.0, 98.0, 101.0]
@@ -209,7 +209,7 @@ def test_a_figure_without_decimals_is_a_whole_number() -> None:
         and format_number(1234.6, None, 100) == "12.35"
         and format_number(None, 0) == "-"
     )
-    whole = replace(GATED["joules_per_token"], digits=0)
+    whole = replace(GATED_FIGURES["joules_per_token"], digits=0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(GATED, "joules_per_token", whole)
+        patch.setitem(GATED_FIGURES, "joules_per_token", whole)
         assert figure_value(2.6, "joules_per_token") == "3"

@@ -43,7 +43,7 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 from levelfield.specs.tuning import Tuning
-from levelfield.specs.variables import recorded
+from levelfield.specs.variables import recordable_variables
 from plans import PLUGINS, make_plan
 from recorded_runs import seal_again
 
@@ -603,7 +603,7 @@ def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(
     assert list(certified.bench.store.iterdir()) == []
 
 
-SECRET = recorded({"MY_OWN_KEY": "1"})["MY_OWN_KEY"]
+SECRET = recordable_variables({"MY_OWN_KEY": "1"})["MY_OWN_KEY"]
 
 
 def test_variables_of_the_session_change_nothing(certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.specs.architecture import FAMILIES, Experts, Model, Part, RopeScaling, Router
+from levelfield.specs.architecture import FAMILIES, Experts, Model, ModelPart, RopeScaling, Router
 from levelfield.specs.base import Value
 from published_models import MODELS
 from pydantic import ValidationError
@@ -156,7 +156,7 @@ def test_a_published_model_has_its_parts_and_no_other(name: str) -> None:
 
 
 # A change of Mixtral, and the part that it adds or removes.
-ONE_PART: list[tuple[dict[str, Any], Part]] = [
+ONE_PART: list[tuple[dict[str, Any], ModelPart]] = [
     ({"positions": "learned", "rope_base": None}, "learned_positions"),
     ({"norm": "layernorm"}, "layernorm"),
     ({"activation": "gelu"}, "gelu"),
@@ -188,7 +188,7 @@ ONE_PART: list[tuple[dict[str, Any], Part]] = [
 
 
 @pytest.mark.parametrize(("change", "part"), ONE_PART, ids=[part for _, part in ONE_PART])
-def test_a_change_adds_its_part(change: dict[str, Any], part: Part) -> None:
+def test_a_change_adds_its_part(change: dict[str, Any], part: ModelPart) -> None:
     plain = MODELS["mixtral_8x7b"].model(experts=None)
     changed = Model.model_validate({**plain.model_dump(), **change})
     assert part not in plain.parts
@@ -199,11 +199,11 @@ def test_a_change_adds_its_part(change: dict[str, Any], part: Part) -> None:
 
 def test_every_part_is_the_part_of_some_model() -> None:
     in_all = {part for _, part in ONE_PART} | set(MODELS["mixtral_8x7b"].model().parts)
-    assert in_all == set(get_args(Part))
+    assert in_all == set(get_args(ModelPart))
 
 
 def test_the_families_of_the_table_are_made_of_parts() -> None:
-    assert all(family <= set(get_args(Part)) for family in FAMILIES.values())
+    assert all(family <= set(get_args(ModelPart)) for family in FAMILIES.values())
     assert set(Registry([]).case("llama3_8b").model.parts) <= FAMILIES["llama"]
     assert set(Registry([]).case("gpt2_small").work("smoke").model.parts) <= FAMILIES["gpt"] | {"gelu"}
 

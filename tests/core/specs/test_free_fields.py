@@ -25,11 +25,11 @@ def test_each_field_has_its_type_and_its_choice() -> None:
     for name, field in FREE_FIELDS.items():
         annotation = TuningChoice.model_fields[name].annotation
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
-        assert (get_args(kinds[0]) if isinstance(field.takes, tuple) else kinds[0]) == field.takes, name
+        assert (get_args(kinds[0]) if isinstance(field.value_type, tuple) else kinds[0]) == field.value_type, name
 
 
 def test_a_run_at_its_defaults_differs_in_nothing_and_names_no_later_field() -> None:
-    assert FreeFields().differing == ()
+    assert FreeFields().non_default_fields == ()
     words = " ".join(FreeFields().options)
     assert {RECOMPUTE_LAYERS, "graph"} == LATER_FIELDS and not [
         name for name in LATER_FIELDS if option_name(name) in words
@@ -41,7 +41,7 @@ def test_a_run_at_its_defaults_differs_in_nothing_and_names_no_later_field() -> 
 def test_the_options_of_a_value_are_read_back_as_that_value(name: str) -> None:
     changes = {name: OTHER[name], **({"recompute": "full"} if name == RECOMPUTE_LAYERS else {})}
     tuning = Tuning(**changes)
-    assert set(tuning.differing) == set(changes)
+    assert set(tuning.non_default_fields) == set(changes)
     choice = tuning_choice(parse_command_line(["run", "--case", "tiny:fake", *tuning.options]))
     assert getattr(choice, name) == (str(OTHER[name]) if name == "layout" else OTHER[name])
 

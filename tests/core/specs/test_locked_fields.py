@@ -17,7 +17,7 @@ from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
 from levelfield.specs.case import Case, Work
 from levelfield.specs.suite import Suite
-from levelfield.specs.tuning import LOCKED, Tuning, TuningChoice, TuningFile, TuningRow, chosen_by, reason
+from levelfield.specs.tuning import LOCKED_FIELDS, Tuning, TuningChoice, TuningFile, TuningRow, chosen_by, lock_reason
 from plans import PLUGINS
 
 FREE = set(TuningChoice.model_fields)
@@ -38,14 +38,14 @@ def names_in(kind: type[Value]) -> set[str]:
 
 
 def test_every_field_that_a_case_fixes_is_in_the_table_once() -> None:
-    names = [name for group in LOCKED for name in (*group.fields, *group.also)]
+    names = [name for group in LOCKED_FIELDS for name in (*group.fields, *group.aliases)]
     assert len(names) == len(set(names))
-    assert {name for group in LOCKED for name in group.fields} == names_in(Work) | {"tokenizer"}
+    assert {name for group in LOCKED_FIELDS for name in group.fields} == names_in(Work) | {"tokenizer"}
 
 
 def test_no_free_field_is_locked_and_all_free_fields_are_the_tunings() -> None:
-    assert set(Tuning.model_fields) == FREE and not [name for name in FREE if reason(name)]
-    assert all(len(group.reason) > 40 for group in LOCKED)
+    assert set(Tuning.model_fields) == FREE and not [name for name in FREE if lock_reason(name)]
+    assert all(len(group.reason) > 40 for group in LOCKED_FIELDS)
 
 
 # -- the fence
@@ -70,7 +70,7 @@ def refusal(plugins: Path) -> str:
 @pytest.mark.parametrize("name", sorted(names_in(Work)))
 def test_each_locked_field_is_refused_by_name_with_its_reason(plugins: Path, name: str) -> None:
     path = planted(plugins, {"set": {"micro_batch": 2, name: 1}, "why": "faster"})
-    assert re.match(rf"{path}: key 'rows\.3\.set': '{name}'.*: {re.escape(reason(name) or '')}", refusal(plugins))
+    assert re.match(rf"{path}: key 'rows\.3\.set': '{name}'.*: {re.escape(lock_reason(name) or '')}", refusal(plugins))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_each_locked_field_is_refused_by_name_with_its_reason(plugins: Path, nam
 )
 def test_other_names_of_locked_fields_are_known(plugins: Path, name: str, beginning: str) -> None:
     planted(plugins, {"set": {name: 1}, "why": "faster"})
-    assert (reason(name) or "").startswith(beginning)
+    assert (lock_reason(name) or "").startswith(beginning)
     assert re.search(rf"'{name}'.*\blocked\b.*: {re.escape(beginning)}", refusal(plugins))
 
 

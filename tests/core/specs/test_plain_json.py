@@ -9,7 +9,7 @@ import struct
 
 import pytest
 from levelfield.rundir.event_lines import parse_event
-from levelfield.specs.bounded_reading import PLAIN_LEVELS, plain_json
+from levelfield.specs.bounded_reading import MAX_PLAIN_LEVELS, plain_json
 
 PLAIN = [
     b'{"a": 1, "b": [1.5, -0.0, 1e-5, null, true, "x:y"], "c": {"d:e": ":"}}',
@@ -18,7 +18,7 @@ PLAIN = [
     b'"' + "中文 ☃".encode() + b'"',
     b'{"path": "a\\/b \\"quoted\\" \\n"}',
     b"18446744073709551616",
-    b"[" * (PLAIN_LEVELS - 1) + b"]" * (PLAIN_LEVELS - 1),
+    b"[" * (MAX_PLAIN_LEVELS - 1) + b"]" * (MAX_PLAIN_LEVELS - 1),
 ]
 REFUSED = [
     b'{"a": 1, "a": 1}',
@@ -33,9 +33,9 @@ REFUSED = [
     b"-Infinity",
     b"1" * 26,
     b'["' + b"1" * 26 + b'"]',  # a text, which the slower reader takes
-    b"[" * (PLAIN_LEVELS + 1) + b"]" * (PLAIN_LEVELS + 1),
+    b"[" * (MAX_PLAIN_LEVELS + 1) + b"]" * (MAX_PLAIN_LEVELS + 1),
     b"[" * 5000 + b"]" * 5000,
-    b'{"x":' * (PLAIN_LEVELS + 1) + b"1" + b"}" * (PLAIN_LEVELS + 1),
+    b'{"x":' * (MAX_PLAIN_LEVELS + 1) + b"1" + b"}" * (MAX_PLAIN_LEVELS + 1),
     b'{"a": 1,}',
     b"{'a': 1}",
     b"01",

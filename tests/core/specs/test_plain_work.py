@@ -57,7 +57,7 @@ def test_what_changes_nothing_is_not_part_of_the_work(tmp_path: Path, source: Pa
 @pytest.mark.parametrize(("source", "change"), WORKING, ids=lambda value: str(value)[:40])
 def test_what_does_something_at_a_scale_stays(tmp_path: Path, source: Path, change: dict[str, Any]) -> None:
     plain, case = load(Case, source), changed(tmp_path, source, change)
-    assert case.fingerprint() != plain.fingerprint() and case.work("full") == case.written("full")
+    assert case.fingerprint() != plain.fingerprint() and case.work("full") == case.written_work("full")
     assert set(case.parts) > set(plain.parts)
 
 
@@ -78,7 +78,7 @@ def test_a_longer_sequence_brings_a_window_to_bear(tmp_path: Path) -> None:
     """8,192 of 8,192 tokens change nothing; of 16,384 they do."""
     case = changed(tmp_path, LLAMA, {"model.sliding_window": 8192})
     assert case.work("full").model.sliding_window is None
-    assert Derivation(sequence_length=16384).applied(case).work("full").model.sliding_window == 8192
+    assert Derivation(sequence_length=16384).apply_to(case).work("full").model.sliding_window == 8192
 
 
 def test_a_part_that_the_smoke_scale_leaves_out_stays_out_of_a_derived_case(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_a_part_that_the_smoke_scale_leaves_out_stays_out_of_a_derived_case(tmp_
     path.write_text(path.read_text().replace("rope_scaling: none", "rope_scaling: null"))
     case = load(Case, path)
     assert case.work("smoke").model.rope_scaling is None
-    assert Derivation(seed=7).applied(case).work("smoke").model.rope_scaling is None
+    assert Derivation(seed=7).apply_to(case).work("smoke").model.rope_scaling is None

@@ -63,7 +63,7 @@ def test_a_wrong_hosts_file_is_refused(hosts: list[dict[str, Any]], message: str
 
 
 def test_a_host_is_reached_at_its_address_else_by_its_name() -> None:
-    assert [h.reached_at for h in (Host(name="a", address="10.0.0.1"), Host(name="b"))] == ["10.0.0.1", "b"]
+    assert [h.peer_address for h in (Host(name="a", address="10.0.0.1"), Host(name="b"))] == ["10.0.0.1", "b"]
 
 
 def test_the_port_is_a_function_of_the_run_within_the_range() -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from levelfield.specs.variables import RECORDED_BY_EXCLUSION, arithmetic_variables, recorded, report_variables
+from levelfield.specs.variables import (
+    RECORDED_BY_EXCLUSION,
+    arithmetic_variables,
+    recordable_variables,
+    report_variables,
+)
 
 # Of libraries that a training may load; each was once recorded by no prefix.
 CHANGING = (
@@ -17,7 +22,9 @@ CHANGING = (
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_what_may_change_a_training_is_recorded_and_counts(name: str) -> None:
-    assert arithmetic_variables(recorded({name: "1", "TERM": "xterm"}), RECORDED_BY_EXCLUSION) == {name: "1"}
+    assert arithmetic_variables(recordable_variables({name: "1", "TERM": "xterm"}), RECORDED_BY_EXCLUSION) == {
+        name: "1"
+    }
 
 
 def test_what_cannot_is_left_out() -> None:
@@ -34,15 +41,18 @@ def test_what_cannot_is_left_out() -> None:
         "MAIL",
     ]
     more = ("HOSTNAME", "SLURM_JOB_ID", "HOME", "USER", "_", "PYTEST_CURRENT_TEST", "CI", "GITHUB_SHA")
-    assert recorded(dict.fromkeys((*session, *more), "1")) == {}
-    assert set(recorded(dict.fromkeys(("PWDX", "TERMITE", "LANGUAGES", "HOMEX", "CIX", "USERS"), "1"))) != set()
+    assert recordable_variables(dict.fromkeys((*session, *more), "1")) == {}
+    assert (
+        set(recordable_variables(dict.fromkeys(("PWDX", "TERMITE", "LANGUAGES", "HOMEX", "CIX", "USERS"), "1")))
+        != set()
+    )
     of_place = ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS", "LEVELFIELD_RUNS")
-    variables = recorded(dict.fromkeys(of_place, "1"))
+    variables = recordable_variables(dict.fromkeys(of_place, "1"))
     assert set(variables) == {*of_place} and arithmetic_variables(variables, RECORDED_BY_EXCLUSION) == {}
 
 
 def test_a_secret_is_a_digest_that_shows_a_change() -> None:
-    first, again, other = (recorded({"MY_TOKEN": text})["MY_TOKEN"] for text in ("one", "one", "two"))
+    first, again, other = (recordable_variables({"MY_TOKEN": text})["MY_TOKEN"] for text in ("one", "one", "two"))
     assert first == again != other and "one" not in first and first.startswith("(secret, digest ")
 
 

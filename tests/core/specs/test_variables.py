@@ -22,7 +22,7 @@ from levelfield.specs.base import dump, parse
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.tuning import TuningChoice, TuningFile
-from levelfield.specs.variables import MASK, is_secret, masked
+from levelfield.specs.variables import MASK, is_secret, mask_secrets
 from levelfield.specs.vendor import VendorFile
 from plans import PLUGINS, make_plan
 
@@ -114,12 +114,12 @@ def test_the_variable_of_the_vendor_is_refused_whatever_its_name(registry: Regis
 
 @pytest.mark.parametrize(("name", "value"), SECRETS.items(), ids=list(SECRETS))
 def test_a_secret_is_known_by_its_name_or_its_value(name: str, value: str) -> None:
-    assert is_secret(name, value) and masked({name: value}) == {name: MASK}
+    assert is_secret(name, value) and mask_secrets({name: value}) == {name: MASK}
 
 
 @pytest.mark.parametrize(("name", "value"), OPEN.items(), ids=list(OPEN))
 def test_other_values_stay(name: str, value: str) -> None:
-    assert masked({name: value}) == {name: value}
+    assert mask_secrets({name: value}) == {name: value}
 
 
 def test_no_file_of_a_run_holds_a_secret_or_is_more_open_than_the_umask(

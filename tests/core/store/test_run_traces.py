@@ -19,13 +19,13 @@ from levelfield.specs.base import dump
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import (
-    MAX_DEVICES,
     MAX_KERNELS,
-    MAX_PEAKS,
     MAX_PLACES,
-    MAX_POINTS,
-    MAX_RANKS,
+    MAX_RANK_PEAKS,
     MAX_READINGS,
+    MAX_TRACE_POINTS,
+    MAX_TRACED_DEVICES,
+    MAX_TRACED_RANKS,
     RunRecord,
 )
 from levelfield.specs.step_parts import StepParts
@@ -69,8 +69,8 @@ def test_each_rank_has_its_own_step_times_and_memory(plan: Plan) -> None:
 def test_of_many_ranks_the_slowest_the_fastest_and_the_fullest_are_kept(plan: Plan) -> None:
     traces = run_traces(plan, raw(ranks=200))
     assert traces is not None and traces.ranks == 200
-    assert [trace.rank for trace in traces.rank_traces] == [0, *range(200 - MAX_RANKS + 1, 200)]
-    assert [peak.rank for peak in traces.rank_peaks] == list(range(200 - MAX_PEAKS, 200))
+    assert [trace.rank for trace in traces.rank_traces] == [0, *range(200 - MAX_TRACED_RANKS + 1, 200)]
+    assert [peak.rank for peak in traces.rank_peaks] == list(range(200 - MAX_RANK_PEAKS, 200))
 
 
 def test_readings_are_means_of_equal_parts_of_the_steps(plan: Plan) -> None:
@@ -81,7 +81,7 @@ def test_readings_are_means_of_equal_parts_of_the_steps(plan: Plan) -> None:
     assert traces.device_traces[0].values == {"power_watts": (10.0, 40.0)}
     many = tuple(reading(i / 100, float(i % 2)) for i in range(400))
     traces = run_traces(plan, raw(ranks=1, readings=many))
-    assert traces is not None and traces.parts == MAX_POINTS
+    assert traces is not None and traces.parts == MAX_TRACE_POINTS
     assert all(value == pytest.approx(0.5, abs=0.1) for value in traces.device_traces[0].values["power_watts"])
 
 
@@ -89,7 +89,7 @@ def test_of_many_devices_those_that_differ_most_are_kept(plan: Plan) -> None:
     watts = (500.0, 90.0, 510.0, 700.0, 505.0, 80.0, 690.0, 502.0)
     readings = tuple(reading(i / 50, w, str(d)) for d, w in enumerate(watts) for i in range(200))
     traces = run_traces(plan, raw(ranks=1, readings=readings))
-    assert traces is not None and traces.devices == 8 and traces.parts == MAX_READINGS // MAX_DEVICES
+    assert traces is not None and traces.devices == 8 and traces.parts == MAX_READINGS // MAX_TRACED_DEVICES
     assert [trace.device for trace in traces.device_traces] == ["1", "3", "5", "6"]
 
 

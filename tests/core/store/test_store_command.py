@@ -191,7 +191,7 @@ def test_an_export_is_a_whole_copy(command: Command, run: RunPaths, tmp_path: Pa
         opened.add_expected_entries("2026-01-02", "nightly", {"a": None, "b": "sha256:b"})
         opened.add_finding("2026-01-02", {"word": "no change", "change": 0.01})
         before = contents(opened)
-        before = ([record.reported(_EXPORT_REASON) for record in before[0]], *before[1:])
+        before = ([record.mark_reported(_EXPORT_REASON) for record in before[0]], *before[1:])
     file, second = tmp_path / "all.jsonl", tmp_path / "second.sqlite"
     assert command("store", "export", "--output", file)[0] == 0
     output = command("store", "import", file, "--store", second)[1]

@@ -155,7 +155,7 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
     assert "section 4" in finding.do and "docs/writing-a-framework.md" in finding.do
     right = torch_curve(wrong, "gpt").curve
     losses = (*right.losses[:-1], 1.001 * right.losses[-1])
-    beyond = compare(dataclasses.replace(right, losses=losses), right).beyond()
+    beyond = compare(dataclasses.replace(right, losses=losses), right).exceeded_limits()
     assert list(beyond) == ["loss"] and beyond["loss"] == pytest.approx((1e-3, 1e-5))
 
 

@@ -53,13 +53,13 @@ def changed(**fields: Any) -> Curve:
     ],
 )
 def test_the_comparison_sees(fault: dict[str, Any]) -> None:
-    assert compare(CURVE, CURVE).within()
-    assert not compare(dataclasses.replace(CURVE, **fault), CURVE).within()
+    assert compare(CURVE, CURVE).is_within_limits()
+    assert not compare(dataclasses.replace(CURVE, **fault), CURVE).is_within_limits()
 
 
 def test_the_comparison_takes_rounding_for_what_it_is() -> None:
     noisy = {1: {**SQUARES, "layers.0.attention.key.bias": 9e-22}}
-    assert compare(dataclasses.replace(CURVE, gradients=noisy), CURVE).within()
+    assert compare(dataclasses.replace(CURVE, gradients=noisy), CURVE).is_within_limits()
 
 
 def test_the_comparison_refuses_a_truncated_curve() -> None:

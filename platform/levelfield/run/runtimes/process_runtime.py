@@ -187,7 +187,7 @@ class NodeRuntime(ProcessRuntime):
         work = (rank_work(plan, paths, rank, first_node, visible, self._folders) for rank in plan.ranks_of(node_rank))
         return NodeWork(
             node_rank=node_rank,
-            address=host.reached_at if host else first_node if node_rank == 0 else f"node{node_rank}",
+            address=host.peer_address if host else first_node if node_rank == 0 else f"node{node_rank}",
             processes=tuple(work),
             name=host.name if host else f"node{node_rank}",
         )

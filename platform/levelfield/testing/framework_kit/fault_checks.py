@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from levelfield.specs.implementation import FIRST_LAYERS
+from levelfield.specs.implementation import RECOMPUTE_FIRST_LAYERS
 from levelfield.testing.findings import Fails, NotApplicable
 from levelfield.testing.framework_kit.framework_subject import FrameworkSubject, torch_curve, torch_curve_of_job
 from levelfield.testing.framework_kit.layout_checks import is_within_sharp_limits, offered_runs
@@ -76,7 +76,7 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
             continue
         variant = replace(SINGLE, name=f"recompute {recompute}", recompute=recompute)
         yield variant.name, small_job(model, variant)
-    if "full" in manifest.recompute and FIRST_LAYERS in manifest.refusals(kind):
+    if "full" in manifest.recompute and RECOMPUTE_FIRST_LAYERS in manifest.refusals(kind):
         variant = replace(SINGLE, name="recompute full of 1 layer", recompute="full", recompute_layers=1)
         yield variant.name, small_job(model, variant)
     missing_model = next((name for name, candidate in MODELS.items() if not has_parts(manifest, candidate)), None)
@@ -201,7 +201,9 @@ def check_planted_faults(subject: FrameworkSubject) -> str:
         reference = first_steps(torch_curve(subject, run.family).curve, STEPS)
         is_missed = False
         with suppress(Fails):  # a training that does not end is seen as well
-            is_missed = compare(subject.train(job, rank_jobs={run.variant.ranks - 1: other}), reference).within()
+            is_missed = compare(
+                subject.train(job, rank_jobs={run.variant.ranks - 1: other}), reference
+            ).is_within_limits()
         if is_missed:
             what = f"{run}: the last rank trains other data, and nothing shows it"
             raise Fails(what, "count tokens on each data rank")
@@ -214,5 +216,5 @@ def _check_detected(subject: FrameworkSubject, what: str, reference: Curve, job:
         difference = compare(subject.train(job), reference)
     except Fails:
         return  # a training that does not end is seen as well
-    if difference.within():
+    if difference.is_within_limits():
         raise Fails(f"{what}: the training does not change", "read this value from the job, and have none of your own")

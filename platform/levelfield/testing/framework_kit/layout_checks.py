@@ -172,7 +172,7 @@ def _run_summary(run: MatrixRun) -> str:
         return "passed"
     if run.difference is None:
         return run.failure or "no difference"
-    exceeded = run.difference.beyond(run.precision, run.noise)
+    exceeded = run.difference.exceeded_limits(run.precision, run.noise)
     parts = [f"{name} {_figure_text(value)} (limit {limit:g})" for name, (value, limit) in exceeded.items()]
     parts += [] if run.difference.same_weights else ["other initial weights"]
     return ", ".join(parts + ([] if run.difference.same_tokens else ["other tokens"]))
@@ -261,7 +261,7 @@ def check_repeats(subject: FrameworkSubject) -> str:
     first, second = subject.train(job), subject.train(job)
     if subject.vendor.is_host and first != second:
         raise Fails(f"{family} in one process gives another curve the second time", "seed and order what is random")
-    if not compare(second, first).within():
+    if not compare(second, first).is_within_limits():
         raise Fails(f"{family} differs from itself by {_figure_text(compare(second, first).loss)}", "see section 4")
     return f"{family} twice: {'the same bits' if first == second else 'within the limits'}"
 
@@ -303,10 +303,10 @@ def check_dropout(subject: FrameworkSubject) -> str:
     model: dict[str, Any] = {**next(iter(subject.models.values())), "hidden_dropout": 0.1, "attention_dropout": 0.1}
     job = small_job(model, SINGLE, 5)
     first, second = subject.train(job), subject.train(job)
-    if not compare(second, first).within():
+    if not compare(second, first).is_within_limits():
         hint = "seed each step by dropout_seed(job, coordinates(job), step)"
         raise Fails("dropout differs when the same job runs again", hint)
     plain = subject.train(small_job({**model, "hidden_dropout": 0.0, "attention_dropout": 0.0}, SINGLE, 5))
-    if compare(first, plain).within():
+    if compare(first, plain).is_within_limits():
         raise Fails("a model with dropout trains as one without", "apply it, or remove `dropout` from architecture")
     return "it changes the curve, and the same job repeats it"

@@ -221,9 +221,9 @@ def _rendezvous_findings(launch: LaunchPlan, hosts: Sequence[Host]) -> list[Site
 
 def _call_finding(launch: LaunchPlan, host: Host, first: Host, port: str, token: str) -> SiteFinding:
     """Return whether a host reaches the first one at the address that a run gives to every rank."""
-    argv = ssh_argv(launch, host, [host.python, "-c", _CALL_SCRIPT, first.reached_at, port, token, str(CALL_SECONDS)])
+    argv = ssh_argv(launch, host, [host.python, "-c", _CALL_SCRIPT, first.peer_address, port, token, str(CALL_SECONDS)])
     target = "itself" if host == first else first.name
-    unclear = f"whether it reaches {target} at {first.reached_at} is not known"
+    unclear = f"whether it reaches {target} at {first.peer_address} is not known"
     try:
         done = run_bounded(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
@@ -232,8 +232,8 @@ def _call_finding(launch: LaunchPlan, host: Host, first: Host, port: str, token:
     if answer is None:
         return unknown(host.name, f"{unclear}: {_failure(host, done)}")
     addresses = ", ".join(map(str, answer.get("at") or ()))[:100]
-    resolved = f" ({addresses})" if addresses and addresses != first.reached_at else ""
-    place = f"{first.reached_at}{resolved}, port {port}"
+    resolved = f" ({addresses})" if addresses and addresses != first.peer_address else ""
+    place = f"{first.peer_address}{resolved}, port {port}"
     if not answer["why"]:
         return ok(host.name, f"it reaches {target} at {place}")
     low, high = launch.site.ports

@@ -41,7 +41,7 @@ class SshRuntime(NodeRuntime):
     """
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(launch_of(plan).hosts[0].reached_at)
+        super().__init__(launch_of(plan).hosts[0].peer_address)
         self._image: images.BuiltImage | None = None
 
     @contextmanager
