@@ -73,7 +73,7 @@ def predicted(run: HostRun, measured: HostRuns, constants: Constants) -> layout_
         work=work,
         machine=machines.host_machine(share, run.training.precision),
         constants=constants,
-        offer=layout_search.SupportedParallelism(frozenset(), ("none",)),
+        supported=layout_search.SupportedParallelism(frozenset(), ("none",)),
         on_host=True,
         devices=run.layout.world_size,
         capacity_bytes=None,

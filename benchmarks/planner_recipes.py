@@ -80,7 +80,7 @@ def ranked(run: Run, questions: Questions, registry: Registry) -> RankedRecipe:
     offer = supported_parallelism(registry.implementation(run.framework)[0], "nvidia")
     kinds = offer.parallelism | {"uneven", "interleaved", "context", "expert"}
     question_with_all_layouts = replace(
-        question, offer=replace(offer, parallelism=kinds, recompute=layout_search.RECOMPUTATIONS)
+        question, supported=replace(offer, parallelism=kinds, recompute=layout_search.RECOMPUTATIONS)
     )
     rows = layout_search.search_layouts(question_with_all_layouts).rows
     order = list(dict.fromkeys((row.layout, row.tuning.virtual_pipeline) for row in rows))

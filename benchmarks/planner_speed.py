@@ -72,7 +72,7 @@ def question_of(devices: int) -> layout_search.LayoutQuestion:
         work=registry.case("llama3_70b").work("full"),
         machine=machines.machine_rates(chip, "bf16", 8, 8 * machines.ASSUMED_PORT_BYTES_PER_SECOND),
         constants=constants,
-        offer=layout_search.SupportedParallelism(DIMENSIONS, layout_search.RECOMPUTATIONS),
+        supported=layout_search.SupportedParallelism(DIMENSIONS, layout_search.RECOMPUTATIONS),
         on_host=False,
         devices=devices,
         capacity_bytes=chip.memory_bytes,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
-from levelfield.plan.default_layout import LayoutTask, question_of
+from levelfield.plan.default_layout import LayoutTask, layout_question
 from levelfield.predict.layout_search import LayoutQuestion, predict
 from levelfield.predict.machines import MachineRates
 from levelfield.predict.operations import ATTENTION_BACKWARD_FACTOR, BACKWARD_FACTOR, layer_forward_cost
@@ -55,7 +55,7 @@ def bounded(registry: Registry) -> list[Bounded]:
 def beside(registry: Registry, row: RehearsedRow) -> Bounded:
     selector = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
     selection = find_selection(registry, parse_selector(selector))
-    question = question_of(LayoutTask(selection, selection.case.work("full"), row.nodes, row.devices))
+    question = layout_question(LayoutTask(selection, selection.case.work("full"), row.nodes, row.devices))
     assert question is not None
     tuning = row.tuning
     setup = training_setup(question.work, tuning, False, question.constants.keeping)
@@ -81,7 +81,7 @@ def _attention(s: TrainingSetup, question: LayoutQuestion) -> float:
     rate = machine.attention.get(attention_kernel(s, machine, pace), machine.matmul_flops_per_second)
     stages = range(s.layout.pipeline)
     layers = passes * min(s.layers_of(stage) for stage in stages)
-    layers += min(s.repeated[stage][0] for stage in stages) if s.tuning.recompute == "full" else 0
+    layers += min(s.repeated_layers[stage][0] for stage in stages) if s.tuning.recompute == "full" else 0
     return layers * s.micro_batches * layer_forward_cost(s.model, rank_slice(s)).attention_flops / rate
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
-from levelfield.plan.default_layout import LayoutTask, question_of
+from levelfield.plan.default_layout import LayoutTask, layout_question
 from levelfield.predict.layout_search import predict
 from levelfield.specs.base import load
 from levelfield.specs.layout import Layout
@@ -52,7 +52,7 @@ def own_runs(folder: Path = RESULTS) -> list[OwnRun]:
 def _beside(registry: Registry, name: str, result: Result) -> OwnRun:
     selector = f"{result.case}:{result.framework}:{result.chip}:{result.nodes}:{result.devices}"
     selection = find_selection(registry, parse_selector(selector))
-    question = question_of(LayoutTask(selection, selection.case.work("full"), result.nodes, result.devices))
+    question = layout_question(LayoutTask(selection, selection.case.work("full"), result.nodes, result.devices))
     assert question is not None and result.throughput is not None
     tuning = Tuning(
         layout=Layout.model_validate(result.layout.model_dump()),

@@ -9,7 +9,7 @@ from typing import Any
 
 from levelfield.catalog import lookup
 from levelfield.catalog.registry import Registry
-from levelfield.plan.peak import MeasuredPeaks, with_peak
+from levelfield.plan.peak import MeasuredPeaks, set_measured_peak
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.plan.resolution import resolve
 from levelfield.specs.plan import Plan
@@ -27,7 +27,7 @@ def make_plan(registry: Registry, text: str, measured: MeasuredPeaks | None = No
     selector = parse_selector(text)
     settled = {"request": request, "scale": request.scale, **taken(values, [f.name for f in fields(Decision)])}
     decision = Decision(text, selector, lookup.find_selection(registry, selector), **settled)
-    return with_peak(resolve(decision, "run-id", **values), measured or MeasuredPeaks())  # type: ignore[arg-type]
+    return set_measured_peak(resolve(decision, "run-id", **values), measured or MeasuredPeaks())  # type: ignore[arg-type]
 
 
 def taken(values: dict[str, object], names: Iterable[str]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def _plans_json(
         plan_content(plan.plan, [plan.row] if plan.row else [])
         | {
             "error_of_such_rows": row_error.median_error if row_error else None,
-            "such_rows": row_error.rows if row_error else 0,
+            "such_rows": row_error.run_count if row_error else 0,
         }
         for plan, row_error in zip(plans, errors, strict=True)
     )
@@ -136,7 +136,8 @@ def _notes(plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: 
         [
             (
                 name,
-                f"error: of {row_error.rows} run(s) by {plan.request.framework} in {plan.precision} on {plan.vendor}",
+                f"error: of {row_error.run_count} run(s) by {plan.request.framework} in {plan.precision} on "
+                f"{plan.vendor}",
             )
             for name, row_error, plan in errors
             if row_error

@@ -16,10 +16,10 @@ from levelfield.cli.plan_tables import arithmetic_lines
 from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import count_parameters
-from levelfield.plan.default_layout import LayoutTask, question_of
+from levelfield.plan.default_layout import LayoutTask, layout_question
 from levelfield.plan.peak import remeasure_reason
 from levelfield.predict.layout_search import predict
-from levelfield.predict.machines import with_assumed_rates
+from levelfield.predict.machines import fill_assumed_rates
 from levelfield.preflight.preflight_run import preflight_plan
 from levelfield.report import tables
 from levelfield.report.sheets import LabelledText, labelled_line, pad_row
@@ -72,10 +72,10 @@ def explain(plans: Sequence[Plan], registry: Registry, dry_run: bool) -> int:
 def _arithmetic_lines(plan: Plan, registry: Registry) -> Iterator[str]:
     hardware = plan.hardware
     selection = lookup.find_selection(registry, plan.selector)
-    question = question_of(LayoutTask(selection, plan.work, hardware.nodes, hardware.devices_per_node))
+    question = layout_question(LayoutTask(selection, plan.work, hardware.nodes, hardware.devices_per_node))
     if question is None:
         raise UsageError(f"--explain: {_reason_without_prediction(selection, plan)}")
-    _, assumed = with_assumed_rates(selection.chip, plan.work.training.precision, plan.world_size)
+    _, assumed = fill_assumed_rates(selection.chip, plan.work.training.precision, plan.world_size)
     if assumed:
         yield wrapped(f"assumed, as not public of {selection.chip.name}: {', '.join(assumed)}, of an A100-SXM4-80GB", 2)
     yield f"{plan.case} ({plan.scale}) on {hardware.nodes} x {hardware.devices_per_node} {hardware.chip.name}: "

@@ -142,7 +142,7 @@ def bill_cells(bill: TrainingBill) -> tuple[str, str, str, str]:
 
 def _bill_interval_text(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> str:
     """Return the intervals of the figures, by that of the speed, for the row that a default run takes."""
-    row = plan.ranking.rows.with_margin_first()[0]
+    row = plan.ranking.rows.prefer_margin()[0]
     if (bounds := plan.bill_bounds(row)) is None:
         near = "no published run is near to this one"
         return f"no interval: {near if plan.vendor in SPEED_VENDORS else _not_calibrated(plan)}"
@@ -177,7 +177,7 @@ def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:
 
 def _oom_lines(plan: AnsweredPlan, count: int) -> Iterator[str]:
     """Yield the rows that do not fit, from the least memory on, with what they need beyond that of the device."""
-    rows, capacity = plan.ranking.beyond[:count], plan.question.capacity_bytes
+    rows, capacity = plan.ranking.overfull_rows[:count], plan.question.capacity_bytes
     if not rows or capacity is None:
         return
     excess = [("", row, (f"{(row.memory.total - capacity) / GIB:+.1f}",)) for row in rows]
@@ -203,7 +203,7 @@ def _not_offered_lines(plan: AnsweredPlan) -> Iterator[str]:
 
 
 def _missing_features(plan: AnsweredPlan, row: LayoutEstimate) -> tuple[str, ...]:
-    return plan.question.offer.lacks(row.tuning, plan.question.work.model.layers)
+    return plan.question.supported.missing_parallelism(row.tuning, plan.question.work.model.layers)
 
 
 def _breakdown_lines(plan: AnsweredPlan, row: LayoutEstimate) -> Iterator[str]:
@@ -230,7 +230,7 @@ def _no_layout_reason(question: LayoutQuestion) -> str:
     model, batch, constraints = question.work.model, question.work.training.global_batch, question.constraints
     tensor = [n for n in divisors(model.kv_heads) if not (model.heads % n or model.vocab_size % n)]
     stages = f"pipeline divides {model.layers} layers ({_number_list(divisors(model.layers))})"
-    if "uneven" in question.offer.parallelism:
+    if "uneven" in question.supported.parallelism:
         stages = f"pipeline is at most {model.layers} layers"
     rows = f" with micro-batch {constraints.micro_batch}" if constraints.micro_batch else ""
     rows += f" and {constraints.virtual_pipeline} model chunks" if constraints.virtual_pipeline else ""
@@ -239,7 +239,7 @@ def _no_layout_reason(question: LayoutQuestion) -> str:
         f"tensor divides {model.heads} heads, {model.kv_heads} key-value heads and the vocabulary of "
         f"{model.vocab_size} ({_number_list(tensor)}), {stages}, and data divides the global batch of {batch} "
         f"({_number_list(divisors(batch))}); {question.constants.framework} offers "
-        f"{', '.join(sorted(question.offer.parallelism)) or 'no parallelism'}. Try another number of devices"
+        f"{', '.join(sorted(question.supported.parallelism)) or 'no parallelism'}. Try another number of devices"
     )
 
 
@@ -271,7 +271,7 @@ def plan_content(plan: AnsweredPlan, rows: Iterable[LayoutEstimate]) -> dict[str
         "considered": ranking.considered,
         "nearest": _row_content(plan, ranking.least_memory) if ranking.least_memory else None,
         "rows": [_row_content(plan, row) for row in rows],
-        "beyond": [_row_content(plan, row) for row in ranking.beyond],
+        "beyond": [_row_content(plan, row) for row in ranking.overfull_rows],
         "not_offered": [_row_content(plan, row) for row in plan.not_offered],
     }
 
@@ -304,7 +304,7 @@ def _row_content(plan: AnsweredPlan, row: LayoutEstimate) -> dict[str, object]:
 
 def print_arithmetic(plan: AnsweredPlan, number: int, as_json: bool) -> None:
     """Print the arithmetic of one row. Raises UsageError for a number that no row has."""
-    rows = plan.ranking.rows or plan.ranking.beyond
+    rows = plan.ranking.rows or plan.ranking.overfull_rows
     if not 1 <= number <= len(rows):
         which = "the rows that fit" if plan.ranking.rows else "the rows that do not fit"
         raise UsageError(f"--explain {number}: expected 1 to {len(rows)}, {which}")

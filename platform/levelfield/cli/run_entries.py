@@ -128,7 +128,7 @@ def _user_request(options: argparse.Namespace) -> UserRequest:
         offline=options.offline,
         container_memory_bytes=options.container_memory,
         allow=tuple(options.allow),
-        hardware=_parse_assumed_hardware(options.assume_hardware, options.dry_run),
+        assumed_hardware=_parse_assumed_hardware(options.assume_hardware, options.dry_run),
         derivation=parse(Derivation, _option_values(options, Derivation.model_fields), "command line"),
         launch=launch_plan(options.launcher, options.site, options.hosts, options.plugins),
         preflight=options.preflight,

@@ -31,6 +31,7 @@ from levelfield.specs.layout import parse_layout
 from levelfield.specs.tuning import Tuning, TuningChoice, TuningRow
 
 GIB = 2**30
+# What a refusal adds to the name of a kind of parallelism.
 PARALLELISM_HINTS = {"context": " (several ranks share each sequence; `plan --layout` predicts it)"}
 
 
@@ -43,13 +44,13 @@ class Arrangement:
     tuning: Tuning
     nodes: int
     devices_per_node: int
-    origins: dict[str, str]  # free field to the name of its source
+    origins: dict[str, str]  # the source of each free field
     layout_is_default: bool = False  # nothing sets the layout
     estimates: tuple[LayoutEstimate, ...] = ()  # the planner's rows, the chosen one first; empty where it was not used
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _MergedChoice:
     """Chosen free fields, and the source of each."""
 
     fields: TuningChoice
@@ -69,12 +70,14 @@ def choose_scale(decision: Decision) -> tuple[Arrangement, str]:
         if memory_problem and not decision.request.may_lack_hardware:
             raise DoesNotFit(f"--scale full: {memory_problem}. Use --scale smoke, another --layout, or more devices")
         return full, decision.scale_reason or "asked for with --scale full"
-    accelerator = not decision.selection.vendor.is_host
-    if memory_problem is None and accelerator:
+    is_accelerator = not decision.selection.vendor.is_host
+    if memory_problem is None and is_accelerator:
         return full, "the estimate says that it fits"
-    no_chip = None if accelerator else "there is no accelerator here"
-    fitting_hint = _fitting_devices_hint(decision, full) if accelerator else None
-    return arrange(decision, "smoke"), "; ".join(part for part in (no_chip, memory_problem, fitting_hint) if part)
+    no_accelerator = None if is_accelerator else "there is no accelerator here"
+    fitting_hint = _fitting_devices_hint(decision, full) if is_accelerator else None
+    return arrange(decision, "smoke"), "; ".join(
+        part for part in (no_accelerator, memory_problem, fitting_hint) if part
+    )
 
 
 def expected_footprint(decision: Decision, arrangement: Arrangement) -> Footprint:
@@ -120,18 +123,21 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
     """Return every free field at this scale. Raises LayoutError for an unreadable layout text."""
     selection, selector, work = decision.selection, decision.selector, decision.selection.case.work(scale)
     choice = _merged_choice(decision, scale, with_case=True)
-    requested = parse_layout(choice.fields.layout) if choice.fields.layout else None
-    nodes = requested.nodes if requested and requested.nodes else selector.nodes
-    devices = selector.devices or (requested and requested.devices_per_node)
+    requested_layout = parse_layout(choice.fields.layout) if choice.fields.layout else None
+    nodes = requested_layout.nodes if requested_layout and requested_layout.nodes else selector.nodes
+    devices = selector.devices or (requested_layout and requested_layout.devices_per_node)
     if not devices:
-        devices = max(1, requested.layout.world_size // nodes) if requested else selection.default_devices
-    task, fixed = LayoutTask(selection, work, nodes, devices), _merged_choice(decision, scale, with_case=False).fields
-    if requested:
-        default = complete_layout(task, scale, requested.layout, fixed, choice.fields)
+        devices = max(1, requested_layout.layout.world_size // nodes) if requested_layout else selection.default_devices
+    task, fixed_fields = (
+        LayoutTask(selection, work, nodes, devices),
+        _merged_choice(decision, scale, with_case=False).fields,
+    )
+    if requested_layout:
+        default = complete_layout(task, scale, requested_layout.layout, fixed_fields, choice.fields)
     else:
         if selector.devices is None:
-            task = replace(task, devices=usable_devices_per_node(task, fixed))
-        default = default_layout(task, scale, fixed, choice.fields)
+            task = replace(task, devices=usable_devices_per_node(task, fixed_fields))
+        default = default_layout(task, scale, fixed_fields, choice.fields)
     fields = TuningChoice.model_validate({**choice.fields.model_dump(exclude_none=True), **default.fields})
     origins = {**choice.origins, **default.origins}  # of the fields of a default layout: its own
     if fields.recompute_layers is None:
@@ -142,10 +148,10 @@ def arrange(decision: Decision, scale: Scale) -> Arrangement:
         values["threads"] = max(1, usable_cores() // processes)
         origins["threads"] = f"default: {usable_cores()} usable cores over {processes} process(es)"
     tuning = Tuning(layout=default.layout, **values)
-    return Arrangement(scale, work, tuning, nodes, task.devices, origins, requested is None, default.estimates)
+    return Arrangement(scale, work, tuning, nodes, task.devices, origins, requested_layout is None, default.estimates)
 
 
-def _merged_choice(decision: Decision, scale: Scale, with_case: bool) -> _Choice:
+def _merged_choice(decision: Decision, scale: Scale, with_case: bool) -> _MergedChoice:
     """Return the free fields of all sources: case, vendor, case string, suite, command line. The last has priority.
 
     with_case: False leaves the case's defaults out.
@@ -156,7 +162,7 @@ def _merged_choice(decision: Decision, scale: Scale, with_case: bool) -> _Choice
         (f"case {selection.case.name}", case_fields),
         *((f"vendor {selection.vendor.name}: {row.why}", row.set) for row in _applying_rows(decision, scale)),
         ("case string", TuningChoice(layout=decision.selector.layout)),
-        (decision.suggestion.by, decision.suggestion.choice),
+        (decision.suggestion.source, decision.suggestion.choice),
         ("command line", decision.request.choice),
     ]
     merged: dict[str, object] = {}
@@ -168,7 +174,7 @@ def _merged_choice(decision: Decision, scale: Scale, with_case: bool) -> _Choice
         for key, value in choice.model_dump(exclude_none=True).items():
             merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value  # type: ignore[dict-item]
             origins[key] = origin
-    return _Choice(TuningChoice.model_validate(merged), origins)
+    return _MergedChoice(TuningChoice.model_validate(merged), origins)
 
 
 def _applying_rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
@@ -183,11 +189,11 @@ def _applying_rows(decision: Decision, scale: Scale) -> Iterator[TuningRow]:
 
 
 def refuse_unsupported(
-    implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str, captures: bool = False
+    implementation: ImplementationFile, work: Work, tuning: Tuning, kind: str, captures_tensors: bool = False
 ) -> None:
     """Raises NotHere for what the implementation does not declare, and for what it refuses, with its reason.
 
-    captures: a step's tensors are written.
+    captures_tensors: of one step, into files.
     """
     offered = implementation.offered_parallelism(kind)
     lacking = [
@@ -204,6 +210,6 @@ def refuse_unsupported(
         if FREE_FIELDS[name].is_framework_specific and name not in implementation.free_fields
     ]
     refusals = implementation.refusals(kind)
-    lacking += [f"{name} ({refusals[name]})" for name in refused_choices(refusals, work, tuning, captures)]
+    lacking += [f"{name} ({refusals[name]})" for name in refused_choices(refusals, work, tuning, captures_tensors)]
     if lacking:
         raise NotHere(f"{implementation.framework} does not offer: {', '.join(lacking)}")

@@ -32,8 +32,8 @@ from levelfield.specs.requirements import (
 from levelfield.specs.selector import Selector, versioned_framework
 from levelfield.specs.vendor import Chip
 
-ANSWER_SECONDS = 30
-IMPORT_SECONDS = 300  # an import reads gigabytes, from a file server it may be
+ANSWER_SECONDS = 30  # the time limit of a program that prints its version
+IMPORT_SECONDS = 300  # the time limit of imports, which read gigabytes, perhaps from a file server
 CHIP_REMEDY = "Name a version that runs on it, where `show frameworks` has one, or a Python of your own with --python"
 DRIVER_REMEDY = "Update the driver, or name a version that runs with it, where `show frameworks` has one"
 # Imports a module for each named build and prints why it cannot be. Of a build whose module has another name than its
@@ -89,8 +89,8 @@ def missing_need_sentences(
         yield from filter(None, (tool_problem(tool, build) for tool in build.tools))
 
 
-def is_enough(need: LeastVersion, version: str) -> bool | None:
-    """Return whether a driver or a chip is new enough. None: its version is not known, as `version` says."""
+def meets_need(need: LeastVersion, version: str) -> bool | None:
+    """Return whether a driver or a chip is new enough; None where `version` is a text that says why it is unknown."""
     parts, least = version_numbers(version), version_numbers(need.least)
     return None if parts is None or least is None else parts >= least
 
@@ -100,9 +100,9 @@ def unmet_needs(
 ) -> Iterator[UnmetNeed]:
     """Return the needs that the chip or the driver does not meet. One whose version is not known counts as met."""
     capability = chip.compute_capability if chip else None
-    if chip and capability and needs.compute_capability and is_enough(needs.compute_capability, capability) is False:
+    if chip and capability and needs.compute_capability and meets_need(needs.compute_capability, capability) is False:
         yield UnmetNeed(f"{chip.name} of compute capability {capability}", needs.compute_capability, CHIP_REMEDY)
-    if driver is not None and needs.driver and is_enough(needs.driver, driver) is False:
+    if driver is not None and needs.driver and meets_need(needs.driver, driver) is False:
         yield UnmetNeed(f"driver {driver}", needs.driver, DRIVER_REMEDY)
 
 
@@ -119,7 +119,7 @@ def index_problem(index: NamedIndex) -> str | None:
 
 
 def import_problems(python: str, builds: Sequence[Build]) -> Iterator[str]:
-    """Return a sentence for each build that this Python cannot import, up to what to do.
+    """Return a sentence for each build that this Python cannot import, to which the caller adds another way out.
 
     A Python that does not answer counts as one that can: the training says more about it.
     """
@@ -171,12 +171,14 @@ def find_program(tool: BuildTool) -> Path | None:
     if home := os.environ.get(tool.home or ""):
         program = Path(home) / "bin" / tool.program
         return program if os.access(program, os.X_OK) else None
-    path = Path(tool.usual or "") / "bin" / tool.program
-    usual = path.resolve() if tool.usual and os.access(path, os.X_OK) else None
+    usual_path = Path(tool.usual or "") / "bin" / tool.program
+    usual_program = usual_path.resolve() if tool.usual and os.access(usual_path, os.X_OK) else None
     if on_path := shutil.which(tool.program):
         program = Path(on_path).resolve()
-        return program if (program.parent.parent / "include" / (tool.header or "")).exists() else usual or program
-    return usual
+        return (
+            program if (program.parent.parent / "include" / (tool.header or "")).exists() else usual_program or program
+        )
+    return usual_program
 
 
 def _searched_places(tool: BuildTool) -> list[str]:
@@ -186,6 +188,7 @@ def _searched_places(tool: BuildTool) -> list[str]:
 
 
 def _release_of(program: Path) -> str:
+    """Return the release that a program prints, or `unknown`."""
     try:
         output = run_bounded([str(program), "--version"], ANSWER_SECONDS).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -197,16 +200,17 @@ def _release_of(program: Path) -> str:
 def select_runnable_version(
     registry: Registry, selector: Selector, selection: Selection, request: UserRequest, is_from_suite: bool
 ) -> tuple[Selector, Selection, str | None, tuple[str, ...]]:
-    """Return the selector and its selection with a version that the chip and the driver can run, and why it is another.
+    """Return the selector and its selection with a version that the chip and the driver can run, and what is known.
 
     The third value is the driver's version; None where the packages need no certain one, or nobody knows the driver:
-    for devices that are assumed or on other machines, and for packages that the platform does not install. A version
-    that the user named stays, and so does that of a suite's rows on hardware that is not here: they say what was
-    published elsewhere, by other versions.
+    for devices that are assumed or on other machines, and for packages that the platform does not install. The fourth
+    holds sentences: why it is another version than the default, or that the driver was not checked. A version that the
+    user named stays, and so does that of a suite's rows on hardware that is not here: they say what was published
+    elsewhere, by other versions.
     """
-    file, kind = selection.implementation, selection.vendor.device_kind
-    requirements = file.requirements.get(kind)
-    is_here = selection.devices and not request.hardware
+    manifest, kind = selection.implementation, selection.vendor.device_kind
+    requirements = manifest.requirements.get(kind)
+    is_here = selection.devices and not request.assumed_hardware
     is_elsewhere = is_from_suite and not (is_here or request.launch)
     if requirements is None or is_elsewhere or _is_brought_by_user(selection, request):
         return selector, selection, None, ()
@@ -216,15 +220,15 @@ def select_runnable_version(
         for actual, need, _ in unmet_needs(requirements, driver, selection.chip)
     ]
     if not faults:
-        return selector, selection, driver, _unchecked_driver_notice(file, requirements.driver, driver)
-    version = _first_runnable_version(file, kind, driver, selection.chip)
+        return selector, selection, driver, _unchecked_driver_notice(manifest, requirements.driver, driver)
+    version = _first_runnable_version(manifest, kind, driver, selection.chip)
     if selector.version is not None or version is None:
         return selector, selection, driver, ()
-    other, _folder = registry.implementation(selector.framework, version)
+    other_manifest, _ = registry.implementation(selector.framework, version)
     selector = selector.model_copy(update={"version": version})
-    chosen = versioned_framework(file.framework, version)
-    reason = f"{chosen} in place of {file.framework} {file.version}: {'; '.join(faults)}"
-    return selector, replace(selection, implementation=other), driver, (reason,)
+    chosen = versioned_framework(manifest.framework, version)
+    reason = f"{chosen} in place of {manifest.framework} {manifest.version}: {'; '.join(faults)}"
+    return selector, replace(selection, implementation=other_manifest), driver, (reason,)
 
 
 def _is_brought_by_user(selection: Selection, request: UserRequest) -> bool:
@@ -235,9 +239,9 @@ def _is_brought_by_user(selection: Selection, request: UserRequest) -> bool:
     return request.base_has_framework or (request.base_image is None and image is not None and image.has_framework)
 
 
-def _first_runnable_version(file: ImplementationFile, kind: str, driver: str | None, chip: Chip) -> str | None:
+def _first_runnable_version(manifest: ImplementationFile, kind: str, driver: str | None, chip: Chip) -> str | None:
     """Return the first further version whose packages run on this chip with this driver."""
-    for version, further in file.versions.items():
+    for version, further in manifest.versions.items():
         requirements = further.requirements.get(kind)
         if requirements is not None and not any(unmet_needs(requirements, driver, chip)):
             return version
@@ -245,10 +249,11 @@ def _first_runnable_version(file: ImplementationFile, kind: str, driver: str | N
 
 
 def _unchecked_driver_notice(
-    file: ImplementationFile, need: LeastVersion | None, driver: str | None
+    manifest: ImplementationFile, need: LeastVersion | None, driver: str | None
 ) -> tuple[str, ...]:
-    if need is None or driver is None or is_enough(need, driver) is not None:
+    if need is None or driver is None or meets_need(need, driver) is not None:
         return ()
     return (
-        f"{file.label} needs driver {need.least} or newer ({need.reason}); this machine's was not checked: {driver}",
+        f"{manifest.label} needs driver {need.least} or newer ({need.reason}); this machine's was not checked: "
+        f"{driver}",
     )

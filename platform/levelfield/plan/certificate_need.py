@@ -29,18 +29,18 @@ def certificate_need(registry: Registry, plan: Plan) -> CertificateNeed | None:
         return CertificateNeed(reason="the attention kernel flash_attn does not train in fp32")
     reference = fp32_smoke_reference(registry, plan)
     if reference is None:
-        return CertificateNeed(reason=f"no reference in fp32 at smoke scale has the work of {_base_case(plan)}")
+        return CertificateNeed(reason=f"no reference in fp32 at smoke scale has the work of {_base_case_name(plan)}")
     if not reference.noise:
         return CertificateNeed(reason=f"the reference {reference.name} has no noise, so it has no limits")
-    return CertificateNeed(subject=_subject(plan, reference))
+    return CertificateNeed(subject=_certificate_subject(plan, reference))
 
 
 def fp32_smoke_reference(registry: Registry, plan: Plan) -> Reference | None:
     """Return the reference of the case's smoke work in fp32, of this case or of another one with the same work.
 
-    A derived case has the one of the case that it comes from: the code is the same.
+    A derived case has the reference of the case that it comes from: the code is the same.
     """
-    base = _base_case(plan)
+    base = _base_case_name(plan)
     work = registry.case(base).work("smoke").digest_without_precision
     extension = registry.extension(base)
     preferred = [reference_name(case, "smoke", "fp32") for case in (base, extension.extends if extension else base)]
@@ -55,7 +55,9 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
     target = plan.selector.target or plan.hardware.vendor
     choice = TuningChoice(
         layout=str(layout),
-        micro_batch=_micro_batch(registry.case(reference.case).work("smoke").training.global_batch // layout.data),
+        micro_batch=_certifying_micro_batch(
+            registry.case(reference.case).work("smoke").training.global_batch // layout.data
+        ),
         virtual_pipeline=min(tuning.virtual_pipeline, 2),
         environment=tuning.environment or None,
         **{name: getattr(tuning, name) for name in CODE_FIELDS},
@@ -65,7 +67,7 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         scale="smoke",
         choice=choice,
         repeat=1,
-        hardware=None,
+        assumed_hardware=None,
         derivation=Derivation(),
         save_weights=False,
         capture_step=None,
@@ -75,13 +77,13 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
     return Entry(f"{reference.case}:{plan.implementation.label}:{target}:1:{layout.world_size}", certifying_request)
 
 
-def _micro_batch(sequences: int) -> int:
+def _certifying_micro_batch(sequences: int) -> int:
     """Return the largest micro-batch that gives each rank MIN_ACCUMULATION of them in a step, or 1."""
     fitting = (n for n in range(sequences // MIN_ACCUMULATION, 0, -1) if sequences % n == 0)
     return next(fitting, 1)
 
 
-def _subject(plan: Plan, reference: Reference) -> CertificateSubject:
+def _certificate_subject(plan: Plan, reference: Reference) -> CertificateSubject:
     environment = plan.environment
     return CertificateSubject(
         work=reference.identity.work,
@@ -104,5 +106,5 @@ def shared_code_digest(folder: Path) -> str:
     return "sha256:" + hashlib.sha256("".join(map(folder_digest, folders)).encode()).hexdigest()
 
 
-def _base_case(plan: Plan) -> str:
+def _base_case_name(plan: Plan) -> str:
     return split_name(plan.case)[0]

@@ -8,26 +8,26 @@ from dataclasses import dataclass, field, replace
 from levelfield.catalog.lookup import Selection
 from levelfield.predict.layout_rules import broken_rules, divisors
 from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, SearchConstraints, predict, search_layouts
-from levelfield.predict.machines import DEVICES_PER_NODE, machine_rates, port_rate, with_assumed_rates
+from levelfield.predict.machines import DEVICES_PER_NODE, fill_assumed_rates, machine_rates, port_rate
 from levelfield.predict.questions import supported_parallelism
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.implementation import refused_choices
 from levelfield.specs.layout import Layout
 from levelfield.specs.tuning import Tuning, TuningChoice
 
-SHOWN_ALTERNATIVES = 3
+MAX_ALTERNATIVES = 3  # of the planner, beside the chosen layout
 MAX_SEARCHED_DEVICES = 1024
 SEARCHED_FIELDS = ("micro_batch", "recompute", "recompute_layers", "virtual_pipeline")
 
 
 @dataclass(frozen=True)
-class DefaultLayout:
-    """The layout and its source. fields: the free fields that follow from it. estimates: the planner's rows, the chosen
-    one first; empty where the planner was not used."""
+class LayoutChoice:
+    """A layout, whether it was set or is the default, and the free fields that follow from it."""
 
     layout: Layout
-    fields: dict[str, object]
-    origins: dict[str, str]
+    fields: dict[str, object]  # free fields that nothing else sets, by name
+    origins: dict[str, str]  # the source of each of these fields; of the layout too, where it is a default
+    # The planner's rows, the chosen one first; empty where the planner was not used.
     estimates: tuple[LayoutEstimate, ...] = field(default=())
 
 
@@ -61,28 +61,28 @@ class LayoutTask:
         return not refused_choices(self.selection.implementation.refusals(kind), self.work, tuning)
 
 
-def default_layout(task: LayoutTask, scale: Scale, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
+def default_layout(task: LayoutTask, scale: Scale, fixed: TuningChoice, defaults: TuningChoice) -> LayoutChoice:
     """Return the layout of a run where nothing sets one.
 
     fixed: the fields that a user, a suite or a vendor sets; they stay. defaults: `fixed`, with the case's defaults
     for the others.
     On accelerators of known memory the full case takes the planner's row; smoke scale and a host take data parallelism.
     """
-    question = question_of(task) if scale == "full" else None
+    question = layout_question(task) if scale == "full" else None
     if question is None:
         return _near_data_parallel(task, fixed, defaults)
     ranking = search_layouts(replace(question, constraints=_constraints(fixed)))
-    rows = ranking.rows.with_margin_first()[: 1 + SHOWN_ALTERNATIVES]
+    rows = ranking.rows.prefer_margin()[: 1 + MAX_ALTERNATIVES]
     estimates = tuple(rows) or ((ranking.least_memory,) if ranking.least_memory else ())
     if not estimates:
         return _near_data_parallel(task, fixed, defaults)
-    best = estimates[0].tuning
+    best_tuning = estimates[0].tuning
     origin = "planner: fastest of those that fit" if rows else "planner: least memory of all layouts"
-    _, assumed = with_assumed_rates(task.selection.chip, task.work.training.precision, task.world_size)
-    if assumed:
-        origin = f"{origin} (not public, so assumed: {', '.join(assumed)})"
-    fields = _searched_fields(best, fixed)
-    return DefaultLayout(best.layout, fields, dict.fromkeys(("layout", *fields), origin), estimates)
+    _, assumed_rates = fill_assumed_rates(task.selection.chip, task.work.training.precision, task.world_size)
+    if assumed_rates:
+        origin = f"{origin} (not public, so assumed: {', '.join(assumed_rates)})"
+    fields = _searched_fields(best_tuning, fixed)
+    return LayoutChoice(best_tuning.layout, fields, dict.fromkeys(("layout", *fields), origin), estimates)
 
 
 def usable_devices_per_node(task: LayoutTask, fixed: TuningChoice) -> int:
@@ -100,38 +100,38 @@ def usable_devices_per_node(task: LayoutTask, fixed: TuningChoice) -> int:
 
 def complete_layout(
     task: LayoutTask, scale: Scale, layout: Layout, fixed: TuningChoice, defaults: TuningChoice
-) -> DefaultLayout:
+) -> LayoutChoice:
     """Return the layout that is set, with the case's defaults for the other fields where they fit.
 
     Where they do not fit, at full scale on accelerators of known memory, the other fields are those of the planner's
     fastest row of this layout.
     """
-    default = _with_micro_batch(task, layout, fixed, defaults)
-    question = question_of(task) if scale == "full" and layout.world_size == task.world_size else None
+    default = _choose_micro_batch(task, layout, fixed, defaults)
+    question = layout_question(task) if scale == "full" and layout.world_size == task.world_size else None
     if question is None:
         return default
     tuning = Tuning.model_validate({**defaults.model_dump(exclude_none=True), **default.fields, "layout": layout})
     question = replace(question, constraints=replace(_constraints(fixed), layout=layout))
     if predict(question, tuning).fits:
         return default
-    rows = search_layouts(question).rows.with_margin_first()
-    allowed = next((row.tuning for row in rows if task.framework_accepts(row.tuning)), None)
-    if allowed is None:
+    rows = search_layouts(question).rows.prefer_margin()
+    allowed_tuning = next((row.tuning for row in rows if task.framework_accepts(row.tuning)), None)
+    if allowed_tuning is None:
         return default
-    fields = _searched_fields(allowed, fixed)
+    fields = _searched_fields(allowed_tuning, fixed)
     origin = "planner: fastest of this layout that fits; the case's does not"
-    return DefaultLayout(layout, fields, dict.fromkeys(fields, origin))
+    return LayoutChoice(layout, fields, dict.fromkeys(fields, origin))
 
 
-def _with_micro_batch(task: LayoutTask, layout: Layout, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
+def _choose_micro_batch(task: LayoutTask, layout: Layout, fixed: TuningChoice, defaults: TuningChoice) -> LayoutChoice:
     """Return a layout that is set, with the case's micro-batch or the nearest that the layout allows."""
     batch = defaults.micro_batch or 1
     sizes = [size for _, size in _possible_layouts(task, [layout], fixed, uneven=True)]
     size = min(sizes, key=lambda size: max(size / batch, batch / size), default=batch)
     if size == batch:
-        return DefaultLayout(layout, {}, {})
+        return LayoutChoice(layout, {}, {})
     origin = f"default: nearest to {batch} that divides the global batch {task.work.training.global_batch}"
-    return DefaultLayout(layout, {"micro_batch": size}, {"micro_batch": origin})
+    return LayoutChoice(layout, {"micro_batch": size}, {"micro_batch": origin})
 
 
 def _searched_fields(tuning: Tuning, fixed: TuningChoice) -> dict[str, object]:
@@ -139,18 +139,18 @@ def _searched_fields(tuning: Tuning, fixed: TuningChoice) -> dict[str, object]:
     return {name: getattr(tuning, name) for name in SEARCHED_FIELDS if getattr(fixed, name) is None}
 
 
-def question_of(task: LayoutTask) -> LayoutQuestion | None:
+def layout_question(task: LayoutTask) -> LayoutQuestion | None:
     """Return the planner's question; None for a host, for an unknown memory, and without the planner's constants."""
     selection, work = task.selection, task.work
     capacity = selection.device_memory_bytes(task.world_size)
     if selection.vendor.is_host or capacity is None or selection.constants is None:
         return None
     network = port_rate(selection.chip) * task.devices if task.nodes > 1 else None
-    chip, _ = with_assumed_rates(selection.chip, work.training.precision, task.world_size)
+    chip, _ = fill_assumed_rates(selection.chip, work.training.precision, task.world_size)
     machine = machine_rates(chip, work.training.precision, task.devices, network)
-    offer = supported_parallelism(selection.implementation, selection.vendor.device_kind)
+    supported = supported_parallelism(selection.implementation, selection.vendor.device_kind)
     return LayoutQuestion(
-        work, machine, selection.constants, offer, on_host=False, devices=task.world_size, capacity_bytes=capacity
+        work, machine, selection.constants, supported, on_host=False, devices=task.world_size, capacity_bytes=capacity
     )
 
 
@@ -162,7 +162,7 @@ def smallest_fitting_task(task: LayoutTask, fixed: TuningChoice) -> LayoutTask |
     while task.world_size < MAX_SEARCHED_DEVICES:
         is_node_full = task.devices >= DEVICES_PER_NODE
         task = replace(task, nodes=2 * task.nodes) if is_node_full else replace(task, devices=2 * task.devices)
-        question = question_of(task)
+        question = layout_question(task)
         if question and search_layouts(replace(question, constraints=_constraints(fixed))).rows:
             return task
     return None
@@ -172,7 +172,7 @@ def _constraints(fixed: TuningChoice) -> SearchConstraints:
     return SearchConstraints(**{name: getattr(fixed, name) for name in SEARCHED_FIELDS})
 
 
-def _near_data_parallel(task: LayoutTask, fixed: TuningChoice, defaults: TuningChoice) -> DefaultLayout:
+def _near_data_parallel(task: LayoutTask, fixed: TuningChoice, defaults: TuningChoice) -> LayoutChoice:
     """Return data parallelism over all devices if it divides the work, else the possible layout that splits least."""
     data_parallel = Layout(data=task.world_size)
     layouts = {layout for layout, _ in _possible_layouts(task, _unsharded_layouts(task), fixed)}
@@ -180,7 +180,7 @@ def _near_data_parallel(task: LayoutTask, fixed: TuningChoice, defaults: TuningC
     origin = "default: data parallel over all devices"
     if layout != data_parallel:
         origin = f"default: nearest to data parallel that the case allows on {task.world_size} devices"
-    default = _with_micro_batch(task, layout, fixed, defaults)
+    default = _choose_micro_batch(task, layout, fixed, defaults)
     return replace(default, origins={"layout": origin, **default.origins})
 
 

@@ -28,15 +28,16 @@ def plan_hardware(decision: Decision, arrangement: Arrangement) -> Hardware:
     """
     selection, nodes, devices = decision.selection, arrangement.nodes, arrangement.devices_per_node
     is_launched = decision.request.launch is not None
-    divides_host = selection.vendor.is_divided and decision.request.runtime == "docker"  # they divide a host into nodes
+    # containers divide a host into nodes
+    divides_host = selection.vendor.is_divided and decision.request.runtime == "docker"
     is_assumed = not is_launched and ((nodes > 1 and not divides_host) or not selection.has_devices(devices))
     if is_assumed and not decision.request.may_lack_hardware:
         # where the vendor alone is named, its first chip stands for all of its chips
         names_chip = decision.selector.target not in (None, selection.vendor.name)
         raise UsageError(_absent_devices_message(selection, nodes, devices, names_chip))
     is_elsewhere = is_launched or is_assumed
-    chosen = () if is_elsewhere else _idle_first_devices(selection, devices)
-    indices = tuple(range(devices)) if is_elsewhere else tuple(device.index for device in chosen)
+    chosen_devices = () if is_elsewhere else _idle_first_devices(selection, devices)
+    indices = tuple(range(devices)) if is_elsewhere else tuple(device.index for device in chosen_devices)
     variable, memory = selection.vendor.visible_devices_variable, selection.device_memory_bytes(nodes * devices)
     if is_launched:
         memory = selection.device_memory_bytes(devices) if selection.vendor.is_host else selection.chip.memory_bytes
@@ -49,7 +50,7 @@ def plan_hardware(decision: Decision, arrangement: Arrangement) -> Hardware:
         devices_per_node=devices,
         device_indices=() if selection.vendor.is_divided else indices,
         memory_bytes_per_device=memory,
-        visible={variable: ",".join(_visible_values(decision, chosen) or map(str, indices))}
+        visible={variable: ",".join(_visible_values(decision, chosen_devices) or map(str, indices))}
         if variable and indices
         else {},
         environment=selection.vendor.environment,
@@ -64,19 +65,19 @@ def _idle_first_devices(selection: Selection, count: int) -> tuple[Device, ...]:
     return tuple(device for device in selection.devices if device in idle_first[:count])
 
 
-def _visible_values(decision: Decision, chosen: tuple[Device, ...]) -> list[str]:
+def _visible_values(decision: Decision, chosen_devices: tuple[Device, ...]) -> list[str]:
     """Return the devices' values in the visible-devices variable. Raises UsageError where one is unknown.
 
     All devices of a machine have all numbers from 0, whichever number is whose, where a tool should print them. A
     container that is given the devices' files needs no numbers.
     """
     selection = decision.selection
-    unknown = next((device.unnumbered for device in chosen if device.unnumbered), None)
+    unknown = next((device.unnumbered for device in chosen_devices if device.unnumbered), None)
     in_container = decision.request.runtime == "docker" and selection.vendor.container.renumbered
     if unknown is None or in_container:
-        return [device.visible for device in chosen]
-    if visible_value_tool(selection.vendor) and len(chosen) == selection.vendor_devices:
-        return [str(number) for number in range(len(chosen))]
+        return [device.visible for device in chosen_devices]
+    if visible_value_tool(selection.vendor) and len(chosen_devices) == selection.vendor_devices:
+        return [str(number) for number in range(len(chosen_devices))]
     raise UsageError(f"vendor {selection.vendor.name}: {unknown}")
 
 
@@ -93,7 +94,8 @@ def device_use_notices(selection: Selection, hardware: Hardware) -> tuple[str, .
     )
 
 
-def _absent_devices_message(selection: Selection, nodes: int, devices: int, is_named: bool) -> str:
+def _absent_devices_message(selection: Selection, nodes: int, devices: int, names_chip: bool) -> str:
+    """Return what is here and what was expected. names_chip: the user named a chip, and not only its vendor."""
     if nodes > 1:
         return (
             f"found one node, expected {nodes}: the local launcher reaches only this machine. --launcher ssh, slurm or "
@@ -101,7 +103,7 @@ def _absent_devices_message(selection: Selection, nodes: int, devices: int, is_n
             "docker starts a container for each node"
         )
     problem = f": {selection.problem}" if selection.problem else ""
-    present = f"{len(selection.devices)} x {selection.chip.name}" if selection.devices or is_named else "no devices"
+    present = f"{len(selection.devices)} x {selection.chip.name}" if selection.devices or names_chip else "no devices"
     return (
         f"found {present} (vendor {selection.vendor.name}), expected {devices}{problem}. "
         "`show vendors` shows the devices here; --dry-run shows the plan without them"

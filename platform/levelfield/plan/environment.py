@@ -29,14 +29,14 @@ from levelfield.user_folders import home_folder
 
 STAMP = "levelfield-environment.json"  # in an environment's folder: what it was made from
 
-PYTHON_MINORS = range(30, 5, -1)
-ANSWER_SECONDS = 30
+PYTHON_MINORS = range(30, 5, -1)  # of Python 3, the newest first
+ANSWER_SECONDS = 30  # the time limit of a Python that prints its version
 # Debian packages ensurepip and venv separately, and no environment can be made without them.
 VERSION_PROGRAM = "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2])"
 
 
 def plan_environment(
-    file: ImplementationFile,
+    manifest: ImplementationFile,
     kind: str,
     packages: EnvironmentPackages,
     python: str | None,
@@ -56,20 +56,20 @@ def plan_environment(
     if runtime == "inside":
         python = python or "python3"
     if python:
-        return _existing_environment(file, kind, packages, python, runtime, devices_may_be_absent)
-    if kind not in file.requirements:
+        return _existing_environment(manifest, kind, packages, python, runtime, devices_may_be_absent)
+    if kind not in manifest.requirements:
         if devices_may_be_absent:
             return EnvironmentPlan(name="the vendor's own", folder="", python="python3", requirements=(), digest="")
         raise NotHere(
-            f"{file.label} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
+            f"{manifest.label} on {kind}: the vendor's own Python brings the framework. Name it with --python, or use "
             "--runtime inside in the vendor's container, or --runtime docker with the vendor's image"
         )
-    folder = checkout() / ".venvs" / f"{file.stem}-{kind}"
-    interpreter, interpreter_problem = _interpreter_or_reason(file, kind, devices_may_be_absent)
-    version = ".".join(map(str, interpreter.version)) if interpreter else file.requirements[kind].python
+    folder = checkout() / ".venvs" / f"{manifest.stem}-{kind}"
+    interpreter, interpreter_problem = _interpreter_or_reason(manifest, kind, devices_may_be_absent)
+    version = ".".join(map(str, interpreter.version)) if interpreter else manifest.requirements[kind].python
     digest = _digest((version, *packages.pip_packages, *_step_fingerprints(packages.build_steps)))
     need_problem = missing_needs(
-        file, kind, packages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip
+        manifest, kind, packages, driver, stamped_digest(folder) == digest, devices_may_be_absent, chip
     )
     return EnvironmentPlan(
         name=folder.name,
@@ -87,7 +87,7 @@ def plan_environment(
 
 
 def missing_needs(
-    file: ImplementationFile,
+    manifest: ImplementationFile,
     kind: str,
     packages: EnvironmentPackages,
     driver: str | None,
@@ -101,7 +101,7 @@ def missing_needs(
     """
     if not (sentences := list(missing_need_sentences(packages, driver, is_already_made, chip))):
         return None
-    message = f"{file.label} on {kind}: " + "\n  ".join(sentences)
+    message = f"{manifest.label} on {kind}: " + "\n  ".join(sentences)
     if devices_may_be_absent:
         return message
     raise NotHere(message)
@@ -125,11 +125,11 @@ def _step_fingerprints(steps: Sequence[BuildStep]) -> tuple[str, ...]:
 
 
 def _interpreter_or_reason(
-    file: ImplementationFile, kind: str, devices_may_be_absent: bool
+    manifest: ImplementationFile, kind: str, devices_may_be_absent: bool
 ) -> tuple[Interpreter | None, str | None]:
     """Return the interpreter that makes the environment, or the reason why there is none."""
     try:
-        return interpreter_for(file, kind), None
+        return interpreter_for(manifest, kind), None
     except NotHere as error:
         if devices_may_be_absent:
             return None, str(error)
@@ -137,18 +137,19 @@ def _interpreter_or_reason(
 
 
 def _existing_environment(
-    file: ImplementationFile,
+    manifest: ImplementationFile,
     kind: str,
     packages: EnvironmentPackages,
     python: str,
     runtime: RuntimeName,
     devices_may_be_absent: bool,
 ) -> EnvironmentPlan:
+    """Return the environment of a Python that exists. Raises UsageError, or NotHere where it lacks a build."""
     if not shutil.which(python):
         raise UsageError(f"--python {python}: found no interpreter there; give the path of an executable Python")
     remedy = "start a container that has it" if runtime == "inside" else "leave --python out: an environment is made"
-    builds = [f"{build}, or {remedy}" for build in import_problems(python, packages.builds)]
-    problem = f"{file.label} on {kind}: " + "\n  ".join(builds) if builds else None
+    sentences = [f"{sentence}, or {remedy}" for sentence in import_problems(python, packages.builds)]
+    problem = f"{manifest.label} on {kind}: " + "\n  ".join(sentences) if sentences else None
     if problem and not devices_may_be_absent:
         raise NotHere(problem)
     return EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="", lacking=problem)
@@ -174,11 +175,11 @@ def image_environment(
     )
 
 
-def plan_requirements(file: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> EnvironmentPackages:
+def plan_requirements(manifest: ImplementationFile, kind: str, tuning: Tuning, work: Work) -> EnvironmentPackages:
     """Return the pinned requirements of this choice; none where the vendor provides the framework."""
-    if kind not in file.requirements:
+    if kind not in manifest.requirements:
         return EnvironmentPackages()
-    requirements = file.requirements[kind]
+    requirements = manifest.requirements[kind]
     uses = {"flash_attn": tuning.attention == "flash_attn", "fp8": work.training.precision == "fp8"}
     packages = requirements.environment_packages([use for use, used in uses.items() if used])
     use_by_package = {"flash-attn": uses["flash_attn"], "transformer-engine": uses["fp8"], "torchao": uses["fp8"]}
@@ -192,15 +193,18 @@ def _digest(lines: tuple[str, ...]) -> str:
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def interpreter_for(file: ImplementationFile, kind: str) -> Interpreter:
+def interpreter_for(manifest: ImplementationFile, kind: str) -> Interpreter:
+    """Return the interpreter that makes the framework's environment. Raises NotHere where this machine has none."""
     try:
-        return find_interpreter(file.requirements[kind].python)
+        return find_interpreter(manifest.requirements[kind].python)
     except UsageError as error:
-        raise NotHere(f"{file.label} on {kind}: {error}") from None
+        raise NotHere(f"{manifest.label} on {kind}: {error}") from None
 
 
 class Interpreter(NamedTuple):
-    python: str
+    """A Python that makes an environment."""
+
+    python: str  # its path
     version: PythonVersion
 
 

@@ -18,7 +18,7 @@ from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import EnvironmentPackages, takes_python
 from levelfield.specs.vendor import FROM_USER, Image, VendorFile
 
-VENV_PATH = "/opt/levelfield"
+VENV_PATH = "/opt/levelfield"  # of the environment in the image
 PIP_WHEEL = "pip-26.3-py3-none-any.whl"
 PIP_REQUIREMENT = "pip==26.3"
 
@@ -41,22 +41,22 @@ def image_plan(
     """
     if base_has_framework and not base_image:
         raise UsageError("--base-has-framework: found no base image; name it with --base-image")
-    base = _base_image(
+    base = _choose_base_image(
         implementation.framework, vendor, base_image, bool(packages.pip_packages) and not base_has_framework
     )
-    installed = EnvironmentPackages() if base.has_framework else packages
+    installed_packages = EnvironmentPackages() if base.has_framework else packages
     if implementation.is_further and base.has_framework:
         raise UsageError(
             f"{implementation.label} on {vendor.name}: found the image {base.reference}, which brings a version of its "
             f"own; name an image without the framework with --base-image, or take the default: "
             f"`{implementation.framework}`"
         )
-    if not installed.pip_packages and not base.has_framework:
+    if not installed_packages.pip_packages and not base.has_framework:
         raise UsageError(
             f"{implementation.framework} on {vendor.name}: {folder / 'implementation.yaml'} has no requirements for "
             f"'{vendor.device_kind}', so the image must have the framework: set has_framework in the vendor's images"
         )
-    python_clauses = implementation.requirements[vendor.device_kind].python if installed.pip_packages else None
+    python_clauses = implementation.requirements[vendor.device_kind].python if installed_packages.pip_packages else None
     major, _, minor = base.python_version.partition(".")
     if python_clauses and not takes_python(python_clauses, (int(major), int(minor))):
         raise UsageError(
@@ -67,22 +67,22 @@ def image_plan(
     return ImagePlan(
         name=f"levelfield/{implementation.stem.replace('+', '_')}-{vendor.name}",
         base=base,
-        python=f"{VENV_PATH}/bin/python" if installed.pip_packages else base.python,
-        requirements=installed.pip_packages,
-        dockerfile=_dockerfile(implementation.framework, folder, vendor, base, bool(installed.pip_packages)),
-        builds=installed.build_steps,
-        index=installed.index.setting if installed.index else None,
+        python=f"{VENV_PATH}/bin/python" if installed_packages.pip_packages else base.python,
+        requirements=installed_packages.pip_packages,
+        dockerfile=_dockerfile(implementation.framework, folder, vendor, base, bool(installed_packages.pip_packages)),
+        builds=installed_packages.build_steps,
+        index=installed_packages.index.setting if installed_packages.index else None,
     )
 
 
-def _base_image(framework: str, vendor: VendorFile, base_image: str | None, installs: bool) -> Image:
+def _choose_base_image(framework: str, vendor: VendorFile, base_image: str | None, installs_packages: bool) -> Image:
     image = vendor.images.get(framework) or vendor.images.get("base")
     if base_image:
         version = image.python_version if image else "3.11"
         content = {
             "image": base_image,
             "python_version": version,
-            "has_framework": not installs,
+            "has_framework": not installs_packages,
             "source": FROM_USER,
         }
         return parse(Image, content, "--base-image or LEVELFIELD_BASE_IMAGE")
@@ -94,7 +94,7 @@ def _base_image(framework: str, vendor: VendorFile, base_image: str | None, inst
     return image
 
 
-def _dockerfile(framework: str, folder: Path, vendor: VendorFile, base: Image, installs: bool) -> str:
+def _dockerfile(framework: str, folder: Path, vendor: VendorFile, base: Image, installs_packages: bool) -> str:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([checkout() / "docker", folder]),
         undefined=jinja2.StrictUndefined,
@@ -110,7 +110,7 @@ def _dockerfile(framework: str, folder: Path, vendor: VendorFile, base: Image, i
             framework=framework,
             vendor=vendor.name,
             is_accelerator=not vendor.is_host,
-            installs=installs,
+            installs=installs_packages,
             environment=VENV_PATH,
             pip=PIP_WHEEL,
         )

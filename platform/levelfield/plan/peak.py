@@ -11,8 +11,8 @@ from levelfield.specs.case import Work
 from levelfield.specs.plan import PeakMeasurement, PeakUsed, Plan
 from levelfield.specs.vendor import Chip
 
-MAX_AGE = timedelta(days=30)
-SPREAD_LIMIT = 0.25
+MAX_AGE = timedelta(days=30)  # of a measured peak that is kept
+SPREAD_LIMIT = 0.25  # of the probe's best rate: its median may be so far below
 MIN_REPEATS = 3  # of the best shape: the median of fewer shows no spread
 # Of numpy's float32 product on the same cores. On two busy cores torch's probe gave 2 to 9 times that rate.
 MIN_NUMPY_RATIO = 0.5
@@ -25,17 +25,17 @@ class MeasuredPeaks:
     """Rates that a probe measured on this machine, by dtype."""
 
     tflops: dict[str, float] = field(default_factory=dict)  # TFLOP/s
-    how: str = "no probe of this machine yet; the first run makes one"  # the method, or why there are none
-    # When and beside what; without those that are not known.
+    source: str = "no probe of this machine yet; the first run makes one"  # how they were measured, or why none was
+    # When each was measured and beside what, by dtype, where that is known.
     measurements: dict[str, PeakMeasurement] = field(default_factory=dict)
-    refused: tuple[str, ...] = ()  # a sentence for each rate that cannot be a peak and is left out
-    limits: dict[str, float] = field(default_factory=dict)  # TFLOP/s that a share of this host cannot exceed
+    refusals: tuple[str, ...] = ()  # a sentence for each rate that cannot be a peak and is left out
+    limits: dict[str, float] = field(default_factory=dict)  # by dtype, TFLOP/s that a share of this host cannot exceed
 
 
 def plausible_peaks(measured: MeasuredPeaks, chip: Chip, framework: str) -> MeasuredPeaks:
     """Return the rates without those that cannot be: far below the chip's published peak, as no product that is worth
     its name, or above what its maker publishes. Each refusal names the probe's framework."""
-    plausible_rates, refused = {}, list(measured.refused)
+    plausible_rates, refusals = {}, list(measured.refusals)
     for dtype, rate in measured.tflops.items():
         published, limit = chip.peaks.get(dtype), chip_tflops_limit(dtype, chip.peaks)  # type: ignore[call-overload, arg-type]
         if published is not None and rate < (least := MIN_PEAK_SHARE * published.tflops):
@@ -45,8 +45,8 @@ def plausible_peaks(measured: MeasuredPeaks, chip: Chip, framework: str) -> Meas
         else:
             plausible_rates[dtype] = rate
             continue
-        refused.append(f"the probe of {framework} is refused: it gave {rate:.3g} TFLOP/s in {dtype}, {expected}")
-    return replace(measured, tflops=plausible_rates, refused=tuple(refused))
+        refusals.append(f"the probe of {framework} is refused: it gave {rate:.3g} TFLOP/s in {dtype}, {expected}")
+    return replace(measured, tflops=plausible_rates, refusals=tuple(refusals))
 
 
 def mfu_peak(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
@@ -64,21 +64,21 @@ def mfu_peak(chip: Chip, work: Work, measured: MeasuredPeaks) -> PeakUsed:
     if published := chip.peaks.get(dtype):
         return PeakUsed(dtype=dtype, tflops=published.tflops, source=published.source, **measured_fields)
     if probe is None:
-        source = f"{chip.name} has no published {dtype} peak; {measured.how}"
+        source = f"{chip.name} has no published {dtype} peak; {measured.source}"
         return PeakUsed(dtype=dtype, tflops=None, source=source, **measured_fields)
     return PeakUsed(
         dtype=dtype,
         tflops=probe,
-        source=f"measured: {measured.how}{_measurement_words(measurement)}",
+        source=f"measured: {measured.source}{_measurement_words(measurement)}",
         **measured_fields,
     )
 
 
-def with_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
+def set_measured_peak(plan: Plan, measured: MeasuredPeaks) -> Plan:
     """Return the same plan with the peak that follows from the measured peaks. A refused rate becomes a notice."""
     chip, name = plan.hardware.chip, f"{plan.implementation.framework} {plan.implementation.version}"
     rates = plausible_peaks(measured, chip, name)
-    notices = (*plan.notices, *(sentence for sentence in rates.refused if sentence not in plan.notices))
+    notices = (*plan.notices, *(sentence for sentence in rates.refusals if sentence not in plan.notices))
     return plan.model_copy(update={"peak": mfu_peak(chip, plan.work, rates), "notices": notices})
 
 
@@ -94,8 +94,8 @@ def remeasure_reason(measurement: PeakMeasurement | None, now: datetime) -> str 
 
 def doubt_reason(measurement: PeakMeasurement) -> str | None:
     """Return why a measured peak may be too low, or None."""
-    if few := _repeats_problem(measurement):
-        return few
+    if repeats_problem := _repeats_problem(measurement):
+        return repeats_problem
     if HostUse(measurement.other_cores, measurement.cores).is_noticeable:
         return f"other programs used {measurement.other_cores:.2f} of {measurement.cores} cores beside the probe"
     if measurement.spread is not None and not measurement.spread <= SPREAD_LIMIT:
@@ -104,7 +104,7 @@ def doubt_reason(measurement: PeakMeasurement) -> str | None:
 
 
 def _numpy_problem(measurement: PeakMeasurement) -> str | None:
-    """Return that numpy multiplied far faster than the probe, or None."""
+    """Return a sentence where numpy multiplied far faster than the probe, or None."""
     ratio = measurement.numpy_ratio
     if ratio is None or ratio >= MIN_NUMPY_RATIO:
         return None
@@ -112,8 +112,10 @@ def _numpy_problem(measurement: PeakMeasurement) -> str | None:
 
 
 def _repeats_problem(measurement: PeakMeasurement) -> str | None:
-    """Return that the best shape was timed too seldom, or None. Earlier versions did not keep how often; the median of
-    one product is the best itself."""
+    """Return a sentence where the best shape was timed too seldom, or None.
+
+    Earlier versions did not keep how often; the median of one product is the best itself.
+    """
     repeats = 1 if measurement.repeats is None and measurement.spread == 0 else measurement.repeats
     if repeats is None or repeats >= MIN_REPEATS:
         return None
@@ -149,5 +151,5 @@ def measurement_conditions(measurement: PeakMeasurement) -> str:
 def _measurement_words(measurement: PeakMeasurement | None) -> str:
     if measurement is None:
         return ""
-    low = "; it may be too low" if doubt_reason(measurement) else ""
-    return f"; measured at {measurement.at}: {measurement_conditions(measurement)}{low}"
+    doubt = "; it may be too low" if doubt_reason(measurement) else ""
+    return f"; measured at {measurement.at}: {measurement_conditions(measurement)}{doubt}"

@@ -16,6 +16,7 @@ from levelfield.specs.tuning import Tuning
 from levelfield.specs.variables import check_variables
 from levelfield.specs.vendor import ContainerOptions, VendorFile
 
+# The closed list, by kind of permission.
 CAPABILITIES = ("SYS_NICE", "IPC_LOCK")
 GROUPS = ("video", "render")
 RUNTIMES = ("nvidia", "habana", "mthreads")
@@ -26,6 +27,7 @@ DEVICE_NODES = re.compile(
     r"/dev/(kfd|dri(/(card|renderD)\d+)?|davinci(\d+|_manager)|devmm_svm|hisi_hdc|cambricon_(dev\d+|ctl)|iluvatar\d+"
     r"|xpu(\d+|ctrl)|mxcd)"
 )
+# An example of each form of --allow.
 PERMISSION_FORMS = {
     "capability": "capability:SYS_PTRACE",
     "device": "device:/dev/acme*",
@@ -45,10 +47,10 @@ def needed_permissions(options: ContainerOptions) -> tuple[str, ...]:
 
     Raises UsageError for a path or a variable that no --allow can permit.
     """
-    return tuple(dict.fromkeys(_beyond_closed_list(options)))
+    return tuple(dict.fromkeys(_permissions_beyond_closed_list(options)))
 
 
-def _beyond_closed_list(options: ContainerOptions) -> Iterator[str]:
+def _permissions_beyond_closed_list(options: ContainerOptions) -> Iterator[str]:
     closed_lists: tuple[tuple[str, Iterable[str], tuple[str, ...]], ...] = (
         ("capability", sorted({name.upper().removeprefix("CAP_") for name in options.capabilities}), CAPABILITIES),
         ("group", options.groups, GROUPS),
@@ -59,8 +61,8 @@ def _beyond_closed_list(options: ContainerOptions) -> Iterator[str]:
         ("network", [options.network], ("none",)),
         ("ipc", ["host"] if options.host_ipc else [], ()),
     )
-    for kind, names, closed in closed_lists:
-        yield from (f"{kind}:{name}" for name in names if name not in closed)
+    for kind, names, allowed_names in closed_lists:
+        yield from (f"{kind}:{name}" for name in names if name not in allowed_names)
     for node in options.device_nodes:
         yield from (
             f"device:{re.sub('[0-9]+$', '*', path)}"
@@ -86,7 +88,7 @@ def resolved_paths(path: str) -> list[str]:
 
 
 def refuse_unknown_permissions(allow: Sequence[str]) -> None:
-    """Raise UsageError for a value of --allow that names nothing that a container can be given."""
+    """Raises UsageError for a value of --allow that names nothing that a container can be given."""
     for text in allow:
         kind, colon, name = text.partition(":")
         if kind not in PERMISSION_FORMS or not colon or not name:
@@ -101,18 +103,18 @@ def allowed_permissions(options: ContainerOptions, allow: Sequence[str], vendor:
         check_variables(dict(options.environment), "container")
     except ValueError as error:
         raise UsageError(f"vendor {vendor}: container.environment: {error}") from None
-    allowed = needed_permissions(options)
-    if missing := [need for need in allowed if need not in allow]:
+    needed = needed_permissions(options)
+    if missing := [need for need in needed if need not in allow]:
         flags = " ".join(f"--allow '{need}'" for need in missing)
         raise UsageError(
             f"vendor {vendor}: its container would be given {', '.join(missing)}, which is beyond the closed list of "
             f"docs/security.md. If you trust this vendor's folder with it, add {flags}"
         )
-    return allowed
+    return needed
 
 
 def refuse_device_choice(vendor: VendorFile, tuning: Tuning) -> None:
-    """Raise UsageError for a free choice of the variable by which the vendor chooses devices, whatever its name."""
+    """Raises UsageError for a free choice of the variable by which the vendor chooses devices, whatever its name."""
     variable = vendor.visible_devices_variable
     if variable in tuning.environment:
         raise UsageError(

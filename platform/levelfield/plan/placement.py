@@ -38,7 +38,7 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
         raise UsageError(f"--base: found layout {selector.layout} in '{entry.text}', expected the defaults alone")
     case, repeats = selector.case + request.derivation.suffix, request.repeat or selector.repeats
     selector = selector.model_copy(update={"case": case, "repeats": repeats})
-    hardware = request.hardware or entry.hardware
+    hardware = request.assumed_hardware or entry.hardware
     if request.launch:
         selector = _selector_for_launch(entry, selector, request.launch, hardware)
     if hardware is None:
@@ -53,30 +53,30 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     _, chip = find_chip(registry, hardware.chip)
     hardware_fields = {"target": chip.name, "nodes": hardware.nodes, "devices": hardware.devices}
     decision = _decide(registry, entry, selector.model_copy(update=hardware_fields), refusal)
-    if request.hardware is not None:
+    if request.assumed_hardware is not None:
         selection = replace(decision.selection, devices=(), problem=None, notices=())
-        return _at_full_scale(replace(decision, selection=selection), "asked for with --assume-hardware")
+        return _set_full_scale(replace(decision, selection=selection), "asked for with --assume-hardware")
     if request.launch:
-        return _at_full_scale(decision, f"on the hardware that the suite names, {hardware}")
+        return _set_full_scale(decision, f"on the hardware that the suite names, {hardware}")
     if hardware.nodes == 1 and decision.selection.has_devices(hardware.devices):
         return decision
     if request.may_lack_hardware and decision.scale != "smoke":
-        return _at_full_scale(decision, f"on the hardware that the suite names, {hardware}")
+        return _set_full_scale(decision, f"on the hardware that the suite names, {hardware}")
     return _decide_smoke_here(registry, entry, selector, refusal, hardware)
 
 
 def _decide(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision for the hardware that the selector names, else for this machine."""
     request, suite_entry = entry.request, entry.suite_entry
-    selection = _with_selected_devices(lookup.find_selection(registry, selector, check=refusal is None), request)
+    selection = _select_devices(lookup.find_selection(registry, selector, check=refusal is None), request)
     if request.launch and not selection.vendor.is_host:  # the devices of this machine have no part in the run
         selection = replace(selection, devices=(), problem=None, notices=(), busy={})
     scale = _requested_scale(entry)
     selector, selection, driver, deviations = select_runnable_version(
         registry, selector, selection, request, suite_entry is not None
     )
-    if published := _published_layout(registry, selection, request.choice.layout or selector.layout):
-        layout, sentence = published
+    if published_layout := _published_layout(registry, selection, request.choice.layout or selector.layout):
+        layout, sentence = published_layout
         request = replace(request, choice=request.choice.model_copy(update={"layout": layout}))
         deviations = (*deviations, sentence)
     return Decision(
@@ -117,7 +117,7 @@ def _published_layout(registry: Registry, selection: Selection, text: str | None
     return layout, f"{sentence}; write {layout.partition('SH')[0].partition('+')[0]} for that alone"
 
 
-def _with_selected_devices(selection: Selection, request: UserRequest) -> Selection:
+def _select_devices(selection: Selection, request: UserRequest) -> Selection:
     """Return the selection with the devices of --devices alone. Raises UsageError for one that is not here."""
     if not request.devices:
         return selection
@@ -155,7 +155,7 @@ def _requested_scale(entry: Entry) -> RequestedScale:
     return entry.scale if entry.request.scale == "auto" else entry.request.scale
 
 
-def _at_full_scale(decision: Decision, reason: str) -> Decision:
+def _set_full_scale(decision: Decision, reason: str) -> Decision:
     """Return the decision at full scale where its scale is auto. Whether it fits, the plan shows."""
     return replace(decision, scale="full", scale_reason=reason) if decision.scale == "auto" else decision
 
@@ -179,37 +179,47 @@ def _decide_smoke_here(
     suggested = suggestion.choice.model_dump(exclude_none=True, exclude={"micro_batch"})
     deviations = [f"{reason}: smoke scale on {selection.chip.name}"]
     if decision.request.choice.layout is None:
-        text = suggestion.choice.layout or decision.selector.layout
-        before = parse_layout(text).layout if text else Layout(data=hardware.nodes * hardware.devices)
-        after = reduce_layout(
-            before,
+        layout_text = suggestion.choice.layout or decision.selector.layout
+        asked_layout = (
+            parse_layout(layout_text).layout if layout_text else Layout(data=hardware.nodes * hardware.devices)
+        )
+        reduced_layout = reduce_layout(
+            asked_layout,
             usable_cores() if selection.vendor.is_divided else max(1, len(selection.devices)),
             selection.case.work("smoke"),
             decision.request.choice.micro_batch or selection.case.tuning.get("smoke", TuningChoice()).micro_batch or 1,
             selection.implementation.offered_parallelism(selection.vendor.device_kind),
         )
-        suggested["layout"], deviations = str(after), _reduction_sentences(before, after, selection, reason)
+        suggested["layout"], deviations = (
+            str(reduced_layout),
+            _reduction_sentences(asked_layout, reduced_layout, selection, reason),
+        )
     return replace(
         decision,
         scale="smoke",
         scale_reason=reason,
-        suggestion=Suggestion(TuningChoice.model_validate(suggested), suggestion.by),
+        suggestion=Suggestion(TuningChoice.model_validate(suggested), suggestion.source),
         deviations=(*decision.deviations, *deviations),
     )
 
 
-def _reduction_sentences(before: Layout, after: Layout, selection: Selection, reason: str) -> list[str]:
+def _reduction_sentences(asked_layout: Layout, reduced_layout: Layout, selection: Selection, reason: str) -> list[str]:
     """Return sentences about the smaller layout, and about a sharding stage that was lowered or left out."""
-    sizes = f"layout {before} of {before.world_size} devices scaled to {after} for {after.world_size}"
-    sentences = [f"{reason}: {sizes if after != before else f'smoke scale on {selection.chip.name}'}"]
+    sizes = (
+        f"layout {asked_layout} of {asked_layout.world_size} devices scaled to {reduced_layout} for "
+        f"{reduced_layout.world_size}"
+    )
+    sentences = [f"{reason}: {sizes if reduced_layout != asked_layout else f'smoke scale on {selection.chip.name}'}"]
     change = None
-    if after.sharding_degree > 1 and after.sharding_stage < before.sharding_stage:
-        change = f"lowered to {after.sharding_stage}"
-    elif before.sharding_stage and after.data > 1 and not after.sharding_stage:
+    if reduced_layout.sharding_degree > 1 and reduced_layout.sharding_stage < asked_layout.sharding_stage:
+        change = f"lowered to {reduced_layout.sharding_stage}"
+    elif asked_layout.sharding_stage and reduced_layout.data > 1 and not reduced_layout.sharding_stage:
         change = "left out"
     if change:
         name, kind = selection.implementation.framework, selection.vendor.device_kind
-        sentences.append(f"sharding stage {before.sharding_stage} {change}: it is not offered by {name} on {kind}")
+        sentences.append(
+            f"sharding stage {asked_layout.sharding_stage} {change}: it is not offered by {name} on {kind}"
+        )
     return sentences
 
 
@@ -246,6 +256,7 @@ def _halve(size: int) -> int:
 
 
 def _sharding_fields(layout: Layout, ranks: int, offered: Collection[str]) -> dict[str, int]:
+    """Return the sharding of a reduced layout with so many data and context ranks; empty for none."""
     stages = [stage for stage in range(1, layout.sharding_stage + 1) if f"zero{stage}" in offered]
     degree = math.gcd(ranks, layout.sharding_degree) if layout.sharding_degree < layout.gradient_ranks else ranks
     if not stages or degree == 1:

@@ -33,8 +33,8 @@ class UserRequest:
     base_has_framework: bool = False  # the user's image brings the framework, and nothing is installed
     offline: bool = False  # nothing is fetched from a network
     container_memory_bytes: int | None = None  # for runtime docker
-    allow: tuple[str, ...] = ()  # what a vendor's container may get beyond the closed list
-    hardware: NamedHardware | None = None  # the value of --assume-hardware
+    allow: tuple[str, ...] = ()  # permissions that a vendor's container may get beyond the closed list
+    assumed_hardware: NamedHardware | None = None  # the value of --assume-hardware
     derivation: Derivation = field(default_factory=Derivation)  # changes that make a derived case
     # How other machines are reached, with all hosts of the site; None: the run is on this machine.
     launch: LaunchPlan | None = None
@@ -51,18 +51,18 @@ class Suggestion:
     """Free fields that a suite or a strategy file sets. The user's own choice has priority."""
 
     choice: TuningChoice = field(default_factory=TuningChoice)
-    by: str = ""  # such as `suite NAME`
+    source: str = ""  # such as `suite NAME`
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of work: a case string and the user's request. The other fields come from a suite's entry."""
+    """One entry of work. The fields from `scale` on come from a suite's entry."""
 
-    text: str
+    text: str  # the case string
     request: UserRequest = field(default_factory=UserRequest)
     scale: RequestedScale = "auto"
     suggestion: Suggestion = field(default_factory=Suggestion)
-    hardware: NamedHardware | None = None
+    hardware: NamedHardware | None = None  # that the suite names
     suite_entry: EntryUsed | None = None
 
 

@@ -21,7 +21,7 @@ from levelfield.plan.peak import MeasuredPeaks, mfu_peak
 from levelfield.plan.permissions import refuse_device_choice
 from levelfield.plan.request import Decision, UserRequest
 from levelfield.predict import layout_rules
-from levelfield.predict.machines import with_assumed_rates
+from levelfield.predict.machines import fill_assumed_rates
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.derivation import split_name
 from levelfield.specs.implementation import SIMULATED, ImplementationFile
@@ -43,19 +43,19 @@ from levelfield.specs.vendor import Chip, FrameworkAccess
 from levelfield.worker.choices import digest_of
 from levelfield.worker.synthetic import synthetic_entropy
 
-NO_ACCESS = FrameworkAccess(device="none", backend="none")  # in a refused plan, whose vendor lacks the framework
+# In a refused plan, whose framework and vendor do not say how the one reaches the other.
+NO_ACCESS = FrameworkAccess(device="none", backend="none")
 
 STEP_PROFILE = "step_profile.py"  # of a framework: how its steps are recorded
 STEP_MODULE = "levelfield.worker.step_profile"  # the program of a rank whose steps are recorded
 
 __all__ = ["code_digest", "folder_digest", "implementation_used", "shared_folders"]
-MAX_RECORDED_ROUTING_CHOICES = (
-    2**22
-)  # of a run; each choice is a byte of events/rank0.choices.jsonl, before it is compressed
+# Of a run. Each choice is a byte of events/rank0.choices.jsonl, before it is compressed.
+MAX_RECORDED_ROUTING_CHOICES = 2**22
 
 
 def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) -> Plan:
-    """Return the whole plan of the first repeat, without a measured peak (see `with_peak`).
+    """Return the whole plan of the first repeat, without a measured peak (see `set_measured_peak`).
 
     Raises LayoutError, DoesNotFit, NotHere, CorpusError or UsageError.
     """
@@ -66,10 +66,10 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
     hardware, memory = plan_hardware(decision, arrangement), expected_footprint(decision, arrangement)
     packages = plan_requirements(selection.implementation, selection.vendor.device_kind, tuning, work)
     container = None if decision.refusal else plan_container(decision, hardware, packages)
-    used = implementation_used(selection.implementation, selection.folder, selection.vendor.device_kind)
+    implementation = implementation_used(selection.implementation, selection.folder, selection.vendor.device_kind)
     is_simulated, name = selection.implementation.simulated, selection.implementation.framework
     simulated_notice = (f"framework {name}: {SIMULATED}",) if is_simulated else ()
-    power, available = decision.request.node_power, hardware.memory_bytes_per_device
+    power_site, available_bytes = decision.request.node_power, hardware.memory_bytes_per_device
     return Plan(
         run_id=run_id,
         asked=decision.text,
@@ -81,7 +81,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         parameters=count_parameters(work.model, work.training.sequence_length).total,
         work=work,
         work_digest=work.fingerprint(),
-        implementation=_add_step_recording(decision.request.explain_steps, used),
+        implementation=_add_step_recording(decision.request.explain_steps, implementation),
         hardware=hardware,
         access=framework_access(selection.implementation, selection.vendor) or NO_ACCESS,
         tuning=tuning,
@@ -89,11 +89,13 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         predicted=_predicted_layouts(decision, arrangement),
         accumulation=max(1, layout_rules.accumulation(work, tuning.layout, tuning.micro_batch)),
         corpus=_planned_corpus(corpus, work, scale),
-        environment=_environment(decision, container, packages, None if hardware.assumed else hardware.chip),
+        environment=_planned_environment(decision, container, packages, None if hardware.assumed else hardware.chip),
         runtime=decision.request.runtime,
         container=container,
         peak=mfu_peak(hardware.chip, work, MeasuredPeaks()),
-        expected_memory=MemoryExpected(parts=memory._asdict(), total_bytes=memory.total, available_bytes=available),
+        expected_memory=MemoryExpected(
+            parts=memory._asdict(), total_bytes=memory.total, available_bytes=available_bytes
+        ),
         repeat=1,
         repeats=decision.selector.repeats,
         save_weights=decision.request.save_weights,
@@ -110,7 +112,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         ),
         launch=_planned_launch(decision.request.launch, hardware.nodes, selection.adapter),
         preflight=plan_preflight(decision.request, hardware.nodes),
-        node_power=NodePowerPlan(seconds=power.seconds, site=power) if power else None,
+        node_power=NodePowerPlan(seconds=power_site.seconds, site=power_site) if power_site else None,
         explain_steps=decision.request.explain_steps,
         window_gradients=records_window_gradients(scale, work),
         spot_check=selection.implementation.spot_check,
@@ -130,19 +132,19 @@ def records_window_gradients(scale: Scale, work: Work) -> bool:
 def _check_free_fields(decision: Decision, arrangement: Arrangement, reason: str) -> None:
     """Raises LayoutError for an impossible layout, NotHere for a choice that the implementation does not offer, and
     where steps are to be recorded and the framework has no profile of its steps."""
-    file, folder, vendor = decision.selection.implementation, decision.selection.folder, decision.selection.vendor
+    manifest, folder, vendor = decision.selection.implementation, decision.selection.folder, decision.selection.vendor
     try:
         _require_possible_layout(decision, arrangement)
     except LayoutError as error:
         message = _full_scale_problem(decision, arrangement) or f"{error}\n  {_origin_words(arrangement, reason)}"
         raise LayoutError(message) from None
-    captures = decision.request.capture_step is not None
-    refuse_unsupported(file, arrangement.work, arrangement.tuning, vendor.device_kind, captures)
+    captures_tensors = decision.request.capture_step is not None
+    refuse_unsupported(manifest, arrangement.work, arrangement.tuning, vendor.device_kind, captures_tensors)
     refuse_device_choice(vendor, arrangement.tuning)
     profiles = (source_folder / STEP_PROFILE for source_folder in (folder, *shared_folders(folder)))
     if decision.request.explain_steps is not None and not any(profile.exists() for profile in profiles):
         raise NotHere(
-            f"--explain-step: framework {file.framework} has no {STEP_PROFILE} beside its train.py, so its steps "
+            f"--explain-step: framework {manifest.framework} has no {STEP_PROFILE} beside its train.py, so its steps "
             "cannot be recorded; leave the option out, or see docs/explain.md for how to add one"
         )
 
@@ -180,14 +182,14 @@ def _full_scale_problem(decision: Decision, arrangement: Arrangement) -> str | N
 
 def _origin_words(arrangement: Arrangement, reason: str) -> str:
     """Return the scale with its reason, and the source of each number of the layout."""
-    chosen = ("layout", "micro_batch", "virtual_pipeline")
-    sources = [f"{name} from {arrangement.origins[name]}" for name in chosen if name in arrangement.origins]
+    names = ("layout", "micro_batch", "virtual_pipeline")
+    sources = [f"{name} from {arrangement.origins[name]}" for name in names if name in arrangement.origins]
     batch = arrangement.work.training.global_batch
     return f"scale {arrangement.scale} ({reason}), global batch {batch}; {'; '.join(sources)}"
 
 
 def _predicted_layouts(decision: Decision, arrangement: Arrangement) -> tuple[PredictedLayout, ...]:
-    _, assumed = with_assumed_rates(
+    _, assumed = fill_assumed_rates(
         decision.selection.chip, arrangement.work.training.precision, arrangement.nodes * arrangement.devices_per_node
     )
     return tuple(
@@ -204,11 +206,11 @@ def _predicted_layouts(decision: Decision, arrangement: Arrangement) -> tuple[Pr
     )
 
 
-def _environment(
+def _planned_environment(
     decision: Decision, container: ContainerPlan | None, packages: EnvironmentPackages, chip: Chip | None
 ) -> EnvironmentPlan:
     request, selection = decision.request, decision.selection
-    file, kind, devices_may_be_absent = (
+    manifest, kind, devices_may_be_absent = (
         selection.implementation,
         selection.vendor.device_kind,
         request.may_lack_hardware or decision.refusal is not None,
@@ -216,12 +218,12 @@ def _environment(
     if container and not container.image.requirements:
         return image_environment(container.image)
     if container:  # with --offline its wheels are there already
-        lacking = missing_needs(file, kind, packages, decision.driver, request.offline, devices_may_be_absent, chip)
+        lacking = missing_needs(manifest, kind, packages, decision.driver, request.offline, devices_may_be_absent, chip)
         return image_environment(container.image, lacking, packages)
     if request.launch and request.python:  # it is a Python of other machines
         packages = replace(packages, builds=())
     return plan_environment(
-        file,
+        manifest,
         kind,
         packages,
         request.python,
@@ -238,10 +240,14 @@ def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]
     request, nodes, present = decision.request, arrangement.nodes, len(decision.selection.devices)
     unused_devices: tuple[str, ...] = ()
     if arrangement.layout_is_default and not decision.selector.devices and arrangement.devices_per_node < present:
-        used = f"{arrangement.devices_per_node} of the {present} devices here are used"
-        unused_devices = (f"{used}: no layout of {present} devices divides the case",)
-    shared = nodes > 1 and request.runtime == "docker" and not request.may_lack_hardware and request.launch is None
-    one_machine = (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if shared else ()
+        used_words = f"{arrangement.devices_per_node} of the {present} devices here are used"
+        unused_devices = (f"{used_words}: no layout of {present} devices divides the case",)
+    is_one_machine = (
+        nodes > 1 and request.runtime == "docker" and not request.may_lack_hardware and request.launch is None
+    )
+    one_machine = (
+        (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if is_one_machine else ()
+    )
     base, changes = split_name(decision.selection.case.name)
     derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()
     return (*derived, *unused_devices, *one_machine, *decision.deviations)
@@ -302,9 +308,9 @@ def plan_preflight(request: UserRequest, nodes: int) -> PreflightPlan | None:
     return PreflightPlan(quiet=request.quiet_machine) if is_requested or request.quiet_machine else None
 
 
-def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:
+def implementation_used(manifest: ImplementationFile, folder: Path, kind: str) -> ImplementationUsed:
     """Return what a plan records of an implementation. Raises DocumentError where its program is not there."""
-    for text in file.launch.argv:
+    for text in manifest.launch.argv:
         program = Path(text.replace("{folder}", str(folder)))
         if text.startswith("{folder}/") and "{" not in text[1:] and not program.is_file():
             raise DocumentError(
@@ -312,15 +318,15 @@ def implementation_used(file: ImplementationFile, folder: Path, kind: str) -> Im
                 "expected the program of the training: write it, or correct its name"
             )
     return ImplementationUsed(
-        framework=file.framework,
-        version=file.version,
+        framework=manifest.framework,
+        version=manifest.version,
         folder=str(folder.absolute()),  # a container and another working directory know no relative one
         digest=folder_digest(folder),
-        argv=file.launch.argv,
-        environment=file.environment(kind),
-        peak_probe=file.launch.peak_probe,
+        argv=manifest.launch.argv,
+        environment=manifest.environment(kind),
+        peak_probe=manifest.launch.peak_probe,
         rests_on=code_digest(folder),
-        is_further=file.is_further,
+        is_further=manifest.is_further,
     )
 
 

@@ -19,20 +19,16 @@ MASK_BYTES = 1  # of a dropout mask's element
 
 @dataclass(frozen=True)
 class LayerBytes:
-    """The bytes of one layer for one micro-batch. They do not depend on stages, chunks and sharded states.
+    """The bytes of one layer for one micro-batch. They do not depend on stages, chunks and sharded states."""
 
-    whole: what the backward pass reads. stored: what waits for it in a layer that is computed again. mixture: the same
-    of a layer with experts.
-    """
-
-    whole: int
-    stored: int
-    mixture: LayerBytes | None = None
+    whole: int  # what the backward pass reads
+    stored: int  # what waits for it in a layer that is computed again
+    mixture: LayerBytes | None = None  # the same of a layer with experts; None in a model without
 
     def stage_bytes(self, s: TrainingSetup, stage: int) -> int:
         """Return the bytes that wait of one micro-batch in all layers of a stage."""
         layers, mixtures = s.layers_of(stage), s.mixtures_of(stage)
-        repeated, mixtures_repeated = s.repeated[stage]
+        repeated, mixtures_repeated = s.repeated_layers[stage]
         dense, dense_repeated = layers - mixtures, repeated - mixtures_repeated
         waiting = dense_repeated * self.stored + (dense - dense_repeated) * self.whole
         if self.mixture:
@@ -41,11 +37,12 @@ class LayerBytes:
 
 
 def layer_bytes(s: TrainingSetup) -> LayerBytes:
+    """Return the bytes of a dense layer and, where the model has experts, of a mixture."""
     whole = whole_layer_bytes(s)
     if s.model.experts is None:
         return LayerBytes(whole, _stored_bytes(s, whole))
-    mixture = whole_layer_bytes(s, mixture=True)
-    return LayerBytes(whole, _stored_bytes(s, whole), LayerBytes(mixture, _stored_bytes(s, mixture, mixture=True)))
+    mixture = whole_layer_bytes(s, is_mixture=True)
+    return LayerBytes(whole, _stored_bytes(s, whole), LayerBytes(mixture, _stored_bytes(s, mixture, is_mixture=True)))
 
 
 def activation_bytes(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
@@ -59,7 +56,7 @@ def activation_bytes(s: TrainingSetup, stage: int, layer: LayerBytes) -> int:
     # which are not computed again, have given back as much.
     mixtures, is_full = s.mixtures_of(stage), s.tuning.recompute == "full"
     weighing_bytes = int(s.memory_model.gated_bytes * s.routed_tokens * s.model.hidden_size)
-    kinds = [(layer, 0)] if mixtures < s.layers_of(stage) else []
+    kinds = [(layer, 0)] if mixtures < s.layers_of(stage) else []  # of layers, with the bytes beside them
     kinds += [(layer.mixture, weighing_bytes)] if mixtures and layer.mixture else []
     is_repeated = s.repeats_whole_chunk(stage)
     recomputed_bytes = max(
@@ -83,11 +80,11 @@ def waiting_layers(s: TrainingSetup, stage: int) -> int:
     chunks, stages, layers = s.tuning.virtual_pipeline, s.layout.pipeline, s.model.layers
     if layers % (stages * chunks) == 0 or chunks == 1:
         return waiting_passes(s, stage) * s.layers_of(stage) // chunks
-    return _most_waiting_layers(layers, stages, chunks, stage, s.micro_batches, waiting_passes(s, stage))
+    return _max_waiting_layers(layers, stages, chunks, stage, s.micro_batches, waiting_passes(s, stage))
 
 
 @lru_cache(maxsize=4096)
-def _most_waiting_layers(
+def _max_waiting_layers(
     layers: int, stages: int, chunks: int, stage: int, micro_batches: int, waiting_passes: int
 ) -> int:
     """Return the same of chunks that differ by a layer: which of them wait changes from one pass to the next.
@@ -97,21 +94,22 @@ def _most_waiting_layers(
     """
     shortest_chunk, longer_chunks = divmod(layers, stages * chunks)
     sizes = [shortest_chunk + (chunk * stages + stage < longer_chunks) for chunk in range(chunks)]
-    waiting = most = 0
+    waiting = max_waiting = 0
     for forward in range(min(chunks * micro_batches, waiting_passes + 2 * chunks * stages)):
         waiting += sizes[forward // stages % chunks]
-        most = max(most, waiting)
+        max_waiting = max(max_waiting, waiting)
         if forward >= waiting_passes - 1:
             waiting -= sizes[chunks - 1 - (forward - waiting_passes + 1) // stages % chunks]
-    return most
+    return max_waiting
 
 
 def first_chunk_passes(s: TrainingSetup, stage: int) -> int:
+    """Return how many passes of a stage's first model chunk wait for their backward pass."""
     later_stages = s.layout.pipeline - stage - 1
     return min((2 * later_stages if s.tuning.virtual_pipeline > 1 else later_stages) + 1, s.micro_batches)
 
 
-def _stored_bytes(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
+def _stored_bytes(s: TrainingSetup, whole: int, is_mixture: bool = False) -> int:
     """Return the bytes that one layer keeps for the backward pass.
 
     Full recomputation keeps the layer's input. Selective recomputation keeps the outputs of matrix products and of
@@ -126,21 +124,21 @@ def _stored_bytes(s: TrainingSetup, whole: int, mixture: bool = False) -> int:
     if s.memory_model.selective_keeps == "all but scores":
         return whole - _score_bytes(s)
     attention = _attention_width(s, with_normed=False)  # norms of queries and keys are computed again
-    products = attention + mlp_width(s.model, mixture) * (2 if s.model.is_gated else 1)
+    products = attention + mlp_width(s.model, is_mixture) * (2 if s.model.is_gated else 1)
     outputs = (1 - s.memory_model.selective_recomputes) * s.tokens * products * s.width
     # outputs of two products, before they are scattered over the sequence
     scattered_factor = s.sequence_split if s.memory_model.keeps_gathered_inputs else 1
     undivided_bytes = (1 + 2 * scattered_factor) * hidden + _score_bytes(s) + _undivided_bytes(s)
-    undivided_bytes += _routed_bytes(s) if mixture else 0
+    undivided_bytes += _routed_bytes(s) if is_mixture else 0
     return min(whole, int(outputs) // s.layout.tensor + undivided_bytes)
 
 
-def whole_layer_bytes(s: TrainingSetup, mixture: bool = False) -> int:
+def whole_layer_bytes(s: TrainingSetup, is_mixture: bool = False) -> int:
     """Return the bytes of a whole layer: outside the tensor-parallel regions, inside them, and the scores.
 
     Korthikanti et al., 2022, equations 1 to 4. GPT in 16 bits without tensor parallel: s b h (10 + 24) + 5 a s^2 b.
     Under sequence parallelism their program gathers a product's input again in the backward pass; some keep it whole.
-    mixture: the layer has experts, and keeps what was sent to them and came back.
+    is_mixture: the layer has experts, and keeps what was sent to them and came back.
     """
     hidden, memory_model = s.tokens * s.model.hidden_size, s.memory_model
     # the inputs of attention and of the MLP, or in fp8 of each product
@@ -151,26 +149,27 @@ def whole_layer_bytes(s: TrainingSetup, mixture: bool = False) -> int:
     input_bytes = inputs * hidden * s.input_width // (1 if memory_model.keeps_gathered_inputs else s.sequence_split)
     element_bytes = 2 * (s.width + memory_model.norm_bytes + (MASK_BYTES if s.model.hidden_dropout else 0))
     outside = int(hidden * element_bytes) // s.sequence_split + input_bytes + _undivided_bytes(s)
-    heads = s.model.heads * s.model.head_widths[1]  # the width of their output
+    heads_width = s.model.heads * s.model.head_widths[1]  # of their outputs together
     if memory_model.keeps_contexts and s.layout.context > 1:
         # Attention keeps the keys and values of other context ranks and, where it needs a mask, its output, which
         # exists in the pieces of the sequence and joined.
         is_masked = s.on_host or s.width == FP32 or s.model.attention_dropout or s.model.sliding_window is not None
-        pieces = s.width * s.tokens * (heads // s.layout.tensor) if is_masked else 0
+        pieces = s.width * s.tokens * (heads_width // s.layout.tensor) if is_masked else 0
         outside += (s.layout.context - 1) * s.key_value_bytes + pieces
     # inside: attention, and the MLP before and after each step. The heads' output and the MLP's last tensor are inputs
     # of products.
     kept_tensors = (memory_model.gated_mlp_tensors if s.model.is_gated else 2) - 1
-    mlp = mlp_width(s.model, mixture) * (kept_tensors * s.width + s.input_width)
-    output = s.input_width + (s.width if by_product else 0)  # beside it, what attention's kernel keeps
-    token_bytes = (_attention_width(s) - heads) * s.width + heads * output + mlp
+    mlp_bytes = mlp_width(s.model, is_mixture) * (kept_tensors * s.width + s.input_width)
+    # in fp8 attention's kernel keeps its own output beside the input of the next product
+    output_bytes = s.input_width + (s.width if by_product else 0)
+    token_bytes = (_attention_width(s) - heads_width) * s.width + heads_width * output_bytes + mlp_bytes
     inside = s.tokens * token_bytes // s.layout.tensor + _score_bytes(s)
-    return outside + inside + (_routed_bytes(s) if mixture else 0)
+    return outside + inside + (_routed_bytes(s) if is_mixture else 0)
 
 
-def mlp_width(model: Model, mixture: bool) -> int:
+def mlp_width(model: Model, is_mixture: bool) -> int:
     """Return the width of what a token uses as MLP in a layer: the chosen and the shared experts, or the MLP."""
-    if not mixture or model.experts is None:
+    if not is_mixture or model.experts is None:
         return model.ffn_hidden_size
     return (model.experts.chosen + model.experts.shared) * model.experts.ffn_hidden_size
 
@@ -179,11 +178,11 @@ def _routed_bytes(s: TrainingSetup) -> int:
     """Return the bytes of a mixture beside its MLPs, where all experts have equally many tokens: the inputs that came
     to the rank's experts, their outputs where the gates' gradient reads them, and the router's input, logits and
     scores, which are in float32."""
-    experts = s.model.experts.count if s.model.experts else 0
-    copy = s.model.hidden_size if s.width < FP32 else 0
-    router = FP32 * s.tokens * (copy + 2 * experts) // s.sequence_split
-    outputs = s.width if s.memory_model.expert_outputs else 0
-    return s.routed_tokens * s.model.hidden_size * (s.input_width + outputs) + router
+    expert_count = s.model.experts.count if s.model.experts else 0
+    input_copy_width = s.model.hidden_size if s.width < FP32 else 0
+    router_bytes = FP32 * s.tokens * (input_copy_width + 2 * expert_count) // s.sequence_split
+    output_width = s.width if s.memory_model.expert_outputs else 0
+    return s.routed_tokens * s.model.hidden_size * (s.input_width + output_width) + router_bytes
 
 
 def _undivided_bytes(s: TrainingSetup) -> int:
@@ -191,8 +190,8 @@ def _undivided_bytes(s: TrainingSetup) -> int:
     the copies that some programs make without sequence parallelism."""
     latent, size = s.model.latent_attention, 0
     if latent is not None:
-        normed = (latent.query_rank or 0) + latent.key_value_rank
-        size = s.tokens * (normed * (s.width + s.input_width) + latent.rotary_size * s.width)
+        normed_width = (latent.query_rank or 0) + latent.key_value_rank
+        size = s.tokens * (normed_width * (s.width + s.input_width) + latent.rotary_size * s.width)
     if s.layout.tensor > 1 and not s.layout.sequence_parallel:
         size += s.memory_model.tensor_parallel_copies * s.tokens * s.model.hidden_size * s.width
     return size
@@ -200,7 +199,7 @@ def _undivided_bytes(s: TrainingSetup) -> int:
 
 def _attention_width(s: TrainingSetup, with_normed: bool = True) -> int:
     """Return the width of queries, keys, values and the heads' output, and of queries and keys before their norms or
-    before their rotation, where either is kept too. with_normed: those before norms are."""
+    before their rotation, where either is kept too. with_normed: those before norms are kept."""
     model = s.model
     if model.latent_attention is not None:
         return 2 * model.heads * sum(model.head_widths)

@@ -40,7 +40,7 @@ class Term:
     part: str
     value: float  # in bytes or seconds
     arithmetic: str
-    words: str  # the meaning of the numbers
+    words: str  # what the numbers of the arithmetic mean
     source: str  # of the formula
 
 
@@ -151,17 +151,17 @@ def _compute_words(question: LayoutQuestion, setup: TrainingSetup) -> str:
     """Return the numbers of one layer's forward pass, of the most frequent kind, and the rates that they run at."""
     machine, pace, model = question.machine, question.constants.pace_on(question.on_host), setup.model
     part, has_mixtures = rank_slice(setup, pace.unfused), 2 * model.mixture_layers >= model.layers
-    layer = layer_forward_cost(model, part, mixture=has_mixtures)
+    layer = layer_forward_cost(model, part, is_mixture=has_mixtures)
     if has_mixtures:
         layer += experts_forward_cost(model, part)
     kernel = attention_kernel(setup, machine, pace)
-    rate, attention = None if part.keeps_scores else machine.attention.get(kernel), "as products"
+    rate, attention_words = None if part.keeps_scores else machine.attention.get(kernel), "as products"
     if rate is not None:
-        attention = f"({kernel}) at {rate:.4g} FLOP/s, {ATTENTION_BACKWARD_FACTOR:g} of it in the backward pass"
+        attention_words = f"({kernel}) at {rate:.4g} FLOP/s, {ATTENTION_BACKWARD_FACTOR:g} of it in the backward pass"
     return (
         f"micro-batches times an average stage; one layer's forward pass is {layer.matmul_flops:.4g} FLOPs of "
         f"products at {machine.matmul_flops_per_second:.4g} x {pace.matmul_efficiency:g} FLOP/s, "
-        f"{layer.attention_flops:.4g} of attention {attention}, and "
+        f"{layer.attention_flops:.4g} of attention {attention_words}, and "
         f"{traffic_bytes(layer):.4g} bytes at {machine.memory_bytes_per_second:.4g} x {pace.memory_efficiency:g} "
         f"bytes/s, and {layer.operations:g} calls of {machine.operation_seconds + pace.launch_seconds:.3g} s; the "
         f"backward pass is {BACKWARD_FACTOR:g} of it"
@@ -201,6 +201,7 @@ def _shares(s: TrainingSetup, count: RankParameters, is_sharded: bool) -> tuple[
 
 
 def _activation_term(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:
+    """Return the arithmetic of a stage's activations, and what its numbers mean. value: their bytes."""
     layer, in_flight = layer_bytes(s), waiting_passes(s, stage)
     chunks = s.tuning.virtual_pipeline
     waiting = in_flight * layer.stage_bytes(s, stage) // chunks
@@ -209,20 +210,20 @@ def _activation_term(s: TrainingSetup, stage: int, value: int) -> tuple[str, str
         "full": "each layer keeps its input",
         "selective": "each layer keeps a part",
     }
-    first = s.tuning.recompute_layers
-    partial_words = f"the first {first} layers of each chunk keep their input, the others {BACKWARD_INPUTS}"
-    whole = s.tuning.recompute == "none" or not s.repeats_whole_chunk(stage)
-    recompute_words = "" if whole else f", and at most {layer.whole:,} bytes for a recomputed layer"
+    first_layers = s.tuning.recompute_layers
+    partial_words = f"the first {first_layers} layers of each chunk keep their input, the others {BACKWARD_INPUTS}"
+    keeps_all = s.tuning.recompute == "none" or not s.repeats_whole_chunk(stage)
+    recompute_words = "" if keeps_all else f", and at most {layer.whole:,} bytes for a recomputed layer"
     words = (
         f"{in_flight} micro-batch(es) in flight x {s.layers_of(stage)} layers / {s.tuning.virtual_pipeline} chunk(s); "
-        f"{partial_words if first else stored_words[s.tuning.recompute]}; then the embedding{recompute_words}"
+        f"{partial_words if first_layers else stored_words[s.tuning.recompute]}; then the embedding{recompute_words}"
     )
     mixtures = s.mixtures_of(stage)
     if mixtures:
         words += "; of a mixture also the tokens of its experts"
     # the bytes that wait: of dense layers and mixtures, each with what is computed again and, where only some are, the
     # others
-    repeated, mixtures_repeated = s.repeated[stage]
+    repeated, mixtures_repeated = s.repeated_layers[stage]
     others, other_mixtures = s.layers_of(stage) - repeated, mixtures - mixtures_repeated
     terms = [f"{repeated - mixtures_repeated} * {layer.stored}"]
     terms += [f"{others - other_mixtures} * {layer.whole}"] if others else []
@@ -234,6 +235,7 @@ def _activation_term(s: TrainingSetup, stage: int, value: int) -> tuple[str, str
 
 
 def _logit_term(s: TrainingSetup, value: int) -> tuple[str, str]:
+    """Return the arithmetic of the logits, and what its numbers mean. value: their bytes."""
     if value == 0:
         return "0", "the stage has no head"
     if s.memory_model.logit_bytes is None:

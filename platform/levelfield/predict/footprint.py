@@ -19,26 +19,25 @@ from levelfield.predict.activations import LayerBytes, activation_bytes, layer_b
 from levelfield.predict.setup import FP8, FP16, FP32, TrainingSetup
 from levelfield.specs.architecture import Model
 
-# The head computes chunks of tokens (models/torch/model/head_loss.py): on the host with this many bytes of fp32 logits,
-# on an accelerator with bytes of logits in the products' precision, and of fp32 in so many tensors at a time. There
-# ranks that divide the vocabulary have the second. A kernel that needs no fp32 leaves all of them to the logits. Chunks
-# are equal, of whole tiles of rows.
-HOST_CHUNK_BYTES = 2**24
+# The head computes chunks of tokens (models/torch/model/head_loss.py), which are equal and of whole tiles of rows.
+HOST_CHUNK_BYTES = 2**24  # of a chunk's fp32 logits on the host
+# On an accelerator: bytes of a chunk's logits in the products' precision, bytes of fp32 values, and how many fp32
+# tensors exist at a time. A rank with the whole vocabulary has the first, ranks that divide it have the second.
 WHOLE_HEAD, PART_OF_HEAD = (3 * 2**27, 2**27, 2), (2**28, 2**28, 1)
-FUSED_HEAD_BYTES, TILE_ROWS = 2**29, 128
+FUSED_HEAD_BYTES = 2**29  # of a chunk's logits, by a kernel that needs no fp32 values
+TILE_ROWS = 128
 
 
 class Footprint(NamedTuple):
-    """Bytes on the rank that needs most. weights: fp32 masters and 16-bit copies; buffers: for the exchange of sharded
-    states and between context ranks; reserve: everything that is not a tensor of the training."""
+    """Bytes on the rank that needs most."""
 
-    weights: int
+    weights: int  # fp32 masters and 16-bit copies
     gradients: int
     optimizer_states: int
     activations: int
     logits: int
-    buffers: int
-    reserve: int
+    buffers: int  # for the exchange of sharded states, and between context ranks
+    reserve: int  # everything that is not a tensor of the training
 
     @property
     def total(self) -> int:
@@ -47,23 +46,21 @@ class Footprint(NamedTuple):
 
 
 class StageStates(NamedTuple):
-    """The bytes of a stage that do not depend on micro-batch, chunks and recomputation. buffers: for sharded states.
-    process: with the pools of the streams that exchange them."""
+    """The bytes of a stage that do not depend on micro-batch, chunks and recomputation."""
 
     weights: int
     gradients: int
     optimizer_states: int
-    buffers: int
-    process: int
+    buffers: int  # for the exchange of sharded states
+    process: int  # what the process itself takes, with the pools of the streams that exchange sharded states
 
 
 class StageTransients(NamedTuple):
-    """The bytes of a stage that come and go, and do not depend on sharded states and expert ranks. buffers: between
-    context ranks and stages."""
+    """The bytes of a stage that come and go, and do not depend on sharded states and expert ranks."""
 
     activations: int
     logits: int
-    buffers: int
+    buffers: int  # between context ranks and stages
 
 
 def expected_memory(setup: TrainingSetup) -> Footprint:
@@ -155,10 +152,10 @@ def constant_bytes(s: TrainingSetup) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class RankParameters:
-    """The parameters on one rank. plain: those that all ranks of data x context hold; routed: of the rank's experts."""
+    """The parameters on one rank."""
 
-    plain: int
-    routed: int = 0
+    plain: int  # those that all ranks of data x context hold
+    routed: int = 0  # of the rank's experts
 
     @property
     def total(self) -> int:
@@ -185,17 +182,17 @@ def _stage_parameters(
     shapes = outer_shapes(model, sequence_length).items()
     outer = _rank_elements({name: shape for name, shape in shapes if is_on_stage[name.split(".")[0]]}, tensor)
     if mixtures < all_layers:
-        outer += (all_layers - mixtures) * layer_parameters(model, tensor, expert, mixture=False).total
+        outer += (all_layers - mixtures) * layer_parameters(model, tensor, expert, is_mixture=False).total
     if not mixtures:
         return RankParameters(outer)
-    mixture = layer_parameters(model, tensor, expert, mixture=True)
+    mixture = layer_parameters(model, tensor, expert, is_mixture=True)
     return RankParameters(outer + mixtures * mixture.plain, mixtures * mixture.routed)
 
 
 @lru_cache(maxsize=256)
-def layer_parameters(model: Model, tensor: int, expert: int, mixture: bool) -> RankParameters:
-    """Return the parameters of a layer on one rank. mixture: the layer has experts, else an MLP."""
-    shapes = layer_shapes(model, next((n for n in range(model.layers) if model.is_mixture(n) == mixture), 0))
+def layer_parameters(model: Model, tensor: int, expert: int, is_mixture: bool) -> RankParameters:
+    """Return the parameters of a layer on one rank. is_mixture: the layer has experts, else an MLP."""
+    shapes = layer_shapes(model, next((n for n in range(model.layers) if model.is_mixture(n) == is_mixture), 0))
     routed = {name: shape for name, shape in shapes.items() if name.startswith("mlp.experts.")}
     others = {name: shape for name, shape in shapes.items() if name not in routed}
     return RankParameters(_rank_elements(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
@@ -203,11 +200,11 @@ def layer_parameters(model: Model, tensor: int, expert: int, mixture: bool) -> R
 
 def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
     """Return the parameters of the largest layer on one rank; gathered: without experts that lie whole on it."""
-    sizes, part = [], (s.model, s.layout.tensor, s.layout.expert)
+    sizes, model_and_ranks = [], (s.model, s.layout.tensor, s.layout.expert)
     if s.model.mixture_layers < s.model.layers:
-        sizes.append(layer_parameters(*part, mixture=False).total)
+        sizes.append(layer_parameters(*model_and_ranks, is_mixture=False).total)
     if s.model.experts is not None:
-        mixture = layer_parameters(*part, mixture=True)
+        mixture = layer_parameters(*model_and_ranks, is_mixture=True)
         sizes.append(mixture.plain if gathered and s.has_whole_experts else mixture.total)
     return max(sizes)
 
@@ -217,6 +214,7 @@ UNDIVIDED_MATRICES = ("position", "mlp.router", "attention.query_down", "attenti
 
 
 def _rank_elements(shapes: Shapes, tensor: int) -> int:
+    """Return how many elements of these parameters one tensor rank has."""
     return sum(
         math.prod(shape) // (tensor if len(shape) > 1 and not name.startswith(UNDIVIDED_MATRICES) else 1)
         for name, shape in shapes.items()
@@ -233,22 +231,26 @@ def _compute_copy_bytes(s: TrainingSetup, count: RankParameters) -> int:
         if s.memory_model.sharded_copy:
             return _sharded_bytes(s, s.width, count, True)
         return s.width * count.routed if s.width == FP16 and s.has_whole_experts else 0
-    fp8 = 2 * FP8 * s.layers_of(0) * largest_layer(s) if s.input_width == FP8 else 0  # one is transposed
-    return fp8 + (s.width * count.total if s.width == FP16 or s.layout.sharding_stage else 0)
+    fp8_bytes = 2 * FP8 * s.layers_of(0) * largest_layer(s) if s.input_width == FP8 else 0  # one copy is transposed
+    return fp8_bytes + (s.width * count.total if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
-def _sharding_buffer_bytes(s: TrainingSetup, count: int) -> int:
+def _sharding_buffer_bytes(s: TrainingSetup, parameters: int) -> int:
     """Return the bytes for the exchange of sharded states. On the host they are the copies that stay in the process.
     ZeRO stage 3 adds two gathered layers (one in use, one in transfer) and the embedding, in some programs the head."""
     if s.layout.sharding_stage == 0:
         return 0
-    model = s.memory_model
-    buffers = model.host_sharding_copies * s.width * count if s.on_host else min(model.exchange_bytes, FP32 * count)
+    memory_model = s.memory_model
+    buffers = (
+        memory_model.host_sharding_copies * s.width * parameters
+        if s.on_host
+        else min(memory_model.exchange_bytes, FP32 * parameters)
+    )
     if s.layout.sharding_stage < 3:
         return buffers
-    ends = 1 if s.model.tied_embeddings or s.layout.pipeline > 1 else s.memory_model.gathered_ends
-    end = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
-    return buffers + s.width * (2 * largest_layer(s, gathered=True) + ends * end)
+    end_count = 1 if s.model.tied_embeddings or s.layout.pipeline > 1 else memory_model.gathered_ends
+    end_parameters = s.model.vocab_size * s.model.hidden_size // s.layout.tensor  # of the embedding, or of the head
+    return buffers + s.width * (2 * largest_layer(s, gathered=True) + end_count * end_parameters)
 
 
 def context_buffers(s: TrainingSetup) -> int:
@@ -292,9 +294,9 @@ def _logit_bytes(s: TrainingSetup) -> int:
     return chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size
 
 
-def chunk_rows(tokens: int, most_rows: int) -> int:
+def chunk_rows(tokens: int, max_rows: int) -> int:
     """Return the tokens of one chunk of the head, as models/torch/model/head_on_accelerators.py divides them."""
-    tiles = most_rows // TILE_ROWS
-    if tokens <= most_rows or tiles == 0:
-        return max(1, min(tokens, most_rows))
+    tiles = max_rows // TILE_ROWS
+    if tokens <= max_rows or tiles == 0:
+        return max(1, min(tokens, max_rows))
     return TILE_ROWS * math.ceil(tokens / (TILE_ROWS * math.ceil(tokens / (TILE_ROWS * tiles))))

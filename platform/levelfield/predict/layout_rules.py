@@ -45,19 +45,22 @@ def broken_rules(
             f"{batch} is not a multiple of {per_pass}"
         )
     sentences += broken_layout_rules(work, layout, nodes, devices_per_node, uneven_stages)
-    chunks = _interleaving_rules(work, layout, accumulation(work, layout, micro_batch), virtual_pipeline, uneven_stages)
-    return sentences + [sentence for holds, sentence in chunks if not holds]
+    micro_batches = accumulation(work, layout, micro_batch)
+    rules = _interleaving_rules(work, layout, micro_batches, virtual_pipeline, uneven_stages)
+    return sentences + [sentence for holds, sentence in rules if not holds]
 
 
 def broken_layout_rules(
     work: Work, layout: Layout, nodes: int, devices_per_node: int, uneven_stages: bool
 ) -> list[str]:
     """Return a layout's broken rules that do not depend on the micro-batch. uneven_stages: as in `broken_rules`."""
-    world = nodes * devices_per_node
+    world_size = nodes * devices_per_node
     sentences = [sentence for holds, sentence in _division_rules(work, layout, uneven_stages) if not holds]
-    if layout.world_size != world:
-        size = f"{layout.sizes_text} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world}"
-        return [size, *sentences]
+    if layout.world_size != world_size:
+        size_sentence = (
+            f"{layout.sizes_text} = nodes {nodes} x devices {devices_per_node}: {layout.world_size} is not {world_size}"
+        )
+        return [size_sentence, *sentences]
     return sentences
 
 
@@ -68,8 +71,8 @@ def can_interleave(
     `broken_rules`."""
     if virtual_pipeline == 1:
         return True
-    batches = accumulation(work, layout, micro_batch)
-    return all(holds for holds, _ in _interleaving_rules(work, layout, batches, virtual_pipeline, uneven_stages))
+    micro_batches = accumulation(work, layout, micro_batch)
+    return all(holds for holds, _ in _interleaving_rules(work, layout, micro_batches, virtual_pipeline, uneven_stages))
 
 
 def accumulation(work: Work, layout: Layout, micro_batch: int) -> int:
@@ -111,10 +114,10 @@ def require_possible(
             f"micro-batch {micro_batch}, {model.layers} layers, {model.heads} heads, {model.kv_heads} key-value heads, "
             f"ffn size {model.ffn_hidden_size} and vocabulary {model.vocab_size} do not divide\n  {suggestion}"
         )
-    chunks = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
+    chunk_words = f" and virtual pipeline {virtual_pipeline}" if virtual_pipeline > 1 else ""
     rules = "\n  ".join(reasons)
     raise LayoutError(
-        f"layout {layout} with micro-batch {micro_batch}{chunks} is impossible:\n  {rules};\n  {suggestion}"
+        f"layout {layout} with micro-batch {micro_batch}{chunk_words} is impossible:\n  {rules};\n  {suggestion}"
     )
 
 
@@ -149,6 +152,7 @@ def nearest_layouts(
 
 
 def _division_rules(work: Work, layout: Layout, uneven_stages: bool) -> Iterator[tuple[bool, str]]:
+    """Yield whether each size can be divided as the layout needs it, with a sentence for the case that it cannot."""
     model, experts = work.model, work.model.experts
     if model.head_dim is None and model.latent_attention is None:
         yield model.hidden_size % model.heads == 0, f"hidden size {model.hidden_size} over {model.heads} heads"
@@ -187,7 +191,7 @@ def _division_rules(work: Work, layout: Layout, uneven_stages: bool) -> Iterator
 def _interleaving_rules(
     work: Work, layout: Layout, micro_batches: int, virtual_pipeline: int, uneven_stages: bool
 ) -> Iterator[tuple[bool, str]]:
-    """Check the rules of the interleaved schedule (Narayanan et al., 2021, section 2.2)."""
+    """Yield the rules of the interleaved schedule, and whether each holds (Narayanan et al., 2021, section 2.2)."""
     if virtual_pipeline == 1:
         return
     stages, layers, schedule = layout.pipeline, work.model.layers, f"virtual pipeline {virtual_pipeline}"
@@ -202,12 +206,14 @@ def _interleaving_rules(
     )
 
 
-def _candidate_layouts(layout: Layout, world: int) -> Iterator[Layout]:
-    """Return every division of `world` devices, with the requested context, sharding stage and sequence parallelism,
-    and with the requested expert ranks where they divide data x context."""
-    for tensor in divisors(world // layout.context if world % layout.context == 0 else 0):
-        for pipeline in divisors(world // layout.context // tensor):
-            ranks = world // tensor // pipeline
+def _candidate_layouts(layout: Layout, world_size: int) -> Iterator[Layout]:
+    """Yield every division of `world_size` devices with the requested context, sharding stage and sequence parallelism.
+
+    The requested expert ranks stay where they divide data x context.
+    """
+    for tensor in divisors(world_size // layout.context if world_size % layout.context == 0 else 0):
+        for pipeline in divisors(world_size // layout.context // tensor):
+            ranks = world_size // tensor // pipeline
             stage = layout.sharding_stage if ranks > 1 else 0
             yield Layout(
                 data=ranks // layout.context,

@@ -43,31 +43,33 @@ class SupportedParallelism:
 
     parallelism: frozenset[str]
     recompute: tuple[Recompute, ...]
-    refuses: tuple[Refusable, ...] = ()
+    refusals: tuple[Refusable, ...] = ()
 
     @property
     def can_repeat_first_layers(self) -> bool:
         """Whether full recomputation may be of the first layers only."""
-        return "full" in self.recompute and RECOMPUTE_FIRST_LAYERS not in self.refuses
+        return "full" in self.recompute and RECOMPUTE_FIRST_LAYERS not in self.refusals
 
-    def lacks(self, tuning: Tuning, layers: int) -> tuple[str, ...]:
+    def missing_parallelism(self, tuning: Tuning, layers: int) -> tuple[str, ...]:
         """Return the kinds of parallelism that the fields need, with so many layers, and the framework does not offer;
         `hybrid` for sharded states over a part of the ranks."""
         parts = tuning.layout.pipeline * tuning.virtual_pipeline
         needed = (*tuning.parallelism, *(("uneven",) if layers % parts else ()))
         lacking = tuple(name for name in needed if name not in self.parallelism)
-        return (*lacking, "hybrid") if tuning.layout.is_hybrid_sharded and PARTIAL_SHARDING in self.refuses else lacking
+        return (
+            (*lacking, "hybrid") if tuning.layout.is_hybrid_sharded and PARTIAL_SHARDING in self.refusals else lacking
+        )
 
 
 @dataclass(frozen=True)
 class SearchConstraints:
-    """What the user asks for; None: every value. A wanted layout may have stages of unequal length, and replicated
-    shards, whether the framework runs them or not. recompute_layers: of a wanted `full`; None: all layers."""
+    """What the user asks for; None: every value. A layout that the user asks for may have stages of unequal length, and
+    replicated shards, whether the framework runs them or not."""
 
     layout: Layout | None = None
     micro_batch: int | None = None
     recompute: Recompute | None = None
-    recompute_layers: int | None = None
+    recompute_layers: int | None = None  # of `full`; None: all layers
     virtual_pipeline: int | None = None
 
 
@@ -78,7 +80,7 @@ class LayoutQuestion:
     work: Work
     machine: MachineRates
     constants: Constants
-    offer: SupportedParallelism
+    supported: SupportedParallelism
     on_host: bool
     devices: int
     capacity_bytes: int | None  # of one device; None: unknown, and every layout counts as fitting
@@ -90,19 +92,19 @@ class LayoutQuestion:
 
 def is_tight(question: LayoutQuestion, total_bytes: int) -> bool:
     """Return whether a row leaves less of a device free than the memory of a run may be from the estimate."""
-    most = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or math.inf)
-    return total_bytes > most
+    max_bytes = (1 - question.constants.keeping.uncertainty) * (question.capacity_bytes or math.inf)
+    return total_bytes > max_bytes
 
 
 @dataclass(frozen=True)
 class LayoutEstimate:
-    """One layout and its predictions. tokens_per_second: of one device."""
+    """One layout and its predictions."""
 
     tuning: Tuning
     memory: Footprint
     fits: bool
     time: PredictedStep
-    tokens_per_second: float
+    tokens_per_second: float  # of one device
 
     @property
     def layout(self) -> Layout:
@@ -119,13 +121,12 @@ def predict(question: LayoutQuestion, tuning: Tuning) -> LayoutEstimate:
 
 
 class RowChoices(NamedTuple):
-    """What a row chooses beside its layout. chunks: of a pipeline stage. recompute_layers: the first layers of each
-    chunk, which alone full recomputation repeats; None: all."""
+    """What a row chooses beside its layout."""
 
     micro_batch: int
     recompute: Recompute
-    chunks: int
-    recompute_layers: int | None = None
+    chunks: int  # of a pipeline stage
+    recompute_layers: int | None = None  # how many first layers of each chunk `full` repeats; None: all
 
     def without_recomputation(self) -> RowChoices:
         return RowChoices(self.micro_batch, "none", self.chunks)
@@ -152,12 +153,12 @@ class OverfullRow(NamedTuple):
 
 
 class RankedRow(NamedTuple):
-    """A row that fits, without its parts. tokens_per_second: of one device."""
+    """A row that fits, without its parts."""
 
     layout: Layout
     choices: RowChoices
     total_bytes: int
-    tokens_per_second: float
+    tokens_per_second: float  # of one device
 
 
 def fastest_first(rows: Iterable[RankedRow]) -> list[RankedRow]:
@@ -172,7 +173,7 @@ class RankedRows(Sequence[LayoutEstimate]):
     question: LayoutQuestion
     ranked: Sequence[RankedRow]
 
-    def with_margin_first(self) -> RankedRows:
+    def prefer_margin(self) -> RankedRows:
         """Return the rows with those first that leave the planner's margin free."""
         return RankedRows(self.question, sorted(self.ranked, key=lambda row: is_tight(self.question, row.total_bytes)))
 
@@ -180,50 +181,52 @@ class RankedRows(Sequence[LayoutEstimate]):
         return len(self.ranked)
 
     @overload
-    def __getitem__(self, at: int) -> LayoutEstimate: ...
+    def __getitem__(self, index: int) -> LayoutEstimate: ...
     @overload
-    def __getitem__(self, at: slice) -> RankedRows: ...
-    def __getitem__(self, at: int | slice) -> LayoutEstimate | RankedRows:
-        if isinstance(at, slice):
-            return RankedRows(self.question, self.ranked[at])
-        row = self.ranked[at]
+    def __getitem__(self, index: slice) -> RankedRows: ...
+    def __getitem__(self, index: int | slice) -> LayoutEstimate | RankedRows:
+        if isinstance(index, slice):
+            return RankedRows(self.question, self.ranked[index])
+        row = self.ranked[index]
         return predict(self.question, row.choices.tuning(row.layout))
 
 
 @dataclass(frozen=True)
 class LayoutRanking:
-    """The rows that fit, fastest first. considered: the number of computed layouts. beyond: the rows that need least
-    beyond the memory, of those where branches were left, least first."""
+    """The result of a search."""
 
-    rows: RankedRows
-    considered: int
-    beyond: tuple[LayoutEstimate, ...]
+    rows: RankedRows  # those that fit, fastest first
+    considered: int  # how many rows were computed
+    # Of the rows that ended a branch, as they do not fit: those with the least memory, least first.
+    overfull_rows: tuple[LayoutEstimate, ...]
 
     @property
     def least_memory(self) -> LayoutEstimate | None:
         """The row with the least memory, where none fits."""
-        return None if self.rows or not self.beyond else self.beyond[0]
+        return None if self.rows or not self.overfull_rows else self.overfull_rows[0]
 
 
 def search_layouts(question: LayoutQuestion) -> LayoutRanking:
     """Search all layouts. A branch is left only when none of its layouts can fit, so no fitting layout is lost."""
     search = _Search(question)
-    rows = RankedRows(question, search.with_first_layers(search.fastest()))
-    least = heapq.nsmallest(MAX_OVERFULL_ROWS, search.overfull, key=attrgetter("total_bytes"))
-    beyond = tuple(predict(question, row.choices.tuning(row.layout)) for row in least)
-    return LayoutRanking(rows, search.considered, beyond)
+    rows = RankedRows(question, search.add_first_layer_rows(search.fastest()))
+    nearest = heapq.nsmallest(MAX_OVERFULL_ROWS, search.overfull, key=attrgetter("total_bytes"))
+    overfull_rows = tuple(predict(question, row.choices.tuning(row.layout)) for row in nearest)
+    return LayoutRanking(rows, search.considered, overfull_rows)
 
 
 def unsupported_rows(question: LayoutQuestion) -> RankedRows:
     """Return the rows that fit and need context or expert parallelism, stages of unequal layers or hybrid sharding that
     the framework does not offer here, fastest first."""
-    offer, layers = question.offer, question.work.model.layers
-    refuses = tuple(name for name in offer.refuses if name != PARTIAL_SHARDING)
-    uneven = {"uneven"} if "pipeline" in offer.parallelism else set()
-    wider = replace(offer, parallelism=offer.parallelism | {"context", "expert"} | uneven, refuses=refuses)
-    widened = replace(question, offer=wider)
-    rows = _Search(widened).fastest()
-    return RankedRows(widened, [row for row in rows if offer.lacks(row.choices.tuning(row.layout), layers)])
+    supported, layers = question.supported, question.work.model.layers
+    refusals = tuple(name for name in supported.refusals if name != PARTIAL_SHARDING)
+    uneven = {"uneven"} if "pipeline" in supported.parallelism else set()
+    parallelism = supported.parallelism | {"context", "expert"} | uneven
+    wider_question = replace(question, supported=replace(supported, parallelism=parallelism, refusals=refusals))
+    rows = _Search(wider_question).fastest()
+    return RankedRows(
+        wider_question, [row for row in rows if supported.missing_parallelism(row.choices.tuning(row.layout), layers)]
+    )
 
 
 class _LayoutFigures:
@@ -232,24 +235,24 @@ class _LayoutFigures:
     def __init__(self, search: _Search, layout: Layout) -> None:
         self._search, self.layout = search, layout
         ranks = layout.data, layout.context, layout.tensor, layout.pipeline
-        self._weights = (*ranks, layout.expert, layout.sharding_stage, layout.sharding_degree)
-        self._passing: dict[RowChoices, tuple[int, ...]]
+        self._weight_key = (*ranks, layout.expert, layout.sharding_stage, layout.sharding_degree)
+        self._transient_bytes: dict[RowChoices, tuple[int, ...]]
         self._passes: dict[tuple[object, ...], StepPasses]
-        self._passing = search.cached(("passing", *ranks, layout.sequence_parallel), dict)
+        self._transient_bytes = search.cached(("transient bytes", *ranks, layout.sequence_parallel), dict)
         self._passes = search.cached(("passes", *ranks, layout.sequence_parallel, layout.expert), dict)
         self._constant_bytes = search.cached(
-            ("held", *self._weights), lambda: constant_bytes(self._rank_work(PLAIN_CHOICES).setup)
+            ("constant bytes", *self._weight_key), lambda: constant_bytes(self._rank_work(PLAIN_CHOICES).setup)
         )
 
     def total_bytes(self, choices: RowChoices) -> int:
         """Return the bytes of the fullest stage."""
-        passing = self._passing.get(choices)
-        if passing is None:
+        transient_bytes = self._transient_bytes.get(choices)
+        if transient_bytes is None:
             setup = self._rank_work(choices).setup
             layer = self._search.cached(("layer bytes", *_layer_key(setup)), lambda: layer_bytes(setup))
-            passing = tuple(sum(stage_transients(setup, stage, layer)) for stage in setup.critical_stages)
-            self._passing[choices] = passing
-        stages, gap_share = zip(self._constant_bytes, passing, strict=True), self._search.fragmentation
+            transient_bytes = tuple(sum(stage_transients(setup, stage, layer)) for stage in setup.critical_stages)
+            self._transient_bytes[choices] = transient_bytes
+        stages, gap_share = zip(self._constant_bytes, transient_bytes, strict=True), self._search.fragmentation
         return max(
             stored + transient + int(gap_share * (transient + buffers)) for (stored, buffers), transient in stages
         )
@@ -259,14 +262,14 @@ class _LayoutFigures:
         key = choices if choices.recompute_layers else choices[:2]  # where all layers are alike, so are chunks of them
         passes = self._passes.get(key)
         if passes is None:
-            work, plain = self._rank_work(choices), None
+            work, unrepeated = self._rank_work(choices), None
             if choices.recompute_layers is not None:
-                plain = self._pass_seconds(self._rank_work(choices.without_recomputation()))
-            passes = self._passes[key] = step_passes(work, self._pass_seconds(work), plain)
+                unrepeated = self._pass_seconds(self._rank_work(choices.without_recomputation()))
+            passes = self._passes[key] = step_passes(work, self._pass_seconds(work), unrepeated)
         exchange = self._search.cached(
-            ("exchange", *self._weights), lambda: weight_exchange(self._rank_work(PLAIN_CHOICES))
+            ("exchange", *self._weight_key), lambda: weight_exchange(self._rank_work(PLAIN_CHOICES))
         )
-        step = exchange.step_with(passes, choices.chunks)
+        step = exchange.predict_step(passes, choices.chunks)
         return self._search.tokens_per_step / step.total / self._search.question.devices
 
     def _pass_seconds(self, work: RankWork) -> PassSeconds:
@@ -297,7 +300,7 @@ class _Search:
         self._figures: dict[tuple[object, ...], Any] = {}
         recompute = question.constraints.recompute
         self._recomputations = (
-            (recompute,) if recompute else question.offer.recompute[::-1]
+            (recompute,) if recompute else question.supported.recompute[::-1]
         )  # what keeps least is first
 
     def cached(self, key: tuple[object, ...], compute: Callable[[], T]) -> T:
@@ -317,7 +320,7 @@ class _Search:
         micro-batch that does not fit ends its branch, and where none fits, less recomputation and more chunks end, but
         for programs whose plain stages have buffers that chunks do without (receives_all).
         """
-        grows = not self.question.constants.keeping.receives_all
+        grows_with_chunks = not self.question.constants.keeping.receives_all
         allowed = self._allowed_micro_batches(layout)
         if not allowed:
             return
@@ -325,7 +328,7 @@ class _Search:
         for chunks, sizes in allowed:
             rows = list(self._rows_with_chunks(figures, chunks, sizes))
             yield from rows
-            if grows and chunks == 1 and sizes and not rows and len(self.overfull) >= MAX_OVERFULL_ROWS:
+            if grows_with_chunks and chunks == 1 and sizes and not rows and len(self.overfull) >= MAX_OVERFULL_ROWS:
                 return
 
     def _rows_with_chunks(self, figures: _LayoutFigures, chunks: int, sizes: list[int]) -> Iterator[RankedRow]:
@@ -341,40 +344,42 @@ class _Search:
                     break
                 yield RankedRow(figures.layout, choices, total, figures.tokens_per_second(choices))
 
-    def with_first_layers(self, rows: list[RankedRow]) -> list[RankedRow]:
+    def add_first_layer_rows(self, rows: list[RankedRow]) -> list[RankedRow]:
         """Return the rows with further ones, in which the first layers only are computed again.
 
         A row whose layers are all computed again may have room to keep some of them. Its further row has the least
         layers that leave the planner's margin free. It is no faster than without recomputation, so that bound ends
         the search.
         """
-        question, further = self.question, list[RankedRow]()
+        question, further_rows = self.question, list[RankedRow]()
         if (
             question.constraints.recompute
-            or not question.offer.can_repeat_first_layers
+            or not question.supported.can_repeat_first_layers
             or question.capacity_bytes is None
         ):
             return rows
         roomy_speeds = (row.tokens_per_second for row in rows if not is_tight(question, row.total_bytes))
-        fastest = list(islice(roomy_speeds, MAX_FIRST_LAYER_ROWS))
+        fastest_speeds = list(islice(roomy_speeds, MAX_FIRST_LAYER_ROWS))
         for row in rows:
-            least = fastest[-1] if len(fastest) == MAX_FIRST_LAYER_ROWS else 0.0
-            if row.tokens_per_second * MAX_RECOMPUTE_GAIN < least:
+            min_speed = fastest_speeds[-1] if len(fastest_speeds) == MAX_FIRST_LAYER_ROWS else 0.0
+            if row.tokens_per_second * MAX_RECOMPUTE_GAIN < min_speed:
                 break
             if row.choices.recompute != "full" or is_tight(question, row.total_bytes):
                 continue
             figures = _LayoutFigures(self, row.layout)
-            may_be_faster = figures.tokens_per_second(row.choices.without_recomputation()) > least
-            if may_be_faster and (extended := self._with_least_layers(row, figures)):
-                further.append(extended)
-                fastest = sorted((*fastest, extended.tokens_per_second), reverse=True)[:MAX_FIRST_LAYER_ROWS]
-        return fastest_first((*rows, *further)) if further else rows
+            may_be_faster = figures.tokens_per_second(row.choices.without_recomputation()) > min_speed
+            if may_be_faster and (extended := self._first_layer_row(row, figures)):
+                further_rows.append(extended)
+                fastest_speeds = sorted((*fastest_speeds, extended.tokens_per_second), reverse=True)[
+                    :MAX_FIRST_LAYER_ROWS
+                ]
+        return fastest_first((*rows, *further_rows)) if further_rows else rows
 
-    def _with_least_layers(self, row: RankedRow, figures: _LayoutFigures) -> RankedRow | None:
+    def _first_layer_row(self, row: RankedRow, figures: _LayoutFigures) -> RankedRow | None:
         """Return the row with the least layers that leaves the margin free; None where that is none, or all."""
         longest = math.ceil(self.question.work.model.layers / (row.layout.pipeline * row.choices.chunks))
-        further = [row.choices._replace(recompute_layers=layers) for layers in range(1, longest)]
-        options = [row.choices.without_recomputation(), *further]
+        partial_choices = [row.choices._replace(recompute_layers=layers) for layers in range(1, longest)]
+        options = [row.choices.without_recomputation(), *partial_choices]
         layers = bisect_left(options, True, key=lambda n: not is_tight(self.question, figures.total_bytes(n)))
         if layers in (0, longest):
             return None
@@ -386,29 +391,29 @@ class _Search:
         """Return the micro-batches that the rules and the framework allow. A wanted layout is predicted for any
         program. What a framework refuses of a micro-batch, it refuses of each larger one, and what of two chunks, of
         more."""
-        work, refuses = self.question.work, self.question.offer.refuses
+        work, refusals = self.question.work, self.question.supported.refusals
         ranks = layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel
         sizes = self.cached(("sizes", *ranks), lambda: _valid_micro_batches(self.question, layout))
-        if not (refuses and sizes) or self.question.constraints.layout is not None:
+        if not (refusals and sizes) or self.question.constraints.layout is not None:
             return sizes
 
         all_sizes = sorted({n for _, batches in sizes for n in batches})
         first_refused = bisect_left(
-            all_sizes, True, key=lambda n: bool(refused_choices(refuses, work, Tuning(layout=layout, micro_batch=n)))
+            all_sizes, True, key=lambda n: bool(refused_choices(refusals, work, Tuning(layout=layout, micro_batch=n)))
         )
         allowed = all_sizes[:first_refused]
         if not allowed:
             return []
         two_chunks = Tuning(layout=layout, micro_batch=allowed[0], virtual_pipeline=2)
-        interleaved = layout.pipeline == 1 or not refused_choices(refuses, work, two_chunks)
+        allows_chunks = layout.pipeline == 1 or not refused_choices(refusals, work, two_chunks)
         return [
-            (chunks, [n for n in batches if n in allowed]) for chunks, batches in sizes if interleaved or chunks == 1
+            (chunks, [n for n in batches if n in allowed]) for chunks, batches in sizes if allows_chunks or chunks == 1
         ]
 
 
 def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Yield every division of the devices that the framework supports, with every sharding, with and without sequence
-    parallelism, by expert ranks. _valid_sizes applies the case's other rules.
+    parallelism, by expert ranks. `_valid_micro_batches` applies the case's other rules.
 
     A ZeRO stage shards over all ranks, or with hybrid sharding over those of a node, whose links are fast. A wanted
     layout may have any other degree.
@@ -416,21 +421,23 @@ def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     if question.constraints.layout is not None:
         yield question.constraints.layout
         return
-    supported, training, experts = question.offer.parallelism, question.work.training, question.work.model.experts
+    supported, training, experts = question.supported.parallelism, question.work.training, question.work.model.experts
     # context ranks: 1, or so many that each has enough tokens of a sequence
-    most_contexts = max(1, training.sequence_length // MIN_CONTEXT_TOKENS) if "context" in supported else 1
+    max_contexts = max(1, training.sequence_length // MIN_CONTEXT_TOKENS) if "context" in supported else 1
     for tensor in divisors(question.devices) if "tensor" in supported else (1,):
         sequences = [False, True] if tensor > 1 and "sequence" in supported else [False]
         node_ranks = question.machine.devices_per_node // tensor
         for pipeline in divisors(question.devices // tensor) if "pipeline" in supported else (1,):
             ranks = question.devices // tensor // pipeline
-            hybrid = (
-                PARTIAL_SHARDING not in question.offer.refuses and 1 < node_ranks < ranks and ranks % node_ranks == 0
+            can_be_hybrid = (
+                PARTIAL_SHARDING not in question.supported.refusals
+                and 1 < node_ranks < ranks
+                and ranks % node_ranks == 0
             )
             stages = [stage for stage in (1, 2, 3) if f"zero{stage}" in supported and ranks > 1]
-            shardings = [(0, 1), *product(stages, (ranks, node_ranks) if hybrid else (ranks,))]
+            shardings = [(0, 1), *product(stages, (ranks, node_ranks) if can_be_hybrid else (ranks,))]
             expert_ranks = divisors(math.gcd(ranks, experts.count)) if experts and "expert" in supported else [1]
-            for context in takewhile(most_contexts.__ge__, divisors(ranks)):
+            for context in takewhile(max_contexts.__ge__, divisors(ranks)):
                 data = ranks // context
                 if (data > 1 and "data" not in supported) or training.global_batch % data:
                     continue
@@ -455,7 +462,7 @@ def _valid_micro_batches(question: LayoutQuestion, layout: Layout) -> MicroBatch
     """
     work, constraints = question.work, question.constraints
     # stages may differ by a layer where the framework runs them, and in a wanted layout
-    uneven = constraints.layout is not None or "uneven" in question.offer.parallelism
+    uneven = constraints.layout is not None or "uneven" in question.supported.parallelism
     if work.training.global_batch % layout.data:
         return []
     if broken_layout_rules(work, layout, 1, question.devices, uneven_stages=uneven):
@@ -466,7 +473,7 @@ def _valid_micro_batches(question: LayoutQuestion, layout: Layout) -> MicroBatch
     if constraints.micro_batch is not None:
         sizes = [n for n in sizes if n == constraints.micro_batch]
     chunk_counts = [constraints.virtual_pipeline or 1]
-    if constraints.virtual_pipeline is None and layout.pipeline > 1 and "interleaved" in question.offer.parallelism:
+    if constraints.virtual_pipeline is None and layout.pipeline > 1 and "interleaved" in question.supported.parallelism:
         layers, stages = work.model.layers, layout.pipeline
         longest = math.ceil(layers / stages) if uneven else max(1, layers // stages)
         chunk_counts = [n for n in divisors(longest) if n == 1 or n * stages <= layers]

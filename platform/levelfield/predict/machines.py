@@ -31,7 +31,7 @@ _NETWORK = re.compile(r"(?:(?P<ports>\d+)\s*x\s*)?(?P<rate>\d+(?:\.\d+)?)\s*(?P<
 # The datasheet of NVIDIA's A100-SXM4-80GB. Only the order of layouts is taken from them, never a speed.
 ASSUMED_SOURCE = "assumed: the rates of an A100-SXM4-80GB"
 ASSUMED_TFLOPS, ASSUMED_BANDWIDTH, ASSUMED_LINK = 312.0, 2039e9, 300e9
-NOT_PUBLISHED = (
+_NOT_PUBLISHED_MESSAGE = (
     "{chip}: found no published {what}, which the planner needs. Put `{key}`, with its source, into vendor.yaml or a "
     "private chips file (--chips, docs/private-chips.md)"
 )
@@ -67,7 +67,7 @@ def machine_rates(
     fp8_matmul = _achievable_rate(chip, product_dtype or "fp8") if precision == "fp8" else None
     if chip.memory_bandwidth_bytes_per_second is None:
         key = "memory_bandwidth_bytes_per_second"
-        raise UsageError(NOT_PUBLISHED.format(chip=chip.name, what="memory bandwidth", key=key))
+        raise UsageError(_NOT_PUBLISHED_MESSAGE.format(chip=chip.name, what="memory bandwidth", key=key))
     attention: dict[AttentionKernel, float] = {}  # the chip's own rates, or the usual share of its products' rate
     if precision != "fp32":
         attention = {kernel: share * matmul for kernel, share in ATTENTION_SHARES.items()}
@@ -121,7 +121,7 @@ def _achievable_rate(chip: Chip, dtype: PeakDtype) -> float:
         return measured.tflops * 1e12
     peak = chip.peaks.get(dtype)
     if peak is None:
-        raise UsageError(NOT_PUBLISHED.format(chip=chip.name, what=f"{dtype} peak", key=f"peaks.{dtype}"))
+        raise UsageError(_NOT_PUBLISHED_MESSAGE.format(chip=chip.name, what=f"{dtype} peak", key=f"peaks.{dtype}"))
     return peak.tflops * 1e12 * (assumed_share(chip, dtype) or 1)
 
 
@@ -194,9 +194,11 @@ class UnknownLink(ValueError):
     """The layout needs a link whose rate is unknown. The message names the link."""
 
 
-def with_assumed_rates(chip: Chip, precision: Precision, devices: int) -> tuple[Chip, tuple[str, ...]]:
-    """Return the chip with every rate that the planner needs, and the names of the assumed ones. One device needs no
-    links."""
+def fill_assumed_rates(chip: Chip, precision: Precision, devices: int) -> tuple[Chip, tuple[str, ...]]:
+    """Return the chip with every rate that the planner needs, and the names of those that are assumed.
+
+    One device needs no links.
+    """
     dtypes: tuple[PeakDtype, ...] = ("bf16", "fp8") if precision == "fp8" else (precision,)
     missing = [dtype for dtype in dtypes if dtype not in chip.peaks]
     changes: dict[str, object] = {}

@@ -46,7 +46,7 @@ ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (re
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of operations."""
+    """The cost of some operations: FLOPs, bytes of memory traffic and calls."""
 
     matmul_flops: float = 0.0  # of products with a layer's weights, which fp8 speeds up
     core_flops: float = 0.0  # of the other products
@@ -54,7 +54,7 @@ class Cost:
     product_bytes: float = 0.0  # operands and results of products
     logit_bytes: float = 0.0  # the memory traffic of the loss
     moved_bytes: float = 0.0  # the memory traffic of everything else
-    operations: float = 0.0
+    operations: float = 0.0  # calls of the framework
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(operator.add, vars(self).values(), vars(other).values()))
@@ -83,21 +83,21 @@ class RankSlice:
 
 
 class ForwardCosts(NamedTuple):
-    """The cost of the forward pass by part, on one rank. dense, mixture: of a layer; experts: of a mixture's chosen
-    ones."""
+    """The cost of the forward pass by part, on one rank."""
 
-    dense: Cost
-    mixture: Cost
-    experts: Cost
+    dense: Cost  # of a layer with an MLP
+    mixture: Cost  # of a layer with experts, without the chosen experts
+    experts: Cost  # of a layer's chosen experts
     embedding: Cost
     head: Cost
 
 
 @lru_cache(maxsize=4096)  # kinds of recomputation share them
 def forward_costs(model: Model, part: RankSlice) -> ForwardCosts:
+    """Return the cost of each part of the forward pass for one rank's share of a micro-batch."""
     return ForwardCosts(
         dense=layer_forward_cost(model, part),
-        mixture=layer_forward_cost(model, part, mixture=True) if model.experts else Cost(),
+        mixture=layer_forward_cost(model, part, is_mixture=True) if model.experts else Cost(),
         experts=experts_forward_cost(model, part),
         # lookup of tokens, positions and dropout, which have no matrix products
         embedding=Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4),
@@ -105,42 +105,42 @@ def forward_costs(model: Model, part: RankSlice) -> ForwardCosts:
     )
 
 
-def layer_forward_cost(model: Model, part: RankSlice, mixture: bool = False) -> Cost:
+def layer_forward_cost(model: Model, part: RankSlice, is_mixture: bool = False) -> Cost:
     """Return the cost of one layer's forward pass on one tensor rank. Of a mixture it has the shared experts and the
     router; the chosen ones are those of `experts_forward_cost`."""
-    # of a layer of this kind, those that every token uses, without the router's
-    layer = next((n for n in range(model.layers) if model.is_mixture(n) == mixture), 0) if model.experts else 0
-    layer_shapes, routed = layer_matrices(model, layer), (EXPERT_PREFIX, "mlp.router")
-    matrices = {n: s for n, s in layer_shapes.items() if not (model.experts and n.startswith(routed))}
+    layer = next((n for n in range(model.layers) if model.is_mixture(n) == is_mixture), 0) if model.experts else 0
+    layer_shapes, routed_prefixes = layer_matrices(model, layer), (EXPERT_PREFIX, "mlp.router")
+    # those that every token uses, without the router's
+    matrices = {n: s for n, s in layer_shapes.items() if not (model.experts and n.startswith(routed_prefixes))}
     weights = sum(map(math.prod, matrices.values())) / part.tensor
     keys = part.sequence_length if part.keeps_scores else attended_keys(model, part.sequence_length)
-    router = 1.0 * part.tokens * model.experts.count / part.split if mixture and model.experts else 0.0
+    router_logits = 1.0 * part.tokens * model.experts.count / part.split if is_mixture and model.experts else 0.0
     # products read inputs and weights and write outputs; tensor parallelism splits one side of each
     sides, hidden_sides = sum(map(sum, matrices.values())), model.hidden_size * len(matrices)
-    products = part.width * (part.tokens * (hidden_sides + (sides - hidden_sides) / part.tensor) + weights)
-    scores = 0.0
+    product_bytes = part.width * (part.tokens * (hidden_sides + (sides - hidden_sides) / part.tensor) + weights)
+    score_bytes = 0.0
     if part.keeps_scores:
-        scores = SCORE_PASSES * part.width * part.tokens * part.sequence_length * model.heads / part.tensor
+        score_bytes = SCORE_PASSES * part.width * part.tokens * part.sequence_length * model.heads / part.tensor
     # two norms (read, write) and residual sums (two reads, one write), activation, rotation, and norms of queries and
     # keys or of latents
     hidden = 2 * (2 * part.traffic("norms") + 3) * model.hidden_size / part.split
-    shared = model.experts.shared * model.experts.ffn_hidden_size if mixture and model.experts else None
+    shared_width = model.experts.shared * model.experts.ffn_hidden_size if is_mixture and model.experts else None
     mlp_tensors = 3 * part.traffic("activation") if model.is_gated else 2
-    activation = mlp_tensors * (model.ffn_hidden_size if shared is None else shared) / part.tensor
+    activation = mlp_tensors * (model.ffn_hidden_size if shared_width is None else shared_width) / part.tensor
     latent = model.latent_attention
     if latent is not None:
         rotated = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
     else:
-        passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
-        rotated = passes * (model.heads + model.kv_heads) * model.head_size
+        width_passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
+        rotated = width_passes * (model.heads + model.kv_heads) * model.head_size
     rotation = part.traffic("rotation") * rotated / part.tensor
-    elementwise = part.width * part.tokens * (hidden + activation + rotation)
+    elementwise_bytes = part.width * part.tokens * (hidden + activation + rotation)
     return Cost(
         matmul_flops=2.0 * part.tokens * weights,
-        core_flops=2.0 * router * model.hidden_size,
+        core_flops=2.0 * router_logits * model.hidden_size,
         attention_flops=4.0 * part.tokens * keys * attention_core_width(model) / part.tensor,
-        product_bytes=products,
-        moved_bytes=elementwise + scores + FP32 * ROUTER_PASSES * router,
+        product_bytes=product_bytes,
+        moved_bytes=elementwise_bytes + score_bytes + FP32 * ROUTER_PASSES * router_logits,
         operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused),
     )
 
@@ -154,19 +154,19 @@ def experts_forward_cost(model: Model, part: RankSlice) -> Cost:
     experts = model.experts
     if experts is None:
         return Cost()
-    routed = part.tokens * experts.chosen
+    routed_tokens = part.tokens * experts.chosen
     matrices = {n: s[1:] for n, s in layer_matrices(model, experts.first_layer).items() if n.startswith(EXPERT_PREFIX)}
     weights = sum(map(math.prod, matrices.values())) / part.tensor
     sides = sum(map(sum, matrices.values())) - model.hidden_size * len(matrices)
     sorts = 2 if part.expert > 1 else 1
-    permuted = 2 * model.hidden_size * (part.tokens + (2 * sorts - 1) * routed)
-    weighed = (part.traffic("gates") - 1) * routed * model.hidden_size
+    permuted = 2 * model.hidden_size * (part.tokens + (2 * sorts - 1) * routed_tokens)
+    weighed = (part.traffic("gates") - 1) * routed_tokens * model.hidden_size
     activation = (3 if model.is_gated else 2) * experts.ffn_hidden_size / part.tensor
     return Cost(
-        matmul_flops=2.0 * routed * weights,
-        product_bytes=part.width * (routed * (model.hidden_size * len(matrices) + sides / part.tensor))
+        matmul_flops=2.0 * routed_tokens * weights,
+        product_bytes=part.width * (routed_tokens * (model.hidden_size * len(matrices) + sides / part.tensor))
         + part.width * weights * experts.count / part.expert,
-        moved_bytes=part.width * (permuted + weighed + routed * activation),
+        moved_bytes=part.width * (permuted + weighed + routed_tokens * activation),
         operations=EXPERT_OPERATIONS,
     )
 
@@ -175,7 +175,7 @@ def head_forward_cost(model: Model, part: RankSlice) -> Cost:
     """Return the cost of the last stage's logits and loss."""
     vocabulary = model.vocab_size / part.tensor
     flops = 2.0 * part.tokens * model.hidden_size * vocabulary
-    passes = FP32 * LOGIT_PASSES / (1 + BACKWARD_FACTOR)  # both directions together
-    operands = part.width * model.hidden_size * (part.tokens + vocabulary)
-    logits = part.tokens * passes * (model.vocab_size if part.gathers_logits else vocabulary)
-    return Cost(core_flops=flops, product_bytes=operands, logit_bytes=logits, operations=LAYER_OPERATIONS / 2)
+    pass_bytes = FP32 * LOGIT_PASSES / (1 + BACKWARD_FACTOR)  # both directions together
+    operand_bytes = part.width * model.hidden_size * (part.tokens + vocabulary)
+    logit_bytes = part.tokens * pass_bytes * (model.vocab_size if part.gathers_logits else vocabulary)
+    return Cost(core_flops=flops, product_bytes=operand_bytes, logit_bytes=logit_bytes, operations=LAYER_OPERATIONS / 2)

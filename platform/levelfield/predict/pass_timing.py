@@ -35,19 +35,21 @@ from levelfield.specs.constants import AttentionKernel, Pace, Unfused
 # torch tries its kernels in the chip's order and takes the first that can do the work. What each cannot do is in torch
 # 2.13's aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 DROPOUT_STEPS = 16  # cuDNN's dropout is a multiple of 1/16
-CUDNN_WIDTH, CUDNN_WIDTHS = 128, (192, 128)  # of query and value, backward pass included
-FLASH_WIDTH = 256
+# Widths of a head's query and value, backward pass included. cuDNN's kernel takes widths up to the first number, or
+# exactly the pair; FlashAttention's takes two equal widths up to the last number.
+CUDNN_MAX_WIDTH, CUDNN_WIDTH_PAIR = 128, (192, 128)
+FLASH_MAX_WIDTH = 256
 DEFAULT_FLASH_KERNEL: AttentionKernel = "flash2"  # of the package, and where torch's order on the chip is not known
 
 
 @dataclass(frozen=True)
 class RankWork:
-    """A setup on a machine. part: one rank's share of a micro-batch."""
+    """What one rank computes and sends: a setup on a machine, at a program's pace."""
 
     setup: TrainingSetup
     machine: MachineRates
     pace: Pace
-    part: RankSlice
+    part: RankSlice  # the rank's share of a micro-batch
 
     def link(self, ranks: int, stride: int) -> Link:
         """Return the link of a group of `ranks` whose neighbours are `stride` devices apart. Raises UnknownLink.
@@ -76,17 +78,15 @@ class RankWork:
 
 @dataclass(frozen=True)
 class PassSeconds:
-    """Seconds of one micro-batch in both directions: the computation of a layer, of the embedding and of the head, and
-    the messages of a layer. They do not depend on stages, chunks and sharded states. mixture: the computation of a
-    layer with experts; expert: the exchange of its tokens. Both are 0 in a model without experts."""
+    """Seconds of one micro-batch in both directions. They do not depend on stages, chunks and sharded states."""
 
-    layer: float
-    embedding: float
+    layer: float  # the computation of a layer without experts
+    embedding: float  # its computation, as of the next
     head: float
-    tensor: float
-    context: float
-    mixture: float = 0.0
-    expert: float = 0.0
+    tensor: float  # the messages of a layer between tensor ranks
+    context: float  # between context ranks
+    mixture: float = 0.0  # the computation of a layer with experts; 0 in a model without
+    expert: float = 0.0  # the exchange of its tokens; 0 in a model without experts
 
     def layers_seconds(self, count: int, mixtures: int) -> float:
         """Return the computation of so many layers, mixtures among them."""
@@ -94,24 +94,25 @@ class PassSeconds:
 
 
 def rank_work(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> RankWork:
+    """Return the work of one rank."""
     return RankWork(setup, machine, pace, rank_slice(setup, pace.unfused))
 
 
-def pass_seconds(s: RankWork) -> PassSeconds:
+def pass_seconds(rank: RankWork) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
-    costs, mixture = forward_costs(s.setup.model, s.part), 0.0
-    if s.setup.model.experts:  # the rank with most tokens sets the pace
-        experts = _compute_seconds(s, _both_directions_cost(s, costs.experts))
-        mixture = _compute_seconds(s, _both_directions_cost(s, costs.mixture))
-        mixture += experts * s.pace.expert_imbalance / s.pace.grouped_efficiency
+    costs, mixture = forward_costs(rank.setup.model, rank.part), 0.0
+    if rank.setup.model.experts:  # the rank with most tokens sets the pace
+        experts = _compute_seconds(rank, _both_directions_cost(rank, costs.experts))
+        mixture = _compute_seconds(rank, _both_directions_cost(rank, costs.mixture))
+        mixture += experts * rank.pace.expert_imbalance / rank.pace.grouped_efficiency
     return PassSeconds(
-        layer=_compute_seconds(s, _both_directions_cost(s, costs.dense)),
-        embedding=_compute_seconds(s, costs.embedding * (1 + BACKWARD_FACTOR)),
-        head=_compute_seconds(s, costs.head * (1 + BACKWARD_FACTOR)),
-        tensor=_tensor_seconds(s),
-        context=_context_seconds(s, costs.dense),
+        layer=_compute_seconds(rank, _both_directions_cost(rank, costs.dense)),
+        embedding=_compute_seconds(rank, costs.embedding * (1 + BACKWARD_FACTOR)),
+        head=_compute_seconds(rank, costs.head * (1 + BACKWARD_FACTOR)),
+        tensor=_tensor_seconds(rank),
+        context=_context_seconds(rank, costs.dense),
         mixture=mixture,
-        expert=_token_exchange_seconds(s),
+        expert=_token_exchange_seconds(rank),
     )
 
 
@@ -130,15 +131,15 @@ def rank_slice(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> RankS
     )
 
 
-def _both_directions_cost(s: RankWork, layer: Cost) -> Cost:
+def _both_directions_cost(rank: RankWork, layer: Cost) -> Cost:
     """Return the cost of a part of a layer in both directions, with what is computed again in it."""
-    attention, memory_model = Cost(attention_flops=layer.attention_flops), s.setup.memory_model
+    attention, memory_model = Cost(attention_flops=layer.attention_flops), rank.setup.memory_model
     cost = layer * (1 + BACKWARD_FACTOR)
-    if _fused_attention_rate(s):
+    if _fused_attention_rate(rank):
         cost += attention * (ATTENTION_BACKWARD_FACTOR - BACKWARD_FACTOR)
-    if s.setup.tuning.recompute == "none":
+    if rank.setup.tuning.recompute == "none":
         return cost
-    if s.setup.tuning.recompute == "full":
+    if rank.setup.tuning.recompute == "full":
         return cost + layer
     if memory_model.selective_keeps == "all but scores":
         return cost + attention
@@ -147,19 +148,24 @@ def _both_directions_cost(s: RankWork, layer: Cost) -> Cost:
     return cost + (rest + products * memory_model.selective_recomputes)
 
 
-def _fused_attention_rate(s: RankWork) -> float | None:
+def _fused_attention_rate(rank: RankWork) -> float | None:
     """Return the FLOP/s of attention's core in a fused kernel; None where it runs as products."""
-    return None if s.part.keeps_scores else s.machine.attention.get(attention_kernel(s.setup, s.machine, s.pace))
+    return (
+        None
+        if rank.part.keeps_scores
+        else rank.machine.attention.get(attention_kernel(rank.setup, rank.machine, rank.pace))
+    )
 
 
-def _compute_seconds(s: RankWork, cost: Cost) -> float:
-    pace, rate = s.pace, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency
+def _compute_seconds(rank: RankWork, cost: Cost) -> float:
+    """Return how long one rank computes this cost."""
+    pace, rate = rank.pace, rank.machine.matmul_flops_per_second * rank.pace.matmul_efficiency
     weights_rate = rate
-    if s.setup.training.precision == "fp8" and s.machine.fp8_matmul_flops_per_second:
-        weights_rate = s.machine.fp8_matmul_flops_per_second * pace.matmul_efficiency
-    computing_seconds = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(s, cost, rate)
-    moving_seconds = traffic_bytes(cost) / s.machine.memory_bytes_per_second / pace.memory_efficiency
-    return computing_seconds + moving_seconds + cost.operations * (s.machine.operation_seconds + pace.launch_seconds)
+    if rank.setup.training.precision == "fp8" and rank.machine.fp8_matmul_flops_per_second:
+        weights_rate = rank.machine.fp8_matmul_flops_per_second * pace.matmul_efficiency
+    computing_seconds = cost.matmul_flops / weights_rate + cost.core_flops / rate + _attention_seconds(rank, cost, rate)
+    moving_seconds = traffic_bytes(cost) / rank.machine.memory_bytes_per_second / pace.memory_efficiency
+    return computing_seconds + moving_seconds + cost.operations * (rank.machine.operation_seconds + pace.launch_seconds)
 
 
 def traffic_bytes(cost: Cost) -> float:
@@ -171,7 +177,7 @@ def memory_traffic_bytes(setup: TrainingSetup, pace: Pace) -> float:
     """Return the bytes that a device's memory moves for one micro-batch, over all stages, without the update."""
     model, costs = setup.model, forward_costs(setup.model, rank_slice(setup, pace.unfused))
     mixtures = model.mixture_layers if model.experts else 0
-    repeated, mixtures_repeated = setup.total_repeated if setup.tuning.recompute == "full" else (0, 0)
+    repeated, mixtures_repeated = setup.total_repeated_layers if setup.tuning.recompute == "full" else (0, 0)
     layers = costs.dense * ((1 + BACKWARD_FACTOR) * (model.layers - mixtures) + repeated - mixtures_repeated)
     if mixtures:
         layers += (costs.mixture + costs.experts) * ((1 + BACKWARD_FACTOR) * mixtures + mixtures_repeated)
@@ -179,57 +185,59 @@ def memory_traffic_bytes(setup: TrainingSetup, pace: Pace) -> float:
     return traffic_bytes(layers + end_costs * (1 + BACKWARD_FACTOR))
 
 
-def _attention_seconds(s: RankWork, cost: Cost, product_rate: float) -> float:
+def _attention_seconds(rank: RankWork, cost: Cost, product_rate: float) -> float:
     """Return the time of attention's core. A fused kernel computes the blocks on the diagonal whole."""
-    fused = _fused_attention_rate(s)
-    if fused is None:
+    fused_rate = _fused_attention_rate(rank)
+    if fused_rate is None:
         return cost.attention_flops / product_rate
-    keys = attended_keys(s.setup.model, s.part.sequence_length)
-    return cost.attention_flops * (1 + SCORE_BLOCK / (2 * keys)) / fused
+    keys = attended_keys(rank.setup.model, rank.part.sequence_length)
+    return cost.attention_flops * (1 + SCORE_BLOCK / (2 * keys)) / fused_rate
 
 
-def _tensor_seconds(s: RankWork) -> float:
+def _tensor_seconds(rank: RankWork) -> float:
     """Return the tensor-parallel communication of one micro-batch in one layer.
 
     Each layer has two all-reduces forward and two backward; recomputing a layer adds two. Sequence parallelism
     replaces each by a gather and a scatter of the same bytes, and adds two gathers to the backward pass
     (Korthikanti et al., 2022, section 4.2.2).
     """
-    ranks = s.setup.layout.tensor
+    ranks = rank.setup.layout.tensor
     if ranks == 1:
         return 0.0
-    link = s.link(ranks, 1)
-    size = s.part.width * s.part.tokens * s.setup.model.hidden_size
-    calls = 6 if s.setup.tuning.recompute == "full" else 4
-    if s.setup.layout.sequence_parallel:
-        layer = (calls + 2) * gather_seconds(size, ranks, s.machine.gather or link)
-        layer += calls * gather_seconds(size, ranks, s.machine.scatter or link)
+    link = rank.link(ranks, 1)
+    size = rank.part.width * rank.part.tokens * rank.setup.model.hidden_size
+    calls = 6 if rank.setup.tuning.recompute == "full" else 4
+    if rank.setup.layout.sequence_parallel:
+        layer = (calls + 2) * gather_seconds(size, ranks, rank.machine.gather or link)
+        layer += calls * gather_seconds(size, ranks, rank.machine.scatter or link)
     else:
         layer = calls * all_reduce_seconds(size, ranks, link)
-    return layer * (1 - s.pace.tensor_overlap)
+    return layer * (1 - rank.pace.tensor_overlap)
 
 
-def _context_seconds(s: RankWork, layer: Cost) -> float:
+def _context_seconds(rank: RankWork, layer: Cost) -> float:
     """Return the exchange of keys and values of one micro-batch in one layer that no computation hides.
 
     The forward pass moves keys and values; the backward pass moves them again, and their gradients. Recomputation
     repeats the forward pass. In each round of a ring a part comes while attention computes with the one before; the
     backward pass sends the gradients with it.
     """
-    ranks, size = s.setup.layout.context, s.setup.key_value_bytes
+    ranks, size = rank.setup.layout.context, rank.setup.key_value_bytes
     if ranks == 1:
         return 0.0
-    link = s.link(ranks, s.setup.layout.tensor)
-    if s.setup.memory_model.gathers_keys_values:  # attention waits for all of them
+    link = rank.link(ranks, rank.setup.layout.tensor)
+    if rank.setup.memory_model.gathers_keys_values:  # attention waits for all of them
         forward = gather_seconds(ranks * size, ranks, link)
         backward = 2 * forward
     else:
         core = Cost(attention_flops=layer.attention_flops)
-        attention = _attention_seconds(s, core, s.machine.matmul_flops_per_second * s.pace.matmul_efficiency) / ranks
-        backward_attention = (ATTENTION_BACKWARD_FACTOR if _fused_attention_rate(s) else BACKWARD_FACTOR) * attention
+        attention = (
+            _attention_seconds(rank, core, rank.machine.matmul_flops_per_second * rank.pace.matmul_efficiency) / ranks
+        )
+        backward_attention = (ATTENTION_BACKWARD_FACTOR if _fused_attention_rate(rank) else BACKWARD_FACTOR) * attention
         forward = (ranks - 1) * max(0.0, send_seconds(size, link) - attention)
         backward = (ranks - 1) * max(0.0, send_seconds(2 * size, link) - backward_attention)
-    passes = 1 if s.setup.tuning.recompute == "none" else 2
+    passes = 1 if rank.setup.tuning.recompute == "none" else 2
     return passes * forward + backward
 
 
@@ -240,16 +248,18 @@ def attention_kernel(setup: TrainingSetup, machine: MachineRates, pace: Pace) ->
     if setup.tuning.attention == "flash_attn" or not machine.sdpa:
         return DEFAULT_FLASH_KERNEL
     widths, dropout = setup.model.head_widths, setup.model.attention_dropout
-    fits_cudnn = widths == CUDNN_WIDTHS or (max(widths) <= CUDNN_WIDTH and not any(width % 8 for width in widths))
+    fits_cudnn = widths == CUDNN_WIDTH_PAIR or (
+        max(widths) <= CUDNN_MAX_WIDTH and not any(width % 8 for width in widths)
+    )
     is_masked = setup.model.sliding_window is not None or (setup.layout.context > 1 and dropout > 0)
     supports: dict[AttentionKernel, bool] = {
         "cudnn": fits_cudnn and (dropout * DROPOUT_STEPS).is_integer(),
-        "flash2": not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_WIDTH,
+        "flash2": not is_masked and len(set(widths)) == 1 and max(widths) <= FLASH_MAX_WIDTH,
     }
     return next((kernel for kernel in machine.sdpa if supports.get(kernel, True)), "materialised")
 
 
-def _token_exchange_seconds(s: RankWork) -> float:
+def _token_exchange_seconds(rank: RankWork) -> float:
     """Return the all-to-alls of one micro-batch in one layer that no computation hides. Raises UnknownLink.
 
     Each layer sends tokens to their experts and gets the results back (Lepikhin et al., 2020, section 3.2), forward and
@@ -258,23 +268,25 @@ def _token_exchange_seconds(s: RankWork) -> float:
     node that has one of them and on by the node's links (DeepSeek-AI, 2024, V3, section 3.2.2). With sequence
     parallelism each tensor rank sends its part of the tokens, and the tensor ranks of an expert gather what came.
     """
-    layout, parts = s.setup.layout, s.part.split
-    if layout.expert == 1 or s.setup.model.experts is None:
+    layout, parts = rank.setup.layout, rank.part.split
+    if layout.expert == 1 or rank.setup.model.experts is None:
         return 0.0
     # tensor ranks lie between neighbours
-    node_ranks = min(layout.expert, max(1, s.machine.devices_per_node // layout.tensor))
-    call_seconds = _internode_seconds(s, node_ranks, s.setup.model.experts)
+    node_ranks = min(layout.expert, max(1, rank.machine.devices_per_node // layout.tensor))
+    call_seconds = _internode_seconds(rank, node_ranks, rank.setup.model.experts)
     if node_ranks > 1:  # the ranks of the group in this node
-        link = s.link(node_ranks, layout.tensor)
-        arriving = 1.0 if s.pace.dispatch == "nodes" else node_ranks / layout.expert  # those of other nodes are sent on
+        link = rank.link(node_ranks, layout.tensor)
+        arriving_share = (
+            1.0 if rank.pace.dispatch == "nodes" else node_ranks / layout.expert
+        )  # those of other nodes are sent on
         in_node_seconds = (node_ranks - 1) * (
-            link.hop_seconds + arriving * exchanged_bytes(s.setup) / node_ranks / link.bytes_per_second
+            link.hop_seconds + arriving_share * exchanged_bytes(rank.setup) / node_ranks / link.bytes_per_second
         )
         call_seconds = max(in_node_seconds, call_seconds)
     if parts > 1:
-        call_seconds += gather_seconds(parts * exchanged_bytes(s.setup), parts, s.link(parts, 1))
-    calls = 6 if s.setup.tuning.recompute == "full" else 4
-    return calls * call_seconds * s.pace.expert_imbalance * (1 - s.pace.expert_overlap)
+        call_seconds += gather_seconds(parts * exchanged_bytes(rank.setup), parts, rank.link(parts, 1))
+    calls = 6 if rank.setup.tuning.recompute == "full" else 4
+    return calls * call_seconds * rank.pace.expert_imbalance * (1 - rank.pace.expert_overlap)
 
 
 def exchanged_bytes(s: TrainingSetup) -> int:
@@ -282,26 +294,26 @@ def exchanged_bytes(s: TrainingSetup) -> int:
     return s.width * s.routed_tokens * s.model.hidden_size // s.sequence_split
 
 
-def _internode_seconds(s: RankWork, node_ranks: int, experts: Experts) -> float:
+def _internode_seconds(rank: RankWork, node_ranks: int, experts: Experts) -> float:
     """Return the exchange between nodes, of which `node_ranks` ranks of a group are in each.
 
     The router takes all experts alike. Where a token is sent once to each of the other nodes that have an expert of it,
     these are n (1 - (1 - 1/n)^k) nodes without groups, with them at most those of its groups.
     """
-    others = s.setup.layout.expert - node_ranks
-    if others == 0:
+    other_ranks = rank.setup.layout.expert - node_ranks
+    if other_ranks == 0:
         return 0.0
-    network = s.machine.network
+    network = rank.machine.network
     if network is None:
-        raise UnknownLink(f"{s.setup.layout}: found no rate of the link between nodes")
-    share = s.pace.network_efficiency / s.machine.devices_per_node
-    if s.pace.dispatch == "experts":
-        copies = experts.chosen * others / s.setup.layout.expert
+        raise UnknownLink(f"{rank.setup.layout}: found no rate of the link between nodes")
+    share = rank.pace.network_efficiency / rank.machine.devices_per_node
+    if rank.pace.dispatch == "experts":
+        copies = experts.chosen * other_ranks / rank.setup.layout.expert
     else:
-        nodes, groups = s.setup.layout.expert // node_ranks, experts.router.groups
+        nodes, groups = rank.setup.layout.expert // node_ranks, experts.router.groups
         reached_nodes = nodes * (1 - (1 - 1 / nodes) ** experts.chosen)
         if groups is not None:
             reached_nodes = min(reached_nodes, groups.chosen * math.ceil(nodes / groups.count))
         copies = reached_nodes * (nodes - 1) / nodes
-    outgoing_bytes = s.part.width * s.part.tokens * s.setup.model.hidden_size * copies / s.part.split
-    return others / node_ranks * network.hop_seconds + outgoing_bytes / (share * network.bytes_per_second)
+    outgoing_bytes = rank.part.width * rank.part.tokens * rank.setup.model.hidden_size * copies / rank.part.split
+    return other_ranks / node_ranks * network.hop_seconds + outgoing_bytes / (share * network.bytes_per_second)

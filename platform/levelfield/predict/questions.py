@@ -97,46 +97,46 @@ RATE_WORDS = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """The rate that one measured run sets. row: the run, as it was predicted before; speeds in tokens/s of a device."""
+    """The rate that one measured run sets."""
 
-    rate: str
-    before: float
-    after: float
-    row: LayoutEstimate
-    measured: float
+    rate_name: str  # a field of Pace
+    old_rate: float
+    new_rate: float
+    row: LayoutEstimate  # the run, as it was predicted with the old rate
+    measured_speed: float  # in tokens/s of a device
 
     def apply_to(self, constants: Constants, on_host: bool) -> Constants:
         """Return the constants with this rate."""
-        pace = constants.pace_on(on_host).model_copy(update={self.rate: self.after})
+        pace = constants.pace_on(on_host).model_copy(update={self.rate_name: self.new_rate})
         return constants.model_copy(update={"host_pace" if on_host and constants.host_pace else "pace": pace})
 
 
-def calibrate(question: LayoutQuestion, tuning: Tuning, measured: float) -> Calibration:
+def calibrate(question: LayoutQuestion, tuning: Tuning, measured_speed: float) -> Calibration:
     """Return the one rate with which the row has its measured speed: that of products, or that of the links which the
     messages take where these are more than half of the step. Raises UsageError where none within its range does.
 
     One run has one speed, so it sets one rate; what else differs is in this rate too.
     """
-    if not (measured > 0 and math.isfinite(measured)):
-        raise UsageError(f"found a run of {measured} tokens/s, expected a positive speed")
-    row, before = predict(question, tuning), question.constants.pace_on(question.on_host)
-    time, rate = row.time, "matmul_efficiency"
+    if not (measured_speed > 0 and math.isfinite(measured_speed)):
+        raise UsageError(f"found a run of {measured_speed} tokens/s, expected a positive speed")
+    row, old_pace = predict(question, tuning), question.constants.pace_on(question.on_host)
+    time, rate_name = row.time, "matmul_efficiency"
     if time.tensor + time.context + time.pipeline + time.data + time.expert > time.total / 2:
         is_one_node = question.devices <= question.machine.devices_per_node
-        rate = "communication_efficiency" if is_one_node else "network_efficiency"
+        rate_name = "communication_efficiency" if is_one_node else "network_efficiency"
 
     def speed(value: float) -> float:
-        constants = Calibration(rate, 0, value, row, measured).apply_to(question.constants, question.on_host)
+        constants = Calibration(rate_name, 0, value, row, measured_speed).apply_to(question.constants, question.on_host)
         return predict(replace(question, constants=constants), tuning).tokens_per_second
 
     low, high = MIN_EFFICIENCY, MAX_EFFICIENCY
-    if not speed(low) <= measured <= speed(high):
+    if not speed(low) <= measured_speed <= speed(high):
         raise UsageError(
-            f"found {measured:,.0f} tokens/s on each device, expected {speed(low):,.0f} to {speed(high):,.0f}: no rate "
-            f"of {RATE_WORDS[rate]} from {low:g} to {high:g} of the chip's explains the run; `report RUN` and "
-            "`plan --explain` show where its time goes"
+            f"found {measured_speed:,.0f} tokens/s on each device, expected {speed(low):,.0f} to {speed(high):,.0f}: "
+            f"no rate of {RATE_WORDS[rate_name]} from {low:g} to {high:g} of the chip's explains the run; `report RUN` "
+            "and `plan --explain` show where its time goes"
         )
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if speed(middle) < measured else (low, middle)
-    return Calibration(rate, getattr(before, rate), high, row, measured)
+        low, high = (middle, high) if speed(middle) < measured_speed else (low, middle)
+    return Calibration(rate_name, getattr(old_pace, rate_name), high, row, measured_speed)

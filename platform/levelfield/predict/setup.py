@@ -43,13 +43,13 @@ class TrainingSetup:
         return _compositions(self.model.layers, self.layout.pipeline, experts)[stage][1]
 
     @property
-    def total_repeated(self) -> tuple[int, int]:
+    def total_repeated_layers(self) -> tuple[int, int]:
         """The layers of all stages that recomputation repeats, and the mixtures among them."""
-        count, mixtures = zip(*self.repeated, strict=True)
+        count, mixtures = zip(*self.repeated_layers, strict=True)
         return sum(count), sum(mixtures)
 
     @property
-    def repeated(self) -> tuple[tuple[int, int], ...]:
+    def repeated_layers(self) -> tuple[tuple[int, int], ...]:
         """The layers of each stage that recomputation repeats, and the mixtures among them: all, where it is not of the
         first ones alone. Model chunks are counted as parts of one run of layers."""
         model, tuning = self.model, self.tuning

@@ -44,42 +44,43 @@ class PredictedStep(NamedTuple):
 
 def predicted_step(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> PredictedStep:
     """Return the time of one step, by part. Raises UnknownLink."""
-    s, unrepeated = rank_work(setup, machine, pace), None
+    rank, unrepeated = rank_work(setup, machine, pace), None
     if setup.tuning.recompute_layers:  # the layers beside the repeated ones keep everything
         keeps_all = setup.tuning.model_copy(update={"recompute": "none", "recompute_layers": None})
         unrepeated = pass_seconds(rank_work(replace(setup, tuning=keeps_all), machine, pace))
-    return weight_exchange(s).step_with(step_passes(s, pass_seconds(s), unrepeated), setup.tuning.virtual_pipeline)
+    return weight_exchange(rank).predict_step(
+        step_passes(rank, pass_seconds(rank), unrepeated), setup.tuning.virtual_pipeline
+    )
 
 
 class StepPasses(NamedTuple):
     """The seconds of a step's passes, with one model chunk, without what depends on sharded states: exchange and update
-    of weights. filling: the time in which 1F1B fills and drains. micro_batch: the computation of one of them on an
-    average stage."""
+    of weights."""
 
     compute: float
     imbalance: float
-    filling: float
+    filling: float  # the time in which 1F1B fills and drains
     tensor: float
     context: float
     pipeline: float
     expert: float
-    micro_batch: float
-    micro_batches: int
+    micro_batch: float  # the computation of one of them on an average stage
+    micro_batches: int  # how many a step has
 
 
-def step_passes(s: RankWork, parts: PassSeconds, unrepeated: PassSeconds | None = None) -> StepPasses:
+def step_passes(rank: RankWork, parts: PassSeconds, unrepeated: PassSeconds | None = None) -> StepPasses:
     """Return the passes of a step, whatever its chunks where all layers are alike. parts: those of a micro-batch.
     unrepeated: the parts of layers that are not computed again, where only the first ones are. Raises UnknownLink."""
-    setup, micro_batches, model = s.setup, s.setup.micro_batches, s.setup.model
+    setup, micro_batches, model = rank.setup, rank.setup.micro_batches, rank.setup.model
     stages = setup.layout.pipeline
     total, slowest = _total_and_slowest_seconds(setup, parts, unrepeated)
     average, pipeline = total / stages, 0.0
     if stages > 1:  # the output of a micro-batch forward to the next stage, its gradient back
-        size = s.part.width * s.part.tokens * model.hidden_size / s.part.split
-        link = s.link(2, setup.layout.tensor * setup.layout.gradient_ranks)
-        pipeline = 2 * send_seconds(size, link) * (1 - s.pace.overlap)
-    # the messages of an average stage; without `plain` every layer has those of `parts`
-    repeated, mixtures_repeated = setup.total_repeated if unrepeated else (model.layers, model.mixture_layers)
+        size = rank.part.width * rank.part.tokens * model.hidden_size / rank.part.split
+        link = rank.link(2, setup.layout.tensor * setup.layout.gradient_ranks)
+        pipeline = 2 * send_seconds(size, link) * (1 - rank.pace.overlap)
+    # the messages of an average stage; without `unrepeated` every layer has those of `parts`
+    repeated, mixtures_repeated = setup.total_repeated_layers if unrepeated else (model.layers, model.mixture_layers)
     others, other_mixtures = model.layers - repeated, model.mixture_layers - mixtures_repeated
     unrepeated = unrepeated or parts
     tensor = (parts.tensor * repeated + unrepeated.tensor * others) / stages
@@ -110,7 +111,7 @@ def _total_and_slowest_seconds(
     # layers and mixtures among them, of all stages and of each; and those of them that are computed again
     sizes = [(setup.model.layers, setup.model.mixture_layers)]
     sizes += [(setup.layers_of(n), setup.mixtures_of(n)) for n in stages]
-    repeats = [setup.total_repeated, *(setup.repeated[n] for n in stages)] if unrepeated else sizes
+    repeats = [setup.total_repeated_layers, *(setup.repeated_layers[n] for n in stages)] if unrepeated else sizes
     unrepeated = unrepeated or parts
     total, *stage_seconds = (
         parts.layers_seconds(repeated, mixtures_repeated)
@@ -128,32 +129,32 @@ def _total_and_slowest_seconds(
 class WeightExchange:
     """The exchange of gradients and weights of a layout, and the update."""
 
-    stage: int
-    width: int
-    overlap: float
+    zero_stage: int
+    width: int  # bytes of a compute value
+    overlap: float  # the share of the messages that computation hides
     # Of all but the experts, and of these, the seconds of a gather of the weights, of a reduction of the gradients, and
     # of what follows once a step.
     messages: tuple[tuple[float, float, float], ...]
-    copied: float  # weights that are copied between the exchange's buffers and the tensors
+    copied_weights: float  # how many are copied between the exchange's buffers and the tensors
     copy_rate: float  # bytes a second of these copies
-    update: float
+    update: float  # seconds
 
-    def step_with(self, passes: StepPasses, chunks: int) -> PredictedStep:
+    def predict_step(self, passes: StepPasses, chunks: int) -> PredictedStep:
         """Return the step of so many model chunks, with the exchange and the update.
 
         ZeRO stages 2 and 3 keep only a rank's own gradients, so they reduce those of every micro-batch. Communication
         overlaps with the backward pass of the micro-batches that are exchanged: no more of it than these compute.
         """
         compute, imbalance, filling, tensor, context, pipeline, expert, micro_batch, micro_batches = passes
-        reductions = micro_batches if self.stage > 1 else 1
-        gathers = 2 * micro_batches if self.stage == 3 else 1  # for each forward and each backward pass
+        reductions = micro_batches if self.zero_stage > 1 else 1
+        gathers = 2 * micro_batches if self.zero_stage == 3 else 1  # for each forward and each backward pass
         sent_seconds = 0.0
         for gather, reduce, once in self.messages:
             sent_seconds += gathers * gather + reductions * reduce + once
         exposed_seconds = max(sent_seconds * (1 - self.overlap), sent_seconds - reductions * micro_batch)
-        if self.copied:
+        if self.copied_weights:
             exposed_seconds += (
-                (gathers * 2 * self.width + reductions * (self.width + FP32)) * self.copied / self.copy_rate
+                (gathers * 2 * self.width + reductions * (self.width + FP32)) * self.copied_weights / self.copy_rate
             )
         return PredictedStep(
             compute,
@@ -168,59 +169,61 @@ class WeightExchange:
         )
 
 
-def weight_exchange(s: RankWork) -> WeightExchange:
+def weight_exchange(rank: RankWork) -> WeightExchange:
     """Return the exchange of a layout, whatever its micro-batch, chunks and recomputation. Raises UnknownLink."""
-    layout, messages = s.setup.layout, []
+    layout, messages = rank.setup.layout, []
     # the parameters on a rank of the largest stage, its layers with the embedding or the head, and of its experts
-    count, in_experts = _parameter_counts(s.setup.model, s.part.sequence_length)
+    count, expert_parameters = _parameter_counts(rank.setup.model, rank.part.sequence_length)
     outside = count.embedding + count.head if layout.pipeline == 1 else max(count.embedding, count.head)
-    plain = ((count.in_layers - in_experts) / layout.pipeline + outside) / layout.tensor
-    routed = in_experts / layout.pipeline / layout.tensor / layout.expert
+    plain = ((count.in_layers - expert_parameters) / layout.pipeline + outside) / layout.tensor
+    routed = expert_parameters / layout.pipeline / layout.tensor / layout.expert
     if layout.gradient_ranks > 1:
-        messages.append(_exchange_seconds(s, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor))
+        messages.append(_exchange_seconds(rank, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor))
         if routed:
-            holders, shards = layout.gradient_ranks // layout.expert, s.setup.expert_shards
-            messages.append(_exchange_seconds(s, routed, holders, shards, layout.tensor * layout.expert))
-    copied = plain + (0.0 if s.setup.has_whole_experts else routed)
-    copies = s.pace.exchange_copies and layout.sharding_stage and layout.gradient_ranks > 1
-    rate = s.machine.memory_bytes_per_second
+            holders, shards = layout.gradient_ranks // layout.expert, rank.setup.expert_shards
+            messages.append(_exchange_seconds(rank, routed, holders, shards, layout.tensor * layout.expert))
+    copied_weights = plain + (0.0 if rank.setup.has_whole_experts else routed)
+    has_copies = rank.pace.exchange_copies and layout.sharding_stage and layout.gradient_ranks > 1
+    rate = rank.machine.memory_bytes_per_second
     if layout.sharding_stage:
-        plain, routed = plain / layout.sharding_degree, routed / s.setup.expert_shards
+        plain, routed = plain / layout.sharding_degree, routed / rank.setup.expert_shards
     return WeightExchange(
-        stage=layout.sharding_stage,
-        width=s.part.width,
-        overlap=s.pace.overlap,
+        zero_stage=layout.sharding_stage,
+        width=rank.part.width,
+        overlap=rank.pace.overlap,
         messages=tuple(messages),
-        copied=copied if copies else 0.0,
-        copy_rate=rate * s.pace.memory_efficiency,
+        copied_weights=copied_weights if has_copies else 0.0,
+        copy_rate=rate * rank.pace.memory_efficiency,
         update=UPDATE_BYTES * (plain + routed) / rate,
     )
 
 
-def _exchange_seconds(s: RankWork, count: float, holders: int, shards: int, stride: int) -> tuple[float, float, float]:
+def _exchange_seconds(
+    rank: RankWork, count: float, holders: int, shards: int, stride: int
+) -> tuple[float, float, float]:
     """Return the seconds of a gather of `count` parameters that `holders` ranks have in common, of a reduction of their
     gradients, and of what follows once a step.
     shards: the ranks over which their states are sharded; stride: the devices between two of them."""
-    stage, width = s.setup.layout.sharding_stage, s.setup.state_widths[0]
-    gradients, weights = width * count, s.part.width * count
-    messages = s.setup.layers_of(0) if stage == 3 else 1  # of a layer with ZeRO stage 3, else of all in one
+    stage, width = rank.setup.layout.sharding_stage, rank.setup.state_widths[0]
+    gradients, weights = width * count, rank.part.width * count
+    messages = rank.setup.layers_of(0) if stage == 3 else 1  # of a layer with ZeRO stage 3, else of all in one
     if stage == 0 or shards == 1:
-        return 0.0, _all_reduce_seconds(s, gradients, messages, holders, stride), 0.0
-    link = s.link(shards, stride)
-    gather = messages * gather_seconds(weights / messages, shards, s.machine.gather or link)
-    if s.pace.reduces_whole and stage < 3:
-        return gather, _all_reduce_seconds(s, gradients, messages, holders, stride), 0.0
-    reduce = messages * gather_seconds(gradients / messages, shards, s.machine.scatter or link)
-    return gather, reduce, _all_reduce_seconds(s, gradients / shards, messages, holders // shards, stride * shards)
+        return 0.0, _all_reduce_seconds(rank, gradients, messages, holders, stride), 0.0
+    link = rank.link(shards, stride)
+    gather = messages * gather_seconds(weights / messages, shards, rank.machine.gather or link)
+    if rank.pace.reduces_whole and stage < 3:
+        return gather, _all_reduce_seconds(rank, gradients, messages, holders, stride), 0.0
+    reduce = messages * gather_seconds(gradients / messages, shards, rank.machine.scatter or link)
+    return gather, reduce, _all_reduce_seconds(rank, gradients / shards, messages, holders // shards, stride * shards)
 
 
-def _all_reduce_seconds(s: RankWork, size: float, messages: int, ranks: int, stride: int) -> float:
+def _all_reduce_seconds(rank: RankWork, size: float, messages: int, ranks: int, stride: int) -> float:
     """Return the all-reduce of gradients over ranks that hold the same part of them, in so many messages."""
-    return messages * all_reduce_seconds(size / messages, ranks, s.link(ranks, stride)) if ranks > 1 else 0.0
+    return messages * all_reduce_seconds(size / messages, ranks, rank.link(ranks, stride)) if ranks > 1 else 0.0
 
 
 @lru_cache(maxsize=256)
 def _parameter_counts(model: Model, sequence_length: int) -> tuple[ParameterCount, int]:
     """Return all parameters, and those of the routed experts."""
-    routed = model.mixture_layers * layer_parameters(model, 1, 1, mixture=True).routed if model.experts else 0
+    routed = model.mixture_layers * layer_parameters(model, 1, 1, is_mixture=True).routed if model.experts else 0
     return count_parameters(model, sequence_length), routed

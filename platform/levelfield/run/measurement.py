@@ -100,7 +100,7 @@ def peaks_for(plan: Plan, machine: str, runtime: ReadyRuntime, say: Say) -> Meas
     """Return stored peaks. Measure first where the chip has no published peak and the stored one is missing, old or
     doubtful, or with --probe. Nothing is measured for a run that captures tensors, as its speed is not judged."""
     if plan.launch and _peak_owner(plan, machine) is None:
-        return MeasuredPeaks(how=f"launcher {plan.launch.launcher} measures no peak on its nodes")
+        return MeasuredPeaks(source=f"launcher {plan.launch.launcher} measures no peak on its nodes")
     stored, precision = stored_peaks(plan, machine), plan.work.training.precision
     is_needed = precision not in plan.hardware.chip.peaks and plan.capture_step is None
     if not (is_needed or plan.probe_peak):
@@ -123,7 +123,7 @@ def measure_peaks(
     """
     precision, framework = plan.work.training.precision, plan.implementation.framework
     if not plan.implementation.peak_probe:
-        return MeasuredPeaks(how=f"{framework} has no probe", limits=_device_limits(plan))
+        return MeasuredPeaks(source=f"{framework} has no probe", limits=_device_limits(plan))
     detail = f"again ({PEAK_SECONDS:g} s): {reason}" if reason else f"({PEAK_SECONDS:g} s; kept for later runs)"
     where = str(_peak_owner(plan, machine)).partition(",")[0] if plan.launch else "this machine"
     say(f"measuring the {precision} matmul peak of {framework} on {where} {detail}")
@@ -142,7 +142,7 @@ def measure_peaks(
         answer = json.loads(printed.splitlines()[-1])  # libraries may print before it
         peaks = _parse_peaks(answer, before, _load_counters(plan))
     except (OSError, subprocess.SubprocessError, *_ANSWER_ERRORS) as error:
-        return MeasuredPeaks(how=f"the probe failed: {type(error).__name__}", limits=_device_limits(plan))
+        return MeasuredPeaks(source=f"the probe failed: {type(error).__name__}", limits=_device_limits(plan))
     if _is_numpy_comparable(plan, peaks):
         best, conditions = peaks[NUMPY_DTYPE].tflops, peaks[NUMPY_DTYPE].measurement or PeakMeasurement(at="")
         peaks[NUMPY_DTYPE] = StoredPeak(best, conditions.model_copy(update={"numpy_ratio": best / numpy_rate()}))
@@ -157,10 +157,10 @@ def measure_peaks(
             content[dtype]["measurement"] = peak.measurement.model_dump(mode="json")
     store_text(_peak_file(plan, machine), json.dumps(content, indent=2) + "\n")
     if precision in refusals and precision not in stored:
-        return MeasuredPeaks(how=refusals[precision], refused=tuple(refusals.values()), limits=_device_limits(plan))
+        return MeasuredPeaks(source=refusals[precision], refusals=tuple(refusals.values()), limits=_device_limits(plan))
     if precision not in peaks:
-        return MeasuredPeaks(how=f"the probe gave no {precision} rate", limits=_device_limits(plan))
-    return replace(_peaks_per_device(plan, stored), refused=tuple(refusals.values()))
+        return MeasuredPeaks(source=f"the probe gave no {precision} rate", limits=_device_limits(plan))
+    return replace(_peaks_per_device(plan, stored), refusals=tuple(refusals.values()))
 
 
 def _peak_owner(plan: Plan, machine: str) -> str | None:
@@ -265,7 +265,7 @@ def _peaks_per_device(plan: Plan, peaks: dict[str, StoredPeak]) -> MeasuredPeaks
     threads = "a node's" if plan.launch else usable_cores()
     return MeasuredPeaks(
         tflops={dtype: peak.tflops / shares for dtype, peak in peaks.items()},
-        how=f"best matmul rate of {name} with {threads} threads, divided by {shares} device(s)",
+        source=f"best matmul rate of {name} with {threads} threads, divided by {shares} device(s)",
         measurements={dtype: peak.measurement for dtype, peak in peaks.items() if peak.measurement},
         limits=_device_limits(plan),
     )

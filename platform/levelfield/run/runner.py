@@ -30,7 +30,7 @@ from levelfield.judge.node_figures import other_use
 from levelfield.measure.other_use import HOST_LIMIT, use_beyond_limits
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import live_ranks_of_this_process
-from levelfield.plan.peak import with_peak
+from levelfield.plan.peak import set_measured_peak
 from levelfield.plan.resolution import routing_choices_for
 from levelfield.preflight.preflight_run import Preflight, failed_preflight, run_preflight
 from levelfield.report.one_run import run_report
@@ -218,7 +218,7 @@ def _attempt(
             prepared = PreparedRun(plan, vendor, paths, ready, reporting_to(launcher, listener.say), listener.say)
             for refusal in filter(None, (feature.before(prepared) for feature in FEATURES)):
                 return refusal
-            plan = with_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
+            plan = set_measured_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
             locks.hold_for([end.process for end in outcome.ends if end.process is not None])
             return outcome

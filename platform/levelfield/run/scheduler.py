@@ -12,7 +12,7 @@ from levelfield.contracts.vendor import Vendor
 from levelfield.corpus.facts import CorpusFacts
 from levelfield.errors import NotHere, UsageError
 from levelfield.plan.certificate_need import certificate_need
-from levelfield.plan.peak import with_peak
+from levelfield.plan.peak import set_measured_peak
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.plan.resolution import resolve
@@ -86,7 +86,7 @@ def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) 
 
 def plan_with_stored_peak(job: Job) -> Plan:
     """Return the job's plan with the peak that an earlier probe measured on this machine, if there is one."""
-    return with_peak(job.plan, measurement.stored_peaks(job.plan, platform.node()))
+    return set_measured_peak(job.plan, measurement.stored_peaks(job.plan, platform.node()))
 
 
 def run_all(

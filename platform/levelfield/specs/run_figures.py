@@ -181,6 +181,7 @@ RUN_FIGURES = (
 )
 # Columns of version 1.0.0, with those in their places. Their numbers mean something else, so none is read.
 FORMER_COLUMNS = {"mfu": MFU_NAME}
-STORED = {figure.store_column: figure for figure in RUN_FIGURES if figure.store_column}
-GATED = {column: figure for column, figure in STORED.items() if figure.worse}
-GATED_COLUMN_BY_OPTION = {figure.option: column for column, figure in GATED.items()}
+# By column of the store.
+STORED_FIGURES = {figure.store_column: figure for figure in RUN_FIGURES if figure.store_column}
+GATED_FIGURES = {column: figure for column, figure in STORED_FIGURES.items() if figure.worse}
+GATED_COLUMN_BY_OPTION = {figure.option: column for column, figure in GATED_FIGURES.items()}

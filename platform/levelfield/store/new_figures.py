@@ -53,7 +53,11 @@ def new_figures(
         if row_digest(row, row, copied_columns) != bytes(row["row_digest"]):
             return {}
         result = unpack_json(row["documents"], sample)[0]
-        figures = {name: STORED_FIGURES[name].value_and_reason(result, is_host)[0] for name in new_columns if name in STORED_FIGURES}
+        figures = {
+            name: STORED_FIGURES[name].value_and_reason(result, is_host)[0]
+            for name in new_columns
+            if name in STORED_FIGURES
+        }
         figures |= {"disturbance": disturbance_in(result)} if "disturbance" in new_columns else {}
     except (ValueError, TypeError, LookupError):
         return {}

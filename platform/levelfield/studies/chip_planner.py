@@ -112,7 +112,7 @@ class AnsweredPlan:
 
     def speed_share(self, row: LayoutEstimate) -> float:
         """Return the speed of a row over that of the first."""
-        first = next(iter(self.ranking.rows or self.ranking.beyond), row)
+        first = next(iter(self.ranking.rows or self.ranking.overfull_rows), row)
         return row.tokens_per_second / first.tokens_per_second
 
     def mfu(self, row: LayoutEstimate) -> float | None:
@@ -174,7 +174,7 @@ class ChipPlan:
 
 def chip_plan(plan: AnsweredPlan) -> ChipPlan:
     """Return the plan with the row that stands for it."""
-    row = next(iter(plan.ranking.rows.with_margin_first()), None)
+    row = next(iter(plan.ranking.rows.prefer_margin()), None)
     speed = None if row is None or plan.assumes_rates else row.tokens_per_second
     reason = None if plan.vendor in SPEED_VENDORS else f"{plan.vendor}: not calibrated"
     if reason and plan.row_errors is None:
@@ -271,7 +271,7 @@ class ChipPlanner:
         self.rated_chip, self.assumed_rates = chip, tuple[str, ...]()
         if not vendor.is_host and self.precision != NVFP4:
             world = self.devices.nodes * self.devices.per_node
-            self.rated_chip, self.assumed_rates = machines.with_assumed_rates(chip, self.work.training.precision, world)
+            self.rated_chip, self.assumed_rates = machines.fill_assumed_rates(chip, self.work.training.precision, world)
 
     def plan(self) -> AnsweredPlan:
         """Search the rows."""
@@ -344,7 +344,7 @@ class ChipPlanner:
 
     def _constrained_question(self, question: LayoutQuestion) -> LayoutQuestion:
         """Return the question with the named program's offer, and with the user's constraints on the rows."""
-        request, constraints, supported = self.request, self.request.constraints, question.offer
+        request, constraints, supported = self.request, self.request.constraints, question.supported
         if request.program:
             stages = {"uneven", "interleaved"} if "pipeline" in supported.parallelism else set()
             refuses: tuple[Refusable, ...] = () if supported.can_repeat_first_layers else (RECOMPUTE_FIRST_LAYERS,)
@@ -360,7 +360,7 @@ class ChipPlanner:
                 raise UsageError(f"{option}: found --recompute {recompute or 'left out'}, expected --recompute full")
             if count > layers:
                 raise UsageError(f"{option}: {request.case} has {layers} layers; expected 1 to {layers}")
-            if not question.offer.can_repeat_first_layers:
+            if not question.supported.can_repeat_first_layers:
                 framework = question.constants.framework
                 raise UsageError(f"{option}: framework {framework} computes all layers again or none; leave it out")
         if constraints.layout is not None:
@@ -371,7 +371,7 @@ class ChipPlanner:
         return replace(
             question,
             constraints=constraints,
-            offer=supported,
+            supported=supported,
             constants=_program_constants(question.constants, request),
         )
 
@@ -404,9 +404,9 @@ class ChipPlanner:
         except UsageError as error:
             raise UsageError(f"{option}: {error}") from None
         change = (
-            f"{questions.RATE_WORDS[fit.rate]} at {fit.after:.3g} of the chip's rate, not at {fit.before:.3g}: run "
-            f"{plan.run_id} had {fit.measured:,.0f} tokens/s on each device, and {fit.row.tokens_per_second:,.0f} were "
-            "expected. What else differs is in this rate too"
+            f"{questions.RATE_WORDS[fit.rate_name]} at {fit.new_rate:.3g} of the chip's rate, not at {fit.old_rate:.3g}"
+            f": run {plan.run_id} had {fit.measured_speed:,.0f} tokens/s on each device, and "
+            f"{fit.row.tokens_per_second:,.0f} were expected. What else differs is in this rate too"
         )
         return replace(question, constants=fit.apply_to(question.constants, question.on_host)), (change,)
 
@@ -430,11 +430,11 @@ class ChipPlanner:
             )
         if layout is None:
             return
-        if missing_features := question.offer.lacks(Tuning(layout=layout), layout.pipeline):
+        if missing_features := question.supported.missing_parallelism(Tuning(layout=layout), layout.pipeline):
             yield f"{', '.join(missing_features)}, which {framework} does not offer here; predicted only"
         layers_per_stage, larger_stages = divmod(question.work.model.layers, layout.pipeline)
         if larger_stages:
-            runs_text = "runs" if "uneven" in question.offer.parallelism else "does not run"
+            runs_text = "runs" if "uneven" in question.supported.parallelism else "does not run"
             yield (
                 f"{larger_stages} stage{'s' if larger_stages > 1 else ''} of {layers_per_stage + 1} layers and "
                 f"{layout.pipeline - larger_stages} of {layers_per_stage}; "

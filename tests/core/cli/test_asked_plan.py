@@ -41,7 +41,7 @@ def test_a_program_has_rows_with_first_layers_where_its_framework_has_them(
     assert len(numbers()) > 2
     offered = questions.supported_parallelism
     monkeypatch.setattr(
-        questions, "supported_parallelism", lambda *of: replace(offered(*of), refuses=(RECOMPUTE_FIRST_LAYERS,))
+        questions, "supported_parallelism", lambda *of: replace(offered(*of), refusals=(RECOMPUTE_FIRST_LAYERS,))
     )
     assert numbers() == {None}
 

@@ -49,7 +49,7 @@ def with_peaks(run: RunPaths, peaks: dict[str, Peak]) -> None:
     change_plan(run, hardware=hardware.model_copy(update={"chip": chip}))
 
 
-def with_peak(run: RunPaths, tflops: float, is_published: bool) -> None:
+def set_measured_peak(run: RunPaths, tflops: float, is_published: bool) -> None:
     """A peak of the chip's maker, or one that a probe measured."""
 
     with_peaks(run, {"fp32": Peak(tflops=tflops, source="a datasheet")} if is_published else {})
@@ -152,7 +152,7 @@ def test_a_step_without_its_memory_hides_nothing(run: RunPaths) -> None:
 
 
 def test_a_step_that_is_faster_than_the_published_peak_allows_is_named(run: RunPaths) -> None:
-    with_peak(run, 1e-6, is_published=True)
+    set_measured_peak(run, 1e-6, is_published=True)
     assert_names(run, "time", "0.5 s", "1e-06 TFLOP/s", "(a datasheet)")
 
 
@@ -162,7 +162,7 @@ def test_a_step_that_is_faster_than_the_peak_of_narrower_numbers_is_named(run: R
 
 
 def test_a_run_that_beats_a_measured_peak_is_valid_without_a_utilisation(run: RunPaths) -> None:
-    with_peak(run, 1e-6, is_published=False)
+    set_measured_peak(run, 1e-6, is_published=False)
     result = collect(run)
     assert result.status.word == "valid"
     assert all(formula.is_above_peak for formula in result.utilisation if formula.flops_per_token)
@@ -197,7 +197,7 @@ def host_times(run: RunPaths, busy_cores: float, own: float | None = 0.0) -> Non
 def test_a_host_that_computed_nothing_is_named(
     run: RunPaths, busy: float, own: float | None, whose: str | None
 ) -> None:
-    with_peak(run, 1e-5, is_published=False)
+    set_measured_peak(run, 1e-5, is_published=False)
     on_host(run)
     host_times(run, busy, own)
     if whose is None:
@@ -207,7 +207,7 @@ def test_a_host_that_computed_nothing_is_named(
 
 
 def test_one_reading_without_its_own_time_hides_nothing(run: RunPaths) -> None:
-    with_peak(run, 1e-5, is_published=False)
+    set_measured_peak(run, 1e-5, is_published=False)
     on_host(run)
     host_times(run, 1e-6, 0.0)
 
@@ -218,7 +218,7 @@ def test_one_reading_without_its_own_time_hides_nothing(run: RunPaths) -> None:
 
 @pytest.mark.parametrize("cores", [0, -1])
 def test_a_reading_of_no_cores_hides_nothing(run: RunPaths, cores: int) -> None:
-    with_peak(run, 1e-5, is_published=False)
+    set_measured_peak(run, 1e-5, is_published=False)
     on_host(run)
     host_times(run, 0.4, 0.0)
     change_lines(run.telemetry, lambda line: line["host"].update(cores=cores))
@@ -226,14 +226,14 @@ def test_a_reading_of_no_cores_hides_nothing(run: RunPaths, cores: int) -> None:
 
 
 def test_a_published_peak_of_a_host_hides_no_sleep(run: RunPaths) -> None:
-    with_peak(run, 1.0, is_published=True)
+    set_measured_peak(run, 1.0, is_published=True)
     on_host(run)
     host_times(run, 0.4, 0.0)
     assert_names(run, "processors", "the run")
 
 
 def test_a_containers_processor_time_is_not_that_of_the_readings(run: RunPaths) -> None:
-    with_peak(run, 1e-5, is_published=False)
+    set_measured_peak(run, 1e-5, is_published=False)
     on_host(run, runtime="docker")
     host_times(run, 1e-6, None)
     assert collect(run).status.word == "valid"
@@ -274,7 +274,7 @@ def test_a_run_of_before_limits_is_held_to_what_no_processor_can(run: RunPaths) 
 
 def test_a_peak_of_a_few_paid_cores_is_not_that_of_all(run: RunPaths) -> None:
     """A probe has as many threads as the control group pays for: 2 here, of 64 that are there."""
-    with_peak(run, 1e-4, is_published=False)
+    set_measured_peak(run, 1e-4, is_published=False)
     on_host(run, tuning=read_plan(run).tuning.model_copy(update={"threads": 1}))
     host_times(run, 0.5, 0.05)
     change_lines(run.telemetry, lambda line: line["host"].update(cores=64))
@@ -311,7 +311,7 @@ def idle(run: RunPaths, watts: float, load: float | None) -> None:
 def test_energy_at_the_level_of_idle_is_named(
     run: RunPaths, watts: float, load: float | None, peak: float, is_valid: bool
 ) -> None:
-    with_peak(run, peak, is_published=True)
+    set_measured_peak(run, peak, is_published=True)
     idle(run, watts, load)
     if is_valid:
         assert collect(run).status == Status(word="valid")

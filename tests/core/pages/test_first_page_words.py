@@ -27,7 +27,7 @@ def with_steps(runs: Sequence[RunRecord], *flags: list[str] | None) -> list[RunR
     return flagged
 
 
-def with_peak(runs: Sequence[RunRecord], peak: float) -> list[RunRecord]:
+def set_measured_peak(runs: Sequence[RunRecord], peak: float) -> list[RunRecord]:
     return [with_result(run, utilisation=[mfu_row(0.4, peak_tflops=peak)]) for run in runs]
 
 
@@ -88,7 +88,7 @@ def test_the_interval_has_its_value_and_the_direction_of_the_table(tmp_path: Pat
 
 
 def test_other_peaks_are_named_beside_mfu_alone(tmp_path: Path) -> None:
-    sides = *with_peak(torch(1000, 1010, 990), 100.0), *with_peak(jax(400, 404, 396), 90.0)
+    sides = *set_measured_peak(torch(1000, 1010, 990), 100.0), *set_measured_peak(jax(400, 404, 396), 90.0)
     texts = pages(tmp_path, *sides)
     assert re.search(r"same.peak.0.of.1.against", texts["by-mfu.html"]) and "other peaks" in texts["by-mfu.html"]
     guide = texts["index.html"].index("How to read this")

@@ -215,7 +215,7 @@ def test_an_older_chip_has_the_build_that_has_code_for_it(
     [reason] = plan.deviations
     for part in ("torch_2.10.0", "torch 2.13.0", "V100-SXM2-16GB", "capability 7.0"):
         assert part in reason
-    assumed = planned("gpt3_6.7B:torch", may_lack_hardware=True, hardware=read_hardware("4x8 V100"))
+    assumed = planned("gpt3_6.7B:torch", may_lack_hardware=True, assumed_hardware=read_hardware("4x8 V100"))
     assert "torch==2.10.0" in assumed.environment.requirements and assumed.environment.lacking is None
     with pytest.raises(NotHere, match=r"found V100-SXM2-16GB.*7\.0,.expected.7\.5.*CUDA"):
         planned("gpt3_6.7B:torch_2.13.0:V100:1:1")

@@ -184,7 +184,7 @@ def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> Non
     large = default_layout.smallest_fitting_task(small, TuningChoice())
     assert large is not None
     before = default_layout.LayoutTask(large.selection, large.work, large.nodes // 2 or 1, large.devices)
-    fitting, lacking = (default_layout.question_of(place) for place in (large, before))
+    fitting, lacking = (default_layout.layout_question(place) for place in (large, before))
     assert fitting is not None and lacking is not None
     assert search_layouts(fitting).rows and not search_layouts(lacking).rows
 

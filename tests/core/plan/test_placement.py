@@ -147,9 +147,9 @@ def test_a_withheld_chip_has_no_plan_of_its_own(planned: Planned) -> None:
 
 
 def test_assumed_hardware_is_marked_even_where_it_is_here(planned: Planned) -> None:
-    plan = planned("tiny:fake", None, "TP2", may_lack_hardware=True, hardware=read_hardware("1x2 F1"))
+    plan = planned("tiny:fake", None, "TP2", may_lack_hardware=True, assumed_hardware=read_hardware("1x2 F1"))
     assert plan.hardware.assumed and "--assume-hardware" in plan.scale_reason
-    over = planned("tiny:fake", "1x8 F1", "TP2", may_lack_hardware=True, hardware=read_hardware("1x2 F2"))
+    over = planned("tiny:fake", "1x8 F1", "TP2", may_lack_hardware=True, assumed_hardware=read_hardware("1x2 F2"))
     assert over.hardware.chip.name == "F2"
 
 
@@ -175,7 +175,7 @@ def test_a_layout_as_flagperf_prints_it_is_planned_as_its_row_ran(
 ) -> None:
     devices = 4 if ran == "DP1TP1PP4" else 8
     hardware = NamedHardware(nodes=1, devices=devices, chip=chip)
-    request = UserRequest(choice=TuningChoice(layout=layout), hardware=hardware, may_lack_hardware=True)
+    request = UserRequest(choice=TuningChoice(layout=layout), assumed_hardware=hardware, may_lack_hardware=True)
     decision = placement.place(registry, Entry("llama3_8b:megatron", request))
     plan = resolve(decision, "run-id")
     assert str(plan.tuning.layout) == ran
@@ -190,9 +190,9 @@ ROWS = ("H100 1x8 bf16 PP1DP4TP2", "A100 1x8 bf16 PP2DP4TP1")
 
 def test_another_framework_and_a_host_take_the_printed_layout_as_it_stands(registry: Registry) -> None:
     hardware = read_hardware("1x8 H100-SXM5-80GB")
-    request = UserRequest(choice=TuningChoice(layout="PP1DP4TP2"), hardware=hardware, may_lack_hardware=True)
+    request = UserRequest(choice=TuningChoice(layout="PP1DP4TP2"), assumed_hardware=hardware, may_lack_hardware=True)
     assert placement.place(registry, Entry("llama3_8b:torch", request)).request.choice.layout == "PP1DP4TP2"
-    request = replace(request, hardware=None)
+    request = replace(request, assumed_hardware=None)
     assert placement.place(registry, Entry("llama3_8b:megatron:cpu:1:8", request)).request.choice.layout == "PP1DP4TP2"
 
 

@@ -13,7 +13,7 @@ from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
-from levelfield.plan.default_layout import LayoutTask, question_of
+from levelfield.plan.default_layout import LayoutTask, layout_question
 from levelfield.plan.placement import place
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.plan.resolution import resolve
@@ -32,7 +32,7 @@ ENTRY = "llama3_8b:torch:H100:1:8"
 @pytest.fixture(scope="module")
 def question() -> LayoutQuestion:
     selection = find_selection(Registry(), parse_selector(ENTRY))
-    question = question_of(LayoutTask(selection, selection.case.work("full"), 1, 8))
+    question = layout_question(LayoutTask(selection, selection.case.work("full"), 1, 8))
     assert question is not None
     return question
 
@@ -51,8 +51,8 @@ def test_a_planted_rate_of_products_is_found(question: LayoutQuestion) -> None:
     row = tuning("DP8SH1SP8")
     measured = predict(with_pace(question, matmul_efficiency=0.61), row).tokens_per_second
     rate = calibrate(question, row, measured)
-    assert (rate.rate, rate.before) == ("matmul_efficiency", Pace.model_fields["matmul_efficiency"].default)
-    assert rate.after == pytest.approx(0.61, rel=1e-6)
+    assert (rate.rate_name, rate.old_rate) == ("matmul_efficiency", Pace.model_fields["matmul_efficiency"].default)
+    assert rate.new_rate == pytest.approx(0.61, rel=1e-6)
     again = replace(question, constants=rate.apply_to(question.constants, False))
     assert predict(again, row).tokens_per_second == pytest.approx(measured, rel=1e-6)
     assert predict(question, row).tokens_per_second == rate.row.tokens_per_second, "the question stays as it was"
@@ -68,7 +68,7 @@ def test_where_messages_take_most_of_a_step_the_link_is_free(
     slow, row = replace(question, machine=machine), tuning("TP8")
     measured = predict(with_pace(slow, **{rate: 0.3}), row).tokens_per_second
     calibrated = calibrate(slow, row, measured)
-    assert calibrated.rate == rate and calibrated.after == pytest.approx(0.3, rel=1e-6)
+    assert calibrated.rate_name == rate and calibrated.new_rate == pytest.approx(0.3, rel=1e-6)
 
 
 def test_a_host_has_its_own_pace(question: LayoutQuestion) -> None:

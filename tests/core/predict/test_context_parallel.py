@@ -197,16 +197,24 @@ def test_only_what_is_offered_is_searched() -> None:
 def test_rows_beyond_the_offer_are_named() -> None:
     query = question(devices=16, capacity_bytes=80 * 2**30)
     others = unsupported_rows(query)
-    assert {query.offer.lacks(row.tuning, 32) for row in others} == {("context",), ("hybrid",), ("context", "hybrid")}
+    assert {query.supported.missing_parallelism(row.tuning, 32) for row in others} == {
+        ("context",),
+        ("hybrid",),
+        ("context", "hybrid"),
+    }
     rates = [row.tokens_per_second for row in others]
     assert rates == sorted(rates, reverse=True) and all(row.fits for row in others)
-    hybrid = {row.layout.sharding_degree for row in others if query.offer.lacks(row.tuning, 32) == ("hybrid",)}
+    hybrid = {
+        row.layout.sharding_degree
+        for row in others
+        if query.supported.missing_parallelism(row.tuning, 32) == ("hybrid",)
+    }
     assert hybrid <= {8, 4, 2}  # the ranks of a node of eight, over one, two or four tensor ranks
 
 
 def test_hybrid_sharding_is_searched_where_it_is_offered() -> None:
     offer = SupportedParallelism(MEGATRON | {"zero3"}, ("none",))
-    rows = search_layouts(question(devices=16, offer=offer)).rows
+    rows = search_layouts(question(devices=16, supported=offer)).rows
     degrees = {row.layout.sharding_degree for row in rows if row.layout.data == 16}
     assert degrees == {1, 8, 16}
     network = replace(MACHINE, network=Link(1e-5, 20e9))

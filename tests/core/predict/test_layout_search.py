@@ -49,7 +49,7 @@ ALL = SupportedParallelism(
     frozenset({"data", "tensor", "pipeline", "sequence", "interleaved", "context", "zero1", "zero2", "zero3"}),
     ("none", "selective", "full"),
 )
-REFUSES = replace(ALL, refuses=(RECOMPUTE_FIRST_LAYERS,))
+REFUSES = replace(ALL, refusals=(RECOMPUTE_FIRST_LAYERS,))
 
 
 def machine(**changes: object) -> MachineRates:
@@ -71,7 +71,7 @@ def question(
                 "pace": Pace(matmul_efficiency=0.5, communication_efficiency=0.5, network_efficiency=0.5, overlap=0)
             }
         ),
-        offer=ALL,
+        supported=ALL,
         on_host=False,
         devices=devices,
         capacity_bytes=None if capacity_gib is None else int(capacity_gib * GIB),
@@ -201,18 +201,18 @@ def test_chunks_that_fit_where_plain_stages_do_not_are_found() -> None:
 
 
 def test_what_a_framework_refuses_of_chunks_is_no_row() -> None:
-    refuses = replace(ALL, refuses=("zero2 or zero3 with interleaved stages",))
+    refuses = replace(ALL, refusals=("zero2 or zero3 with interleaved stages",))
     kinds = [
         {
             row.layout.sharding_stage
-            for row in search_layouts(question(offer=offer)).rows
+            for row in search_layouts(question(supported=offer)).rows
             if row.tuning.virtual_pipeline > 1
         }
         for offer in (ALL, refuses)
     ]
     assert kinds == [{0, 1, 2, 3}, {0, 1}]
     plain = {
-        row.layout.sharding_stage for row in search_layouts(question(offer=refuses)).rows if row.layout.pipeline > 1
+        row.layout.sharding_stage for row in search_layouts(question(supported=refuses)).rows if row.layout.pipeline > 1
     }
     assert plain == {0, 1, 2, 3}
 
@@ -252,7 +252,7 @@ def _brute(query: LayoutQuestion) -> set[str]:
 
 def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
     few = SupportedParallelism(frozenset({"data", "zero1"}), ("none",))
-    rows = search_layouts(question(capacity_gib=None, offer=few)).rows
+    rows = search_layouts(question(capacity_gib=None, supported=few)).rows
     rates = [row.tokens_per_second for row in rows]
     assert rates == sorted(rates, reverse=True)
     assert {(r.layout.tensor, r.layout.pipeline, r.tuning.recompute) for r in rows} == {(1, 1, "none")}
@@ -270,13 +270,13 @@ def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framew
     copying = constants.model_copy(update={"pace": constants.pace.model_copy(update={"exchange_copies": True})})
     offer = replace(ALL, parallelism=ALL.parallelism | {"expert", "uneven"})
     capacity = None if case == "deepseek_v3" else 60
-    query = question(case, 16, capacity, constants=copying, offer=offer, on_host=on_host)
+    query = question(case, 16, capacity, constants=copying, supported=offer, on_host=on_host)
     rows = search_layouts(query).rows
     assert len(rows) > 300
     for ranked, row in zip(rows.ranked[::23], rows[::23], strict=True):
         assert (ranked.tokens_per_second, ranked.total_bytes) == (row.tokens_per_second, row.memory.total), row.tuning
         assert row.fits
-    roomy = rows.with_margin_first().ranked
+    roomy = rows.prefer_margin().ranked
     tight = [is_tight(query, row.total_bytes) for row in roomy]
     assert tight == sorted(tight) and fastest_first(roomy) == rows.ranked and any(tight) == (case == "mixtral_8x7b")
 
@@ -308,7 +308,7 @@ def test_time_grows_with_the_layers_that_are_computed_again(layout: str) -> None
 def test_the_layers_of_a_mixture_are_counted_by_kind() -> None:
     """DeepSeek-V3's dense layers are the first three, and exchange no tokens."""
     offer = replace(ALL, parallelism=ALL.parallelism | {"expert"})
-    query = question("deepseek_v3", 16, None, offer=offer)
+    query = question("deepseek_v3", 16, None, supported=offer)
     none, *times = (
         predict(query, tuning("DP16EP16", recompute="full" if layers else "none", recompute_layers=layers)).time
         for layers in (None, 1, 3, 4, 13)
@@ -323,7 +323,7 @@ def test_the_layers_of_a_mixture_are_counted_by_kind() -> None:
     ("case", "devices", "capacity"), [("llama3_8b", 8, 40), ("gpt3_6.7B", 4, 60), ("mixtral_8x7b", 16, 80)]
 )
 def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int, capacity: float) -> None:
-    query = question(case, devices, capacity, offer=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
+    query = question(case, devices, capacity, supported=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
     ranking = search_layouts(query)
     some = [row for row in ranking.rows if row.tuning.recompute_layers is not None]
     assert some and fastest_first(ranking.rows.ranked) == ranking.rows.ranked
@@ -356,16 +356,16 @@ def test_no_faster_row_with_first_layers_is_missed(case: str, devices: int, capa
         fitting = (predict(query, estimate) for estimate in tried)
         every += [estimate for estimate in fitting if not is_tight(query, estimate.memory.total)]
     best = max(estimate.tokens_per_second for estimate in every)
-    without = search_layouts(replace(query, offer=REFUSES)).rows.with_margin_first()[0]
-    assert rows.with_margin_first()[0].tokens_per_second == best > without.tokens_per_second
+    without = search_layouts(replace(query, supported=REFUSES)).rows.prefer_margin()[0]
+    assert rows.prefer_margin()[0].tokens_per_second == best > without.tokens_per_second
 
 
 def test_who_refuses_it_or_asks_for_another_kind_gets_no_such_row() -> None:
     query = question("llama3_8b", 8, 40)
     assert any(row.tuning.recompute_layers for row in search_layouts(query).rows)
     for changed in (
-        replace(query, offer=REFUSES),
-        replace(query, offer=replace(ALL, recompute=("none", "selective"))),
+        replace(query, supported=REFUSES),
+        replace(query, supported=replace(ALL, recompute=("none", "selective"))),
         replace(query, constraints=SearchConstraints(recompute="full")),
         replace(query, constraints=SearchConstraints(recompute="none")),
         replace(query, capacity_bytes=None),

@@ -81,16 +81,16 @@ def test_the_stages_hold_every_parameter_once(work: Work, stages: int) -> None:
 
 
 def test_experts_are_divided_over_expert_and_tensor_ranks() -> None:
-    assert layer_parameters(MIXTRAL.model, 1, 1, mixture=True).routed == 8 * EXPERT
-    assert layer_parameters(MIXTRAL.model, 2, 4, mixture=True).routed == EXPERT
+    assert layer_parameters(MIXTRAL.model, 1, 1, is_mixture=True).routed == 8 * EXPERT
+    assert layer_parameters(MIXTRAL.model, 2, 4, is_mixture=True).routed == EXPERT
     assert (
-        layer_parameters(MIXTRAL.model, 2, 1, mixture=True).plain
-        == layer_parameters(MIXTRAL.model, 2, 4, mixture=True).plain
+        layer_parameters(MIXTRAL.model, 2, 1, is_mixture=True).plain
+        == layer_parameters(MIXTRAL.model, 2, 4, is_mixture=True).plain
     )
     router = 8 * 4096  # which every tensor rank holds whole
     halved = (
-        layer_parameters(MIXTRAL.model, 1, 1, mixture=True).plain
-        - layer_parameters(MIXTRAL.model, 2, 1, mixture=True).plain
+        layer_parameters(MIXTRAL.model, 1, 1, is_mixture=True).plain
+        - layer_parameters(MIXTRAL.model, 2, 1, is_mixture=True).plain
     )
     assert halved == (2 * 4096 * 4096 + 2 * 4096 * 1024) / 2 and router < halved
 
@@ -167,7 +167,9 @@ def test_gates_in_calls_of_their_own_move_more() -> None:
     assert apart.operations == fused.operations
     part = rank_slice(setup("DP1", QWEN))
     gated = rank_slice(setup("DP1", QWEN), ("gates",))
-    assert layer_forward_cost(QWEN.model, part, mixture=True) == layer_forward_cost(QWEN.model, gated, mixture=True)
+    assert layer_forward_cost(QWEN.model, part, is_mixture=True) == layer_forward_cost(
+        QWEN.model, gated, is_mixture=True
+    )
 
 
 def test_zero_3_does_not_gather_experts_that_no_other_rank_has() -> None:
@@ -183,7 +185,7 @@ def test_zero_3_does_not_gather_experts_that_no_other_rank_has() -> None:
 
 def test_the_streams_hold_the_gradients_of_a_layer_larger_than_the_embedding() -> None:
     for layout, largest in (
-        ("DP8SH3", layer_parameters(QWEN.model, 1, 1, mixture=True).total),
+        ("DP8SH3", layer_parameters(QWEN.model, 1, 1, is_mixture=True).total),
         ("DP8EP8SH3", QWEN.model.vocab_size * QWEN.model.hidden_size),  # the experts lie whole on their ranks
     ):
         plain, pools = (
@@ -230,7 +232,7 @@ def test_flops_are_the_megatron_formulas(work: Work, layout: str) -> None:
     model, part = work.model, rank_slice(setup(layout, work, micro_batch=2))
     dense, mixture, experts = (
         layer_forward_cost(model, part),
-        layer_forward_cost(model, part, mixture=True),
+        layer_forward_cost(model, part, is_mixture=True),
         experts_forward_cost(model, part),
     )
     mixtures = model.mixture_layers
@@ -391,7 +393,7 @@ def test_the_nearest_layouts_keep_the_expert_ranks_that_are_possible() -> None:
 
 
 def test_the_search_has_every_division_of_the_experts() -> None:
-    query = question(offer=SupportedParallelism(FEW, ("none",)))
+    query = question(supported=SupportedParallelism(FEW, ("none",)))
     rows = search_layouts(query).rows
     assert {row.layout.expert for row in rows} == {1, 2, 4, 8}
     assert all(row.time == predict(query, row.tuning).time for row in rows)  # what rows share depends on nothing else
@@ -401,11 +403,11 @@ def test_the_search_has_every_division_of_the_experts() -> None:
 
 def test_without_the_offer_no_row_divides_experts_and_beyond_shows_them() -> None:
     offer = SupportedParallelism(KINDS - {"expert"}, ("none",), ("partial sharding",))
-    query = question(offer=offer)
+    query = question(supported=offer)
     assert {row.layout.expert for row in search_layouts(query).rows} == {1}
     others = unsupported_rows(query)
-    lacking = {name for row in others for name in offer.lacks(row.tuning, query.work.model.layers)}
-    assert "expert" in lacking and all(offer.lacks(row.tuning, query.work.model.layers) for row in others)
+    lacking = {name for row in others for name in offer.missing_parallelism(row.tuning, query.work.model.layers)}
+    assert "expert" in lacking and all(offer.missing_parallelism(row.tuning, query.work.model.layers) for row in others)
 
 
 @pytest.mark.parametrize(
@@ -432,14 +434,14 @@ def test_what_a_framework_may_refuse_of_experts(name: Any, layout: str, fields: 
 
 def test_the_search_leaves_out_what_is_refused() -> None:
     offer = SupportedParallelism(FEW, ("none",), ("experts of a part of the ranks with zero",))
-    sharded = [row.layout for row in search_layouts(question(offer=offer)).rows if row.layout.sharding_stage]
+    sharded = [row.layout for row in search_layouts(question(supported=offer)).rows if row.layout.sharding_stage]
     assert {layout.expert for layout in sharded if layout.data == 8} == {1, 8}
 
 
 def test_no_layout_that_fits_is_lost() -> None:
     """The search against every combination, on 8 devices of 120 GB."""
     capacity = 120 * 10**9
-    query = question(QWEN, capacity_bytes=capacity, offer=SupportedParallelism(FEW, ("none", "full"), ()))
+    query = question(QWEN, capacity_bytes=capacity, supported=SupportedParallelism(FEW, ("none", "full"), ()))
     fitting = {(str(r.layout), r.tuning.micro_batch, r.tuning.recompute) for r in search_layouts(query).rows}
     layouts = {
         row.layout for row in search_layouts(replace(query, capacity_bytes=None)).rows if row.layout.pipeline == 1
@@ -461,14 +463,16 @@ def test_no_layout_that_fits_is_lost() -> None:
 def test_stages_and_chunks_of_unequal_layers_are_searched_where_they_run() -> None:
     """61 layers divide over no pipeline. Megatron's recipes run 4 stages of 4 or 8 chunks, 8 of 4."""
     offer = SupportedParallelism(frozenset({"data", "pipeline", "interleaved"}), ("none",), ("partial sharding",))
-    plain = question(DEEPSEEK, 32, capacity_bytes=None, offer=offer)
+    plain = question(DEEPSEEK, 32, capacity_bytes=None, supported=offer)
     assert {row.layout.pipeline for row in search_layouts(plain).rows} == {1}
-    rows = search_layouts(replace(plain, offer=replace(offer, parallelism=offer.parallelism | {"uneven"}))).rows
+    rows = search_layouts(replace(plain, supported=replace(offer, parallelism=offer.parallelism | {"uneven"}))).rows
     pipelines = {(row.layout.pipeline, row.tuning.virtual_pipeline) for row in rows}
     assert {(4, 4), (4, 8), (8, 4), (1, 1)} <= pipelines
     assert all(stages * chunks <= 61 for stages, chunks in pipelines)
-    assert {plain.offer.lacks(row.tuning, 61) for row in rows if row.layout.pipeline > 1} == {("uneven",)}
-    assert any("uneven" in plain.offer.lacks(row.tuning, 61) for row in unsupported_rows(plain))
+    assert {plain.supported.missing_parallelism(row.tuning, 61) for row in rows if row.layout.pipeline > 1} == {
+        ("uneven",)
+    }
+    assert any("uneven" in plain.supported.missing_parallelism(row.tuning, 61) for row in unsupported_rows(plain))
 
 
 def test_unequal_chunks_need_a_layer_each() -> None:

@@ -58,7 +58,7 @@ def estimate(
         work=Registry().case(case).work("full"),
         machine=MACHINE,
         constants=constants(keeping, **pace),
-        offer=SupportedParallelism(frozenset(), ("none",)),
+        supported=SupportedParallelism(frozenset(), ("none",)),
         on_host=False,
         devices=parsed.world_size,
         capacity_bytes=None,

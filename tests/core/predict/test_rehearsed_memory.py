@@ -6,7 +6,7 @@ import pytest
 from levelfield.catalog.lookup import find_selection
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.rehearsals import Rehearsals
-from levelfield.plan.default_layout import LayoutTask, question_of
+from levelfield.plan.default_layout import LayoutTask, layout_question
 from levelfield.predict.footprint import Footprint
 from levelfield.predict.layout_search import LayoutQuestion, predict
 from levelfield.specs.rehearsed_runs import RehearsedRow
@@ -26,7 +26,7 @@ GAPS = 0.07  # below what deepspeed's ZeRO 3 reserves: whole parameters come and
 def question(row: RehearsedRow) -> LayoutQuestion:
     text = f"{row.case}:{row.framework}:{row.chip}:{row.nodes}:{row.devices}"
     selection = find_selection(REGISTRY, parse_selector(text))
-    query = question_of(LayoutTask(selection, selection.case.work("full"), row.nodes, row.devices))
+    query = layout_question(LayoutTask(selection, selection.case.work("full"), row.nodes, row.devices))
     assert query is not None
     return query
 

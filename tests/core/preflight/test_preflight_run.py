@@ -230,14 +230,14 @@ def test_nodes_without_any_products_are_not_compared(of: Of) -> None:
 def test_load_of_others_is_a_remark(of: Of) -> None:
     report = of(with_values(4, 1, "load", other_cores=3.2))
     assert report.word == "in line" and [finding.nodes for finding in report.other_use_findings] == [("node1",)]
-    assert of(with_values(4, 1, "load", other_cores=0.7)).others == ()
+    assert of(with_values(4, 1, "load", other_cores=0.7)).other_use_findings == ()
 
 
 def test_a_foreign_process_on_a_device_is_a_remark(of: Of) -> None:
     used = Sample(0, memory_used_bytes=2**33, utilisation=0.9)
     report = of(nodes(1), samples=[used])
     assert [finding.figure for finding in report.other_use_findings] == ["device"]
-    assert of(nodes(1), samples=[Sample(0, memory_used_bytes=2**20, utilisation=0.0)]).others == ()
+    assert of(nodes(1), samples=[Sample(0, memory_used_bytes=2**20, utilisation=0.0)]).other_use_findings == ()
 
 
 @pytest.mark.parametrize(

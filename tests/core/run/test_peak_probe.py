@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from levelfield.cli.main import main
 from levelfield.measure.utilisation import core_tflops_limit
-from levelfield.plan.peak import MeasuredPeaks, mfu_peak, remeasure_reason, with_peak
+from levelfield.plan.peak import MeasuredPeaks, mfu_peak, remeasure_reason, set_measured_peak
 from levelfield.run import measurement
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher, SlurmRuntime
 from levelfield.run.runtimes.process_runtime import ProcessRuntime
@@ -44,7 +44,7 @@ def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
     peaks = measurement.measure_peaks(plan, "here", ProcessRuntime(), sentences.append)
     (sentence,) = sentences
     assert "fp32" in sentence and "fake" in sentence and "this machine" in sentence
-    assert peaks.tflops == {"fp32": 2.0} and "fake 1.2.3" in peaks.how
+    assert peaks.tflops == {"fp32": 2.0} and "fake 1.2.3" in peaks.source
     assert measurement.stored_peaks(plan, "here") == peaks
     assert measurement.stored_peaks(plan, "there") == MeasuredPeaks() and asked(plan) == []
 
@@ -90,7 +90,7 @@ def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
 ) -> None:
     monkeypatch.setenv("FAKE_PEAK", answer)
     peaks = measure(plan)
-    assert peaks == MeasuredPeaks(how=how)
+    assert peaks == MeasuredPeaks(source=how)
     assert "fp32" not in measurement.stored_peaks(plan, "here").tflops
 
 
@@ -116,7 +116,7 @@ def test_a_damaged_cache_is_none(plan: Plan, content: str) -> None:
 def test_a_framework_without_a_probe_says_so(plan: Plan) -> None:
     without = plan.implementation.model_copy(update={"peak_probe": ()})
     peaks = measure(plan.model_copy(update={"implementation": without}))
-    assert peaks == MeasuredPeaks(how=peaks.how) and "no probe" in peaks.how
+    assert peaks == MeasuredPeaks(source=peaks.source) and "no probe" in peaks.source
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault(plan: Plan, tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_a_rate_far_below_numpys_own_is_refused_by_name_and_not_kept(
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}}}}}')
     peaks = measure(on_host)
     says = f"the probe of fake 1.2.3 is refused: it gave {rate:.3g} TFLOP/s in fp32, expected at least 0.025"
-    assert peaks.tflops == {} and peaks.refused[0].startswith(says)
-    used = with_peak(on_host, peaks)
-    assert used.peak.tflops is None and peaks.refused[0] in used.peak.source and used.notices == peaks.refused
+    assert peaks.tflops == {} and peaks.refusals[0].startswith(says)
+    used = set_measured_peak(on_host, peaks)
+    assert used.peak.tflops is None and peaks.refusals[0] in used.peak.source and used.notices == peaks.refusals
     assert measurement.stored_peaks(on_host, "here").tflops == {}
 
 
@@ -155,7 +155,7 @@ def test_a_rate_near_numpys_is_a_peak_and_a_refused_one_leaves_a_kept_one(
     assert measure(on_host).tflops == {"fp32": 0.015}  # two devices share the host
     monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 0.02}}')
     again = measure(on_host)
-    assert again.tflops == {"fp32": 0.015} and "is refused" in again.refused[0]
+    assert again.tflops == {"fp32": 0.015} and "is refused" in again.refusals[0]
 
 
 @pytest.mark.parametrize(("rate", "is_doubtful"), [(0.049, True), (0.051, False), (0.4, False)])
@@ -166,7 +166,7 @@ def test_a_rate_below_half_of_numpys_says_that_it_may_be_too_low(
     monkeypatch.setattr(measurement, "_load_counters", lambda plan: None)
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}, "repeats": 9}}}}')
     measure(on_host)
-    source = with_peak(on_host, measurement.stored_peaks(on_host, "here")).peak.source  # of the next run
+    source = set_measured_peak(on_host, measurement.stored_peaks(on_host, "here")).peak.source  # of the next run
     assert ("the probe gave 49% of numpy's product, expected at least 50%; it may be too low" in source) is is_doubtful
     assert ("too low" in source) is is_doubtful
 
@@ -207,9 +207,9 @@ def test_a_rate_that_two_cores_cannot_have_is_refused_by_name_and_not_kept(
     assert measurement.stored_peaks(on_host, "here").tflops == {}
     peaks = measurement.peaks_for(on_host, "here", ProcessRuntime(), lambda text: None)
     says = f"the probe of fake 1.2.3 is refused: it gave 500 TFLOP/s in fp32, expected at most {most:.3g}: 2 core(s)"
-    assert peaks.tflops == {} and peaks.refused[0].startswith(says)
-    used = with_peak(on_host, peaks)
-    assert used.peak.tflops is None and says in used.peak.source and used.notices == peaks.refused
+    assert peaks.tflops == {} and peaks.refusals[0].startswith(says)
+    used = set_measured_peak(on_host, peaks)
+    assert used.peak.tflops is None and says in used.peak.source and used.notices == peaks.refusals
     assert used.peak.limit_tflops == pytest.approx(most / 2)  # two devices share the host
     assert json.loads(measurement._peak_file(on_host, "here").read_text()) == {}
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {0.9 * most}}}}}')
@@ -254,7 +254,7 @@ def test_a_rate_above_what_the_maker_publishes_is_refused(
     published = {dtype: Peak(tflops=tflops, source="a datasheet") for dtype, tflops in peaks.items()}
     chip = plan.hardware.chip.model_copy(update={"peaks": published})
     plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"chip": chip})})
-    used = with_peak(plan, MeasuredPeaks({"fp32": rate}))
+    used = set_measured_peak(plan, MeasuredPeaks({"fp32": rate}))
     assert used.peak.measured_tflops == (None if most else rate)
     assert bool(used.notices) == bool(most) and all(f" most {most} by" in notice for notice in used.notices)
 
@@ -263,13 +263,13 @@ def test_a_rate_above_what_the_maker_publishes_is_refused(
 def test_a_rate_far_below_the_published_peak_is_refused_by_name(plan: Plan, rate: float, holds: bool) -> None:
     chip = plan.hardware.chip.model_copy(update={"peaks": {"fp32": Peak(tflops=100, source="a datasheet")}})
     plan = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"chip": chip})})
-    used = with_peak(plan, MeasuredPeaks({"fp32": rate}))
+    used = set_measured_peak(plan, MeasuredPeaks({"fp32": rate}))
     assert (used.peak.tflops, used.peak.source) == (100, "a datasheet")
     assert used.peak.measured_tflops == (rate if holds else None)
     assert (used.notices == ()) is holds
     facts = ("fake 1.2.3", "9.9 TFLOP/s", "least 10,", "10% of", "F1")
     assert all(fact in " ".join(used.notices) for fact in facts) is not holds
-    assert with_peak(used, MeasuredPeaks({"fp32": rate})).notices == used.notices
+    assert set_measured_peak(used, MeasuredPeaks({"fp32": rate})).notices == used.notices
 
 
 # -- a kept peak is measured again when it may be wrong
@@ -369,7 +369,7 @@ def test_a_peak_of_few_products_says_so_and_the_next_run_measures_again(
 ) -> None:
     monkeypatch.setattr(measurement, "_load_counters", lambda plan: None)  # as of a launcher's nodes
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "repeats": {repeats}}}}}')
-    source = with_peak(plan, measure(plan)).peak.source
+    source = set_measured_peak(plan, measure(plan)).peak.source
     assert source.endswith("too low") is is_low and (f"product {repeats} time(s)" in source) is is_low
     assert bool(asked(plan)) is is_low
 
@@ -398,14 +398,14 @@ def test_the_faster_library_of_products_reaches_the_job(
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "onednn_over_mkl": {ratio}}}}}')
     measure(plan)
     host = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
-    used = with_peak(host, measurement.stored_peaks(plan, "here"))
+    used = set_measured_peak(host, measurement.stored_peaks(plan, "here"))
     assert job_content(used, RunPaths(Path("/"))).get("products") == products
     assert ("float32 products" in used.peak.source) is (words is not None) and (words or "") in used.peak.source
 
 
 def test_a_chip_has_no_choice_of_products(plan: Plan) -> None:
     faster = {"fp32": now(onednn_over_mkl=1.3)}
-    used = with_peak(plan, MeasuredPeaks({"fp32": 1.0}, "a probe", faster))
+    used = set_measured_peak(plan, MeasuredPeaks({"fp32": 1.0}, "a probe", faster))
     assert used.peak.measurement and "products" not in job_content(used, RunPaths(Path("/")))
 
 
@@ -472,9 +472,9 @@ def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, planted: PlantedS
     planted.says("srun", (1, "srun: error: Unable to allocate resources"))
     on_slurm = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
     peaks = measurement.peaks_for(on_slurm, "here", slurm_runtime(on_slurm), lambda text: None)
-    assert peaks.tflops == {} and "CalledProcessError" in peaks.how
+    assert peaks.tflops == {} and "CalledProcessError" in peaks.source
 
 
 def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:
     peaks = measurement.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
-    assert peaks.tflops == {} and "launcher any" in peaks.how
+    assert peaks.tflops == {} and "launcher any" in peaks.source

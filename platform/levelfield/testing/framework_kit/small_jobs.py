@@ -222,7 +222,7 @@ def refusal_reason(implementation: ImplementationFile, kind: str, job: dict[str,
     if reasons := broken_rules(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
         return reasons[0]
     try:
-        refuse_unsupported(implementation, work, tuning, kind, captures=job["capture"] is not None)
+        refuse_unsupported(implementation, work, tuning, kind, captures_tensors=job["capture"] is not None)
     except NotHere as error:
         return str(error)
     return None
