@@ -47,7 +47,7 @@ def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: 
     run = fleet.only_run()
     plan = load(Plan, run / "plan.json")
     runtime, launcher = runtime_and_launcher(plan)
-    shown_commands = launcher.request(plan, RunPaths(run), runtime).public().submissions
+    shown_commands = launcher.request(plan, RunPaths(run), runtime).redacted().submissions
     sent = {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, plan.run_id)}
     for submission in shown_commands:
         argv, text = sent[submission.name]

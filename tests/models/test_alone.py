@@ -12,7 +12,7 @@ import pytest
 import torch
 from layouts import MODELS, Variant, events, launch_explained, shallow, small_job
 from levelfield.explain.explanation import RecordedRun, parts_from_records, rank_layout, unpacked_trace
-from levelfield.explain.step_alone import ChipRates, alone_times
+from levelfield.explain.step_alone import ChipRates, parse_alone_times
 from levelfield.measure.step_timeline import add_arguments, build_timeline
 from levelfield.specs.layout import Layout
 
@@ -87,7 +87,7 @@ def test_two_ranks_repeat_their_messages_and_each_part_has_its_times(tmp_path: P
     compared = {"attention core", "attention projections", "mlp", "head and loss", "optimizer", "all-reduce"}
     assert compared <= {*by_part, *(each.partition(":")[0] for each in found.missing)}
     heavy = {"aten::mm", "mkldnn::_linear_pointwise", "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
-    known = alone_times(events(tmp_path, 0)[-2]["values"]).seconds
+    known = parse_alone_times(events(tmp_path, 0)[-2]["values"]).seconds
     noted, record = (unpacked_trace((tmp_path / "profile" / f"rank0.step{n}.json.gz").read_bytes()) for n in (0, 1))
     ran = [each for each in build_timeline(add_arguments(record, noted), known).slices if each.operation in heavy]
     assert {each.operation for each in ran} == heavy and all(each.is_repeated for each in ran)

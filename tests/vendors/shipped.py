@@ -8,7 +8,7 @@ from functools import cache
 from adapters import VENDORS, load_spec
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.readings import SAMPLED_FIELDS
 from levelfield.contracts.vendor import Device, Sample
 
 MIB = 2**20
@@ -66,12 +66,12 @@ def samples(recording: str, output: str | None = None) -> Sequence[Sample]:
 
 
 def values(sample: Sample) -> Values:
-    return tuple(getattr(sample, field) for field in SAMPLED)
+    return tuple(getattr(sample, field) for field in SAMPLED_FIELDS)
 
 
 def assert_nothing_wrong(recording: str, output: str) -> None:
     """Each value is the recorded one, or None with the reason."""
     for read, right in zip(samples(recording, output), samples(recording), strict=True):
-        for field, value in zip(SAMPLED, values(read), strict=True):
+        for field, value in zip(SAMPLED_FIELDS, values(read), strict=True):
             assert value is None or value == getattr(right, field)
             assert value is not None or read.reasons[field]

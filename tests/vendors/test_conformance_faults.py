@@ -25,7 +25,7 @@ import subprocess
 from pathlib import Path
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, Sample
-from levelfield.contracts.readings import SAMPLED, without
+from levelfield.contracts.readings import SAMPLED_FIELDS, empty_sample
 
 
 class Adapter(DeclaredVendor):
@@ -45,12 +45,13 @@ READS = (
     def sample(self, devices):
         lines, made = self.lines(), []
         for device in devices:
-            values = dict.fromkeys(SAMPLED)
+            values = dict.fromkeys(SAMPLED_FIELDS)
             try:
                 values["power_watts"] = power(lines, device)
             except (ValueError, IndexError):
                 pass
-            made.append(Sample(device.index, **values, reasons={f: "none" for f in SAMPLED if values[f] is None}))
+            reasons = {f: "none" for f in SAMPLED_FIELDS if values[f] is None}
+            made.append(Sample(device.index, **values, reasons=reasons))
         return made
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.readings import SAMPLED_FIELDS
 from levelfield.contracts.vendor import Device, DeviceList, Sample
 
 MIB = 2**20
@@ -42,7 +42,7 @@ def samples(shape: str, output: str | None = None) -> Sequence[Sample]:
 
 
 def values(sample: Sample) -> dict[str, Any]:
-    return {field: getattr(sample, field) for field in SAMPLED}
+    return {field: getattr(sample, field) for field in SAMPLED_FIELDS}
 
 
 EXPECTED = {
@@ -149,9 +149,9 @@ def test_what_is_damaged_is_passed_over_with_the_reason(
     whole = recorded(shape)
     assert old in whole
     first, right = samples(shape, whole.replace(old, new, 1))[0], samples(shape)[0]
-    missing = set(SAMPLED) if fields is None else {*fields, *right.reasons}
+    missing = set(SAMPLED_FIELDS) if fields is None else {*fields, *right.reasons}
     assert {field for field, value in values(first).items() if value is None} == missing == set(first.reasons)
-    assert all(values(first)[field] == getattr(right, field) for field in set(SAMPLED) - missing)
+    assert all(values(first)[field] == getattr(right, field) for field in set(SAMPLED_FIELDS) - missing)
     assert says in first.reasons[fields[0] if fields else "power_watts"]
 
 

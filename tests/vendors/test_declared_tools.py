@@ -18,7 +18,7 @@ from adapters import tool
 from declared_specs import CSV, KEYED, LIST, MX, NPU, recorded, spec_of
 from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.readings import SAMPLED_FIELDS
 from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.errors import DocumentError
 from levelfield.node import bounded_command as command
@@ -76,7 +76,7 @@ def test_a_tool_without_an_answer_gives_the_reason_for_every_value(
     assert adapter.devices() == []
     (sample,) = adapter.sample([Device(0, None, "", None)])
     assert time.monotonic() - before < 10
-    assert sample.reasons == dict.fromkeys(SAMPLED, reason)
+    assert sample.reasons == dict.fromkeys(SAMPLED_FIELDS, reason)
 
 
 def test_a_tool_that_is_too_slow_is_ended_with_what_it_started(script: Script, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levelfield.contracts.command import CommandOutput
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.readings import SAMPLED_FIELDS
 from levelfield.contracts.vendor import Device
 from shipped import (
     DECLARED,
@@ -41,7 +41,7 @@ def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_recorded_values_in_the_contracts_units(recording: str) -> None:
     assert {s.index: values(s) for s in samples(recording)} == EXPECTED[recording]
     for sample in samples(recording):
-        assert {*sample.reasons} == {f for f, v in zip(SAMPLED, values(sample), strict=True) if v is None}
+        assert {*sample.reasons} == {f for f, v in zip(SAMPLED_FIELDS, values(sample), strict=True) if v is None}
 
 
 def test_every_recording_is_expected_and_the_first_is_the_whole_monitor() -> None:
@@ -165,9 +165,9 @@ def test_what_is_damaged_is_passed_over_with_the_reason(
     whole = text_of(recording)
     assert old in whole
     first, right = samples(recording, whole.replace(old, new, 1))[0], samples(recording)[0]
-    missing = {*SAMPLED} if fields is None else {*fields, *right.reasons}
+    missing = {*SAMPLED_FIELDS} if fields is None else {*fields, *right.reasons}
     assert {*first.reasons} == missing and all(first.reasons.values())
-    assert all(getattr(first, f) == (None if f in missing else getattr(right, f)) for f in SAMPLED)
+    assert all(getattr(first, f) == (None if f in missing else getattr(right, f)) for f in SAMPLED_FIELDS)
 
 
 @pytest.mark.parametrize("recording", WHOLE)
@@ -175,7 +175,7 @@ def test_what_is_damaged_is_passed_over_with_the_reason(
 def test_no_text_makes_an_adapter_raise_or_invent(recording: str, output: str) -> None:
     listing = devices(recording) if recording.startswith("amd") else []  # by another tool, which says no memory
     assert adapter(recording, output).devices() == [replace(device, memory_bytes=None) for device in listing]
-    assert all({*s.reasons} == {*SAMPLED} for s in samples(recording, output))
+    assert all({*s.reasons} == {*SAMPLED_FIELDS} for s in samples(recording, output))
 
 
 @pytest.mark.parametrize("vendor", DECLARED)
@@ -184,4 +184,4 @@ def test_a_tool_without_an_answer_is_no_device_and_every_value_says_why(vendor: 
     silent = DeclaredVendor(load_spec(vendor), lambda argv, timeout_seconds: CommandOutput(None, reason))
     assert silent.devices() == []
     (sample,) = silent.sample([Device(0, None, "", None)])
-    assert sample.reasons == dict.fromkeys(SAMPLED, reason)
+    assert sample.reasons == dict.fromkeys(SAMPLED_FIELDS, reason)

@@ -113,7 +113,7 @@ def test_container_and_images_are_read() -> None:
 def test_values_are_read_from_nested_json_by_their_paths() -> None:
     monitor = acme(**content(NESTED_MONITOR)).monitor
     assert monitor is not None and monitor.format == "json"
-    parsed = tool_records.parse(monitor, NESTED_JSON)
+    parsed = tool_records.parse_output(monitor, NESTED_JSON)
     first, second = (record.texts for record in parsed.records.values())
     assert (first.values["index"], first.values["memory_total"]) == ("card0", "65536 MiB")
     assert (first.values["power"], first.values["temperature"]) == ("183.5 W", "61 C")

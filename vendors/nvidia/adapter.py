@@ -19,14 +19,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from levelfield.contracts.command import Ask, CommandOutput, ask
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.readings import (
-    Read,
+    ValueReader,
     chip_named,
+    empty_sample,
     hides_all,
-    number,
-    sample_of,
-    take,
+    parse_number,
+    read_sample,
+    read_value,
     visible_devices,
-    without,
 )
 from levelfield.contracts.vendor import Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.specs.tool import NodeCommand
@@ -125,7 +125,7 @@ class Adapter(DeclaredVendor):
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         indices = [device.index for device in devices]
         if self._tool is None:
-            return [without(index, "neither NVML nor nvidia-smi is here") for index in indices]
+            return [empty_sample(index, "neither NVML nor nvidia-smi is here") for index in indices]
         return self._tool.samples(indices)
 
     def software(self) -> dict[str, str]:
@@ -210,7 +210,7 @@ class Silent:
         return GpuList((), self._reason)
 
     def samples(self, indices: Sequence[int]) -> list[Sample]:
-        return [without(index, self._reason) for index in indices]
+        return [empty_sample(index, self._reason) for index in indices]
 
     def versions(self) -> dict[str, str]:
         return {"driver": f"unreadable: {self._reason}"}
@@ -284,7 +284,7 @@ class Nvml:
             if _LOST_WORD in str(error):
                 raise
             return None
-        memory = take("memory_bytes", lambda: total, {})
+        memory = read_value("memory_bytes", lambda: total, {})
         return None if memory is None else int(memory)
 
     def _is_partitioned(self, handle: Any) -> bool:
@@ -298,15 +298,15 @@ class Nvml:
         try:
             handle = library.nvmlDeviceGetHandleByIndex(index)
         except Exception as error:  # a card that fell off the bus
-            return without(index, _error_text(error))
-        reads: dict[str, Read] = {
+            return empty_sample(index, _error_text(error))
+        reads: dict[str, ValueReader] = {
             "power_watts": lambda: library.nvmlDeviceGetPowerUsage(handle) / 1e3,
             "energy_joules": lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
             "memory_used_bytes": lambda: library.nvmlDeviceGetMemoryInfo(handle).used,
             "utilisation": lambda: library.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
             "temperature_celsius": lambda: float(library.nvmlDeviceGetTemperature(handle, _ON_THE_CHIP)),
         }
-        return sample_of(index, reads)
+        return read_sample(index, reads)
 
 
 def _error_text(error: Exception) -> str:
@@ -352,25 +352,25 @@ class Smi:
         answer = self._ask()
         rows = {int(row["index"]): row for row in parse(answer.text or "")}
         reason = _GONE if rows else answer.reason or _GONE
-        return [self._sample(index, rows[index]) if index in rows else without(index, reason) for index in indices]
+        return [self._sample(index, rows[index]) if index in rows else empty_sample(index, reason) for index in indices]
 
     def versions(self) -> dict[str, str]:
         rows = parse(self._ask().text or "")
         return {"read through": "nvidia-smi", "driver": rows[0]["driver_version"] if rows else "no answer"}
 
     def _gpu(self, row: dict[str, str]) -> Gpu:
-        memory = take("memory_bytes", lambda: number(row["memory.total"]) * MEBIBYTE, {})
+        memory = read_value("memory_bytes", lambda: parse_number(row["memory.total"]) * MEBIBYTE, {})
         partitioned = row["mig.mode.current"] == "Enabled"
         return Gpu(int(row["index"]), row["uuid"], row["name"], None if memory is None else int(memory), partitioned)
 
     def _sample(self, index: int, row: dict[str, str]) -> Sample:
-        reads: dict[str, Read] = {
-            "power_watts": lambda: number(row["power.draw"]),
-            "memory_used_bytes": lambda: number(row["memory.used"]) * MEBIBYTE,
-            "utilisation": lambda: number(row["utilization.gpu"]) / 100,
-            "temperature_celsius": lambda: number(row["temperature.gpu"]),
+        reads: dict[str, ValueReader] = {
+            "power_watts": lambda: parse_number(row["power.draw"]),
+            "memory_used_bytes": lambda: parse_number(row["memory.used"]) * MEBIBYTE,
+            "utilisation": lambda: parse_number(row["utilization.gpu"]) / 100,
+            "temperature_celsius": lambda: parse_number(row["temperature.gpu"]),
         }
-        return sample_of(index, reads, {"energy_joules": "nvidia-smi has no energy counter"})
+        return read_sample(index, reads, {"energy_joules": "nvidia-smi has no energy counter"})
 
 
 def _lost(answer: CommandOutput, indices: Sequence[int]) -> str | None:

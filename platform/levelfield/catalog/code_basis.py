@@ -1,4 +1,4 @@
-"""The code at hand as recorded trainings rest on it."""
+"""The code that the figures of a recorded training rest on, as a digest that changes with it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Selection:
 
     case: Case
     implementation: ImplementationFile
-    folder: Path
+    folder: Path  # of the implementation
     adapter: Vendor
     chip: Chip
     devices: tuple[Device, ...]  # of this chip that are here
@@ -44,7 +44,7 @@ class Selection:
     problem: str | None = None  # why the vendor's tool, which is here, does not show all devices
     notices: tuple[str, ...] = ()  # sentences about the machine for plan and result; the problem is one of them
     vendor_devices: int = 0  # here, of all chips of the vendor
-    busy: Mapping[int, str] = field(default_factory=dict)  # by index: a sentence about a device that others use
+    busy_devices: Mapping[int, str] = field(default_factory=dict)  # by index: a sentence about a device that others use
     options: tuple[str, ...] = ()  # with which another command finds the same names, such as --plugins
 
     @property
@@ -53,7 +53,7 @@ class Selection:
 
     @property
     def default_devices(self) -> int:
-        """Return the default number of devices of a node: all that are here; a host is one device."""
+        """The default number of devices of a node: all that are here; a host is one device."""
         return 1 if self.vendor.is_divided else max(1, len(self.devices))
 
     def device_memory_bytes(self, processes: int) -> int | None:
@@ -71,11 +71,11 @@ class Selection:
         return bool(self.devices) and (self.vendor.is_divided or len(self.devices) >= count)
 
 
-def find_selection(registry: Registry, selector: Selector, check: bool = True) -> Selection:
+def find_selection(registry: Registry, selector: Selector, require_support: bool = True) -> Selection:
     """Return the documents and devices of the selector. Raises UnknownName, DocumentError or UsageError.
 
-    There is no fallback to another name. check: raise NotHere where the framework lacks a part of the model, the device
-    kind, the way to it, or pins of this version.
+    There is no fallback to another name. require_support: raise NotHere where the framework lacks a part of the model,
+    the device kind, the way to it, or pins of this version.
     """
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework, selector.version)
@@ -83,20 +83,20 @@ def find_selection(registry: Registry, selector: Selector, check: bool = True) -
     vendor, constants = hardware.adapter.spec, registry.constants(implementation.framework)
     name, kind = implementation.framework, vendor.device_kind
     missing_parts = [part for part in case.parts if part not in implementation.architecture]
-    if check and missing_parts:
+    if require_support and missing_parts:
         raise NotHere(
             f"{name} does not have {', '.join(missing_parts)}, which case {case.name} needs; it has "
             f"{', '.join(implementation.architecture)}"
         )
-    if check and not implementation.offered_precisions(kind):
+    if require_support and not implementation.offered_precisions(kind):
         kinds = ", ".join(implementation.precisions)
         raise NotHere(f"{name} says nothing about device kind '{kind}'; it has {kinds}")
-    if check and framework_access(implementation, vendor) is None:
+    if require_support and framework_access(implementation, vendor) is None:
         raise NotHere(
             f"neither {name} nor vendor {vendor.name} says how {name} reaches devices of kind '{kind}'; "
             f"add `reaches.{kind}` to {name}'s implementation.yaml"
         )
-    if check and implementation.is_further and kind not in implementation.requirements:
+    if require_support and implementation.is_further and kind not in implementation.requirements:
         raise NotHere(
             f"{implementation.label} on {kind}: found requirements for {', '.join(implementation.requirements)}; "
             f"expected some for {kind}. Add `versions.{implementation.version}.requirements.{kind}` to "
@@ -115,19 +115,19 @@ def find_selection(registry: Registry, selector: Selector, check: bool = True) -
         problem=hardware.problem,
         notices=(*hardware.notices, *access_notices(implementation, vendor)),
         vendor_devices=len(registry.machine.devices(vendor.name)),
-        busy=registry.machine.busy(vendor.name),
+        busy_devices=registry.machine.busy_devices(vendor.name),
         options=registry.options,
     )
 
 
 @dataclass(frozen=True)
 class LocalHardware:
-    """The adapter, chip and devices of a target on this machine. problem, notices: as in Selection."""
+    """The adapter, chip and devices of a target on this machine."""
 
     adapter: Vendor
     chip: Chip
     devices: tuple[Device, ...]
-    problem: str | None = None
+    problem: str | None = None  # as in Selection, and so the next
     notices: tuple[str, ...] = ()
 
 

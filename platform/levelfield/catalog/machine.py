@@ -16,10 +16,10 @@ from levelfield.node.control_groups import HOST_ROOT, core_quota, file_text
 
 
 class Machine:
-    """What the vendors' tools show on this machine. vendor: returns the adapter of a vendor by its name."""
+    """What the vendors' tools show on this machine. load_adapter: returns the adapter of a vendor by its name."""
 
-    def __init__(self, vendor: Callable[[str], Vendor]) -> None:
-        self._vendor = vendor
+    def __init__(self, load_adapter: Callable[[str], Vendor]) -> None:
+        self._load_adapter = load_adapter
         self._devices: dict[str, DeviceList] = {}
         self._busy: dict[str, dict[int, str]] = {}
         self._drivers: dict[str, str] = {}
@@ -27,14 +27,14 @@ class Machine:
     def devices(self, vendor: str) -> DeviceList:
         """Return the vendor's devices, as its tool showed them when it was first asked in this command."""
         if vendor not in self._devices:
-            self._devices[vendor] = devices_of(self._vendor(vendor))
+            self._devices[vendor] = devices_of(self._load_adapter(vendor))
         return self._devices[vendor]
 
-    def busy(self, vendor: str) -> Mapping[int, str]:
+    def busy_devices(self, vendor: str) -> Mapping[int, str]:
         """Return the devices that others use, by index, each with a sentence: by one reading of all devices."""
         if vendor in self._busy:
             return self._busy[vendor]
-        adapter, devices = self._vendor(vendor), self.devices(vendor)
+        adapter, devices = self._load_adapter(vendor), self.devices(vendor)
         samples: dict[int, Sample] = {}
         if devices and not adapter.spec.is_divided:  # the use of a host's shares is read at the start of the run
             with contextlib.suppress(Exception):  # an adapter may raise anything; the run's own readings report it
@@ -52,7 +52,7 @@ class Machine:
         """Return the version of the devices' driver, or why it is not known."""
         if vendor not in self._drivers:
             try:
-                version = self._vendor(vendor).software().get("driver", "unknown: the vendor does not name it")
+                version = self._load_adapter(vendor).software().get("driver", "unknown: the vendor does not name it")
             except Exception as error:  # an adapter may raise anything
                 version = f"unknown: {type(error).__name__}"
             self._drivers[vendor] = version

@@ -49,7 +49,7 @@ _PLUGIN_FILES = (
     *(f"configs/{kind}/*.yaml" for kind in ("cases", "suites", "published", "planner")),
     "launchers/*/launcher.py",
 )
-_PUNCTUATION = str.maketrans("", "", "-_ ")
+_PUNCTUATION = str.maketrans("", "", "-_ ")  # that spellings of a case's name may differ in
 
 
 def _check_file(option: str, path: Path, kind: str) -> None:
@@ -76,8 +76,9 @@ def _file_index(kind: str, pattern: str) -> cached_property[dict[str, Path]]:
 
 
 class Registry:
-    """All plugins by kind and name. chips: a private file that adds and corrects chips of
-    vendors. case_files: cases outside of any folder of plugins.
+    """All plugins by kind and name.
+
+    chips: a private file that adds and corrects chips of vendors. case_files: cases outside of any folder of plugins.
 
     A command makes one registry. It reads each document and loads each adapter once. Raises UsageError for a folder
     that holds other things than plugins, or a document with the ending .yml.
@@ -120,6 +121,7 @@ class Registry:
 
     @cached_property
     def roots(self) -> tuple[Path, ...]:
+        """The folders that hold plugins: the checkout, those of --plugins, and those of installed packages."""
         return (checkout(), *self._plugin_folders, *_installed_plugin_folders(tuple(sys.path)))
 
     @property
@@ -132,6 +134,7 @@ class Registry:
 
     @cached_property
     def cases(self) -> dict[str, Path]:
+        """The files of cases by name, those of --case-file among them."""
         cases = self.collect_files("case", "configs/cases/*.yaml")
         for path in self._case_files:
             _check_file("--case-file", path, "case")
@@ -142,7 +145,7 @@ class Registry:
 
     @cached_property
     def all_cases(self) -> dict[str, Path]:
-        """Return the cases, and those that suites derive for rows of published tables, with the suites' files."""
+        """The cases, and those that suites derive for rows of published tables, with the suites' files."""
         cases = dict(self.cases)
         for suite, path in self.suites.items():
             for case in self.suite(suite).cases:
@@ -168,7 +171,7 @@ class Registry:
         """
         base, changes = split_name(name)
         base = self.canonical_case(base)
-        return changes.apply_to(self._case(base)) if changes.suffix else self._case(base)
+        return changes.apply_to(self._complete_case(base)) if changes.suffix else self._complete_case(base)
 
     def canonical_case(self, name: str) -> str:
         """Return the case's own name for a name that differs in capitals, `-`, `_` or spaces only, as in `GPT3-13B`.
@@ -187,9 +190,11 @@ class Registry:
             )
         return matches[0]
 
-    def _case(self, name: str) -> Case:
-        """Return the case, which may change another one, and that a third. Raises DocumentError for a circle of them,
-        and for a case that says another number of parameters than its model has."""
+    def _complete_case(self, name: str) -> Case:
+        """Return the case with what it takes from the case that it extends, which may extend a third.
+
+        Raises DocumentError for a circle of them, and for another number of parameters than the model has.
+        """
         path, chain = self.cases.get(name) or self._path("case", name, self.all_cases), [name]
         extension = base = self.extension(name)
         while base is not None:
@@ -204,7 +209,7 @@ class Registry:
         if extension is None:
             case = self.document(Case, "case", name, self.cases)
         else:
-            case = extension.apply_to(self._case(extension.extends), str(path))
+            case = extension.apply_to(self._complete_case(extension.extends), str(path))
         if case.parameters is None:
             return case
         count = count_parameters(case.model, case.training.sequence_length)
@@ -233,6 +238,7 @@ class Registry:
         return self.document(Extension, "case", name, self.cases)
 
     def suite(self, name: str) -> Suite:
+        """Return a suite. Raises UnknownName or DocumentError, as do the following."""
         from levelfield.specs.suite import Suite
 
         return self.files.document(Suite, self._path("suite", name, self.suites))
@@ -299,7 +305,7 @@ class Registry:
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:
-        """Return the private chips file. Raises DocumentError when it is wrong or names an unknown vendor."""
+        """The private chips file. Raises DocumentError when it is wrong or names an unknown vendor."""
         if self._chips is None:
             return None
         overlay = ChipOverlay(self._chips, load(ChipsFile, self._chips))

@@ -28,6 +28,7 @@ STATES: dict[State, str] = {
     "-": "not offered by the framework or by its implementation",
 }
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16", "fp8")
+# The columns of the table, each with the parallelism that its layouts need.
 LAYOUTS: dict[str, tuple[Parallelism, ...]] = {
     "one": (),
     "DP": ("data",),
@@ -54,7 +55,7 @@ class SupportRow:
     framework: str  # with the version of a further one, as in `jax_0.10.1`
     family: str
     precision: Precision
-    cells: dict[str, State]
+    cells: dict[str, State]  # by column
     note: str | None = None  # why recorded runs do not count, or what is not known of them; None for good ones
 
 
@@ -93,7 +94,7 @@ def support_rows(registry: Registry) -> Iterator[SupportRow]:
 def run_faults(
     tested: LayoutRuns, implementation: ImplementationFile, folder: Path, references: ReferenceState
 ) -> tuple[str | None, ...]:
-    """Return of each recorded run why it does not count for the code at hand; None where it does."""
+    """Return for each recorded run why it does not count for the code at hand; None where it does."""
     code = training_code_digest(implementation, folder, tested.device_kind)
     return tuple(
         run.stale_reason(code) or (None if run.reference is None else references.fault(run.family, run.reference))
@@ -108,23 +109,25 @@ def _state(
     passed = [run.passed for run in runs if layout_column(run.layout) == column]
     if passed:
         return "tested" if all(passed) else "fails"
-    is_mixture, is_tensor = "experts" in FAMILIES[family], "tensor" in LAYOUTS[column]
+    is_mixture, is_tensor_parallel = "experts" in FAMILIES[family], "tensor" in LAYOUTS[column]
     refusable: dict[Refusable, bool] = {
-        "experts with tensor but not sequence parallel": is_mixture and is_tensor and "sequence" not in LAYOUTS[column],
+        "experts with tensor but not sequence parallel": is_mixture
+        and is_tensor_parallel
+        and "sequence" not in LAYOUTS[column],
         "experts with fp8": is_mixture and precision == "fp8",
-        "fp8 with tensor parallel": is_tensor and precision == "fp8",
+        "fp8 with tensor parallel": is_tensor_parallel and precision == "fp8",
     }
-    devices = [
-        device
-        for device, offered in implementation.parallelism.items()
-        if set(LAYOUTS[column]) <= set(offered) and precision in implementation.offered_precisions(device)
+    device_kinds = [
+        kind
+        for kind, offered in implementation.parallelism.items()
+        if set(LAYOUTS[column]) <= set(offered) and precision in implementation.offered_precisions(kind)
         if is_mixture or "expert" not in LAYOUTS[column]
-        if not any(refusable.get(refusal) for refusal in implementation.refusals(device))
-        if not implementation.is_further or device in implementation.requirements
+        if not any(refusable.get(refusal) for refusal in implementation.refusals(kind))
+        if not implementation.is_further or kind in implementation.requirements
     ]
-    if not devices:
+    if not device_kinds:
         return "-"
-    if HOST_KIND not in devices:
+    if HOST_KIND not in device_kinds:
         return "chip"
     return "some" if precision in implementation.conditions.get(HOST_KIND, {}) else "written"
 
@@ -141,6 +144,7 @@ def layout_column(layout: Layout) -> str | None:
     return next((column for column, needed in LAYOUTS.items() if list(needed) == used), None)
 
 
+# Headings of columns and words of cells, for a table in the terminal.
 SHORT_HEADINGS = {"TP+SP": "SP", "DPxTP": "DxT", "DPxPP": "DxP", "TPxPP": "TxP"}
 CELL_WORDS: dict[State, str] = {
     "tested": "yes",
@@ -164,12 +168,12 @@ class ReferenceState:
     def fault(self, family: str, key: str) -> str | None:
         """Return why a run that was compared with a curve does not count; None where it does.
 
-        key: the digest of the curve's figures.
+        key: the `digest_key` of the curve's figures when the run was recorded.
         """
         curve = None if self.recorded is None else self.recorded.for_family(family)
         if curve is None:
             return f"torch's reference of {family} is not recorded"
         if curve.figures.digest_key != key:
             return f"torch's reference of {family} is another curve now"
-        stale = curve.stale_reason(self._code)
-        return stale and f"torch's reference of {family}: {stale}"
+        reason = curve.stale_reason(self._code)
+        return reason and f"torch's reference of {family}: {reason}"

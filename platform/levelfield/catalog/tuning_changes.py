@@ -37,6 +37,8 @@ class RunPlace:
 
 @dataclass(frozen=True)
 class FieldChange:
+    """A free field whose value a row changes."""
+
     field: str
     before: Any
     after: Any
@@ -44,9 +46,9 @@ class FieldChange:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """One row with its number in the file, and its changes, without unchanged fields."""
+    """One row of a vendor's tuning, and the fields that it changes."""
 
-    number: int
+    number: int  # of the row in the file, from 0
     row: TuningRow
     changes: tuple[FieldChange, ...]
 
@@ -82,7 +84,7 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
 
 
 def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> Iterator[RowChanges]:
-    """Return the changes of each row that may apply, to the case and to earlier rows that apply wherever it does."""
+    """Yield each row that may apply, with its changes to the case and to earlier rows that apply wherever it does."""
     for number, row in enumerate(rows):
         if row.scale != scale or not place.may_apply(row):
             continue

@@ -94,7 +94,7 @@ def _reason_without_prediction(selection: Selection, plan: Plan) -> str:
 def _launch_request(plan: Plan, runs: Path) -> tuple[Request, RunPaths]:
     paths = RunPaths(runs.absolute() / plan.run_id)
     runtime, launcher = runtime_and_launcher(plan)
-    return launcher.request(plan, paths, runtime).public(), paths
+    return launcher.request(plan, paths, runtime).redacted(), paths
 
 
 def _plan_rows(plan: Plan, request: Request, paths: RunPaths) -> Iterator[LabelledText]:

@@ -218,7 +218,7 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
 def _explain(options: argparse.Namespace) -> int:
     """Print the parts of a run's step, or how the steps of two runs differ. Return 0."""
     from levelfield.catalog.registry import Registry
-    from levelfield.explain.explanation import planned_step, step_parts
+    from levelfield.explain.explanation import load_step_parts, planned_step
     from levelfield.explain.step_tables import step_sheets
     from levelfield.run.measurement import stored_host_rates
     from levelfield.specs.base import dump
@@ -228,7 +228,7 @@ def _explain(options: argparse.Namespace) -> int:
     selected = NamedRuns(runs_folder(options), options.run)
     run_paths = list(selected.finished_runs())
     selected.raise_errors()
-    parts = [step_parts(paths) for paths in run_paths]
+    parts = [load_step_parts(paths) for paths in run_paths]
     if len(parts) == 2:
         print(_difference_text(options.format, run_paths, parts), end="")
         return 0
@@ -262,7 +262,7 @@ def _difference_text(form: str, run_paths: Sequence[RunPaths], parts: Sequence[S
         return format_markdown(
             [Sheet(f"{ids[0]} (A) to {ids[1]} (B)", notes=(*difference.sentences, *warnings)), sheet]
         )
-    lines = difference_lines(*ids, whole, difference.sentences, difference.explained, warnings)
+    lines = difference_lines(*ids, whole, difference.sentences, difference.explained_share, warnings)
     return "\n".join([*lines, "", *waterfall(whole, rows), "", format_text([sheet])])
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.command import Ask, end_tools, run_tools_for
-from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.readings import SAMPLED_FIELDS
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.errors import DocumentError
 from levelfield.specs.base import MAX_DEVICES
 
 ANSWER_LIMIT_SECONDS = 120.0  # of one answer: the tools of eight devices without a resident driver take twenty
+# By field of Device: the types that it may have, and the same in words.
 _DEVICE_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "index": ((int,), "a whole number from 0"),
     "chip": ((str, type(None)), "a text or None"),
@@ -39,7 +40,7 @@ class AdapterFault(DocumentError):
 
 class CheckedAdapter:
     """The adapter of a file. Raises AdapterFault where it ends the process, returns what the contract does not have or
-    gives no answer in LIMIT_SECONDS.
+    gives no answer in ANSWER_LIMIT_SECONDS.
 
     What else the adapter raises is passed on, but for `container`, whose options are asked for while planning.
     """
@@ -136,10 +137,10 @@ def checked_adapter(adapter: Vendor, path: Path) -> Vendor:
 
 
 def sample_fault(sample: Sample) -> str | None:
-    """Return why a sample is none of the contract; None for one that is."""
+    """Return why a sample breaks the contract; None where it does not."""
     if type(sample.index) is not int:
         return f"key 'index': found {sample.index!r:.80}, expected a whole number"
-    for name in SAMPLED:
+    for name in SAMPLED_FIELDS:
         value = getattr(sample, name)
         if value is not None and (type(value) is bool or not isinstance(value, (int, float)) or not isfinite(value)):
             return f"key '{name}': found {value!r:.80}, expected a finite number or None"

@@ -15,17 +15,17 @@ from pathlib import Path
 
 from levelfield.contracts.command import Ask, ask
 from levelfield.contracts.readings import (
-    Read,
+    ValueReader,
     assign_visible_values,
     chip_named,
+    empty_sample,
     hides_all,
-    sample_of,
-    take,
+    read_sample,
+    read_value,
     user_named_devices,
     visible_devices,
-    without,
 )
-from levelfield.contracts.tool_records import ParsedOutput, Record, matches, parse
+from levelfield.contracts.tool_records import ParsedOutput, Record, find_matches, parse_output
 from levelfield.contracts.vendor import (
     ContainerOptions,
     Device,
@@ -47,7 +47,7 @@ _SAMPLE_FIELDS: dict[str, FieldName] = {
 
 
 class DeclaredVendor:
-    """A vendor that its vendor.yaml defines. `ask` runs a tool, or replays a recording. `root`: the folder of /dev."""
+    """A vendor that its vendor.yaml defines. ask: runs a tool, or replays a recording. root: the folder above dev/."""
 
     def __init__(self, spec: VendorFile, ask: Ask = ask, root: Path = Path("/")) -> None:
         self.spec = spec
@@ -101,21 +101,21 @@ class DeclaredVendor:
     def sample(self, devices: Sequence[Device]) -> Sequence[Sample]:
         """Return one sample of each device from one run of the monitor. A missing value is None with a reason."""
         if self.spec.monitor is None:
-            return [without(device.index, "vendor.yaml has no monitor") for device in devices]
+            return [empty_sample(device.index, "vendor.yaml has no monitor") for device in devices]
         parsed, samples = self._records(self.spec.monitor), list[Sample]()
         for device in devices:
             record = parsed.records.get(device.index)
             identity = record and record.word("identity")
             if record is None:
-                samples.append(without(device.index, parsed.missing_record_reason(device.index)))
+                samples.append(empty_sample(device.index, parsed.missing_record_reason(device.index)))
             elif identity and device.identity and identity != device.identity:
-                samples.append(without(device.index, f"index {device.index} is another device now: {identity}"))
+                samples.append(empty_sample(device.index, f"index {device.index} is another device now: {identity}"))
             else:
-                reads: dict[str, Read] = {
+                readers: dict[str, ValueReader] = {
                     name: partial(record.quantity, field) for name, field in _SAMPLE_FIELDS.items()
                 }
-                reads["memory_used_bytes"] = partial(_used_bytes, record, device.memory_bytes)
-                samples.append(sample_of(device.index, reads))
+                readers["memory_used_bytes"] = partial(_used_bytes, record, device.memory_bytes)
+                samples.append(read_sample(device.index, readers))
         return samples
 
     def software(self) -> dict[str, str]:
@@ -128,7 +128,7 @@ class DeclaredVendor:
                 continue
             mismatch = f"nothing in {command.command[0]}'s output matches {command.pattern}"
             try:
-                match = next(matches(command.pattern, answer.text), None)
+                match = next(find_matches(command.pattern, answer.text), None)
             except ValueError as error:
                 match, mismatch = None, str(error)
             text = match and ((match[1] if match.re.groups else match[0]) or "unreadable: an empty text")
@@ -158,7 +158,7 @@ class DeclaredVendor:
             return ParsedOutput({})
         answer = self._ask(tool.command, tool.timeout_seconds)
         if answer.text is not None:
-            return parse(tool, answer.text)
+            return parse_output(tool, answer.text)
         return ParsedOutput(
             {}, no_output_reason=answer.reason, no_device_reason=None if answer.absent else answer.reason
         )
@@ -174,22 +174,24 @@ class DeclaredVendor:
         if discovery and discovery.device_nodes:
             names = (path.name for path in self._root.glob(discovery.device_nodes.lstrip("/")))
             indices = {int(match[0]) for name in names if (match := re.search("[0-9]+$", name))}
-        numbers = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else ParsedOutput({})
-        records = [parsed.records for parsed in (listed, monitored, numbers)]
-        records_by_index = {index: [recs[index] for recs in records if index in recs] for index in sorted(indices)}
+        numbering = self._records(self.spec.numbering.tool) if self.spec.numbering and indices else ParsedOutput({})
+        sources = [parsed.records for parsed in (listed, monitored, numbering)]
+        records_by_index = {
+            index: [source[index] for source in sources if index in source] for index in sorted(indices)
+        }
         visible_values, devices = dict[int, str | None](), []
         fields: tuple[FieldName, ...] = ("visible", "name", "identity", "compute_units")
         for index, rows in records_by_index.items():  # each value comes from the first record that holds it
             words = (next(filter(None, (record.word(field) for record in rows)), None) for field in fields)
             visible_values[index], name, identity, units = words
-            sizes = (take("memory_bytes", partial(record.quantity, "memory_total"), {}) for record in rows)
+            sizes = (read_value("memory_bytes", partial(record.quantity, "memory_total"), {}) for record in rows)
             memory = next((int(size) for size in sizes if size is not None), None)
             chip = chip_named(self.spec, name) if name else None
             count = int(units) if units and re.fullmatch("[0-9]{1,6}", units) else None
             description = name or f"{self.spec.name} device {index}"
             devices.append(Device(index, chip, description, memory, identity, compute_units=count))
         missing_reason = next(
-            (numbers.missing_record_reason(index) for index in records_by_index if visible_values[index] is None),
+            (numbering.missing_record_reason(index) for index in records_by_index if visible_values[index] is None),
             "two have one number",
         )
         devices = assign_visible_values(self.spec, devices, visible_values, missing_reason)

@@ -66,8 +66,8 @@ class NodeWork:
     address: str
     processes: tuple[ProcessWork, ...]
     container: ContainerWork | None = None
-    file: str | None = None  # in a container, where the first process reads which processes to start
-    ends: str | None = None  # and where it writes how each rank ended
+    file: str | None = None  # in a container, the path where the first process reads which processes to start
+    ends: str | None = None  # and the path where it writes how each rank ended
     name: str | None = None  # of the host, where it is known before the start
 
 
@@ -97,7 +97,7 @@ class Request:
     # what a launcher of many machines gives to its engine; none for this machine's own processes
     submissions: tuple[Submission, ...] = ()
 
-    def public(self) -> Request:
+    def redacted(self) -> Request:
         """Return the request as files and prints show it, without the values of variables that look like secrets."""
         nodes = []
         for node in self.nodes:
@@ -107,8 +107,8 @@ class Request:
         return replace(self, nodes=tuple(nodes))
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of request.json, without secrets."""
-        content = asdict(self.public())
+        """Return the content of request.json, without secrets."""
+        content = asdict(self.redacted())
         for node in content["nodes"]:
             if node["name"] is None:
                 del node["name"]
@@ -161,15 +161,16 @@ class Outcome:
     oom_kills: int = 0  # how many processes of the run the kernel killed for memory
     oom_evidence: str | None = None  # how that is known
     warnings: tuple[str, ...] = ()  # sentences for the result
-    # The platform fills in these: the window as it saw it, by rank (rundir/follower.py); the digest of the code by
-    # where and when it was read (run/input_watch.py); what ranks imported beside it, by path, or None: not looked for.
+    # The platform fills in the next three. The window as it saw it, by rank (rundir/follower.py).
     seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
+    # The digest of the code, by where and when it was read (run/input_watch.py).
     code: Mapping[str, str] = field(default_factory=dict)
+    # Digests of what ranks imported beside that code, by path; None: nobody looked for it.
     elsewhere: Mapping[str, str] | None = None
     nodes: tuple[NodeEnd, ...] = ()  # how each node's part ended, for a launcher of many machines
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of outcome.json."""
+        """Return the content of outcome.json."""
         kills = str(self.oom_kills or "")
         extra = {"warnings": "\n".join(self.warnings), "oom_kills": kills, "oom_evidence": self.oom_evidence}
         optional = {
@@ -192,7 +193,7 @@ class Outcome:
 
 
 class NodesNotReady(RunFailed):
-    """A node of a run cannot be prepared. cause: of the outcome; nodes: how the node's part ended."""
+    """A node of a run cannot be prepared. cause: of the outcome; nodes: how each node's part ended."""
 
     def __init__(self, cause: Cause, evidence: str, nodes: tuple[NodeEnd, ...]) -> None:
         super().__init__(evidence)

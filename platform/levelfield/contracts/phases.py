@@ -28,14 +28,14 @@ class PreparedRun:
 class RunFeature:
     """The phases of a feature. A phase that a feature does not define does nothing."""
 
-    def before(self, run: PreparedRun) -> Outcome | None:
+    def before_training(self, run: PreparedRun) -> Outcome | None:
         """Do what comes before the training. Return an outcome where the training must not start.
 
         Raises KeyboardInterrupt where the user ended it.
         """
         return None
 
-    def after(self, plan: Plan, paths: RunPaths) -> None:
+    def after_run(self, plan: Plan, paths: RunPaths) -> None:
         """Write the feature's file from the raw files of a run that has its result, now or by `evidence collect`."""
 
     def hint(self, paths: RunPaths) -> str | None:

@@ -29,8 +29,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "utilisation": (0, 1),
     "temperature_celsius": (-50, 150),
 }
-SAMPLED = tuple(field for field in LIMITS if field != "memory_bytes")
-Read = Callable[[], float]
+SAMPLED_FIELDS = tuple(field for field in LIMITS if field != "memory_bytes")
+ValueReader = Callable[[], float]  # reads one value of a device; it may raise
 
 # The checks of `vendor check` look at recordings; these look at the same faults on the machine itself.
 MIN_PARTITION_SHARE, MAX_PARTITION_SHARE = 0.01, 0.6  # of a chip's memory; a wrong unit gives 0.95 or a thousandth
@@ -42,7 +42,7 @@ SEVERAL_HOST_DEVICES = (
 )
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Return a bare decimal number. Raises ValueError as `require_number` does."""
     require_number(text)
     return float(text)
@@ -54,9 +54,9 @@ def require_number(text: str) -> None:
         raise ValueError(f"found '{text}', expected a number")
 
 
-def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
-    """Return the value of `read`, or None with a reason: `read` failed, or the value is outside its limits."""
-    least, most = LIMITS[field]
+def read_value(field: str, read: ValueReader, reasons: dict[str, str]) -> float | None:
+    """Return the value of `read`, or None with a reason in `reasons`: it failed, or the value is outside its limits."""
+    low, high = LIMITS[field]
     try:
         value = read()
     except ValueError as error:
@@ -65,23 +65,25 @@ def take(field: str, read: Read, reasons: dict[str, str]) -> float | None:
     except Exception as error:  # vendors' bindings raise their own classes, or others by driver version
         reasons[field] = f"{type(error).__name__}: {error}".rstrip(": ")
         return None
-    if least <= value <= most:
+    if low <= value <= high:
         return value
-    reasons[field] = f"found {value:g}, expected {least:g} to {most:g}"
+    reasons[field] = f"found {value:g}, expected {low:g} to {high:g}"
     return None
 
 
-def sample_of(index: int, reads: Mapping[str, Read], reasons: Mapping[str, str] = MappingProxyType({})) -> Sample:
+def read_sample(
+    index: int, reads: Mapping[str, ValueReader], reasons: Mapping[str, str] = MappingProxyType({})
+) -> Sample:
     """Return a sample from one reading function per field. `reasons`: for fields that the tool does not have."""
-    nulls = dict(reasons)
-    values = {field: take(field, read, nulls) for field, read in reads.items()}
+    null_reasons = dict(reasons)
+    values = {field: read_value(field, read, null_reasons) for field, read in reads.items()}
     used = values.pop("memory_used_bytes", None)
-    return Sample(index=index, memory_used_bytes=None if used is None else int(used), reasons=nulls, **values)
+    return Sample(index=index, memory_used_bytes=None if used is None else int(used), reasons=null_reasons, **values)
 
 
-def without(index: int, reason: str) -> Sample:
-    """Return a sample without values."""
-    return Sample(index=index, reasons=dict.fromkeys(SAMPLED, reason))
+def empty_sample(index: int, reason: str) -> Sample:
+    """Return a sample without values, each with this reason."""
+    return Sample(index=index, reasons=dict.fromkeys(SAMPLED_FIELDS, reason))
 
 
 def chip_named(spec: VendorFile, name: str) -> str | None:

@@ -68,8 +68,8 @@ def _csv_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
             yield RecordTexts({name: row[column] for name, column in positions.items()})
             continue
         expected = width or f"at least {max(positions.values()) + 1}"
-        quoted = "; quotes around a column are not read" if any('"' in part for part in row) else ""
-        yield RecordTexts(damage=f"a line of {len(row)} columns, expected {expected}{quoted}")
+        quotes_hint = "; quotes around a column are not read" if any('"' in part for part in row) else ""
+        yield RecordTexts(damage=f"a line of {len(row)} columns, expected {expected}{quotes_hint}")
 
 
 def _json_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
@@ -125,13 +125,13 @@ def _scalar_text(value: Any) -> str:
 def _pattern_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
     text = "".join(line.rstrip("\r") + "\n" for line in output.split("\n")[:-1])
     first_pattern, *others = tool.patterns
-    starts = list(matches(first_pattern, text))
+    starts = list(find_matches(first_pattern, text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=False):  # without a start there is no record
         record = RecordTexts()
         pattern_matches = [
             (first_pattern, [start]),
-            *((other, list(matches(other, text, start.end(), end))) for other in others),
+            *((other, list(find_matches(other, text, start.end(), end))) for other in others),
         ]
         # each pattern adds its groups where it matches once in the record, else the reason
         for pattern, record_matches in pattern_matches:
@@ -199,7 +199,7 @@ class ParsedOutput:
         return f"the tool shows no whole record of device {index}{first}"
 
 
-def parse(tool: Tool, output: str) -> ParsedOutput:
+def parse_output(tool: Tool, output: str) -> ParsedOutput:
     """Return all records of an output. Two records of one device are both dropped: either may be wrong."""
     if not output.strip():
         return ParsedOutput({}, ("the tool printed nothing",), no_device_reason=f"{tool.command[0]} printed nothing")
@@ -216,7 +216,7 @@ def parse(tool: Tool, output: str) -> ParsedOutput:
             if candidate.damage:
                 damage.append(candidate.damage)
                 continue
-            # index, name and identity: without a valid one the record is of no device
+            # index, name and identity: a record without a valid one belongs to no device
             identity_texts = {field: candidate.values.get(field, "") for field in tool.fields if not field_units(field)}
             try:
                 index = {field: field_value(tool, field, text) for field, text in identity_texts.items()}["index"]
@@ -253,13 +253,15 @@ def field_value(tool: Tool, field: FieldName, text: str) -> str:
     pattern = tool.fields[field].matching
     if pattern is None:
         return text
-    match = next(matches(pattern, text, is_whole=True), None)
+    match = next(find_matches(pattern, text, is_whole=True), None)
     if match is None:
         raise ValueError(f"found the {field} '{text}', expected what matches {pattern}")
     return str((match[1] if match.re.groups else text) or "")
 
 
-def matches(pattern: str, text: str, start: int = 0, end: int | None = None, is_whole: bool = False) -> Iterator[Any]:
+def find_matches(
+    pattern: str, text: str, start: int = 0, end: int | None = None, is_whole: bool = False
+) -> Iterator[Any]:
     """Yield the matches in a part of the text; `^` and `$` match at every line. Raises ValueError after the limit.
 
     is_whole: only a match of the whole text, where they match at its ends.

@@ -14,21 +14,21 @@ from typing import Any
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.phases import RunFeature
 from levelfield.errors import UsageError
-from levelfield.explain.step_alone import AloneTimes, ChipRates, alone_times, step_alone
+from levelfield.explain.step_alone import AloneTimes, ChipRates, parse_alone_times, step_alone
 from levelfield.explain.step_difference import step_planned
 from levelfield.explain.step_division import (
     RankLayout,
     StepTime,
     divide_waits,
-    kernels,
     late_ranks,
+    mean_kernels,
     mean_parts,
     median_step_timeline,
     milliseconds,
-    overhead,
     rank_parts,
+    recording_overhead,
+    step_warnings,
     uneven_layers,
-    warnings,
 )
 from levelfield.measure.step_timeline import Operation, Timeline, add_arguments, build_timeline
 from levelfield.node.regular_files import read_regular
@@ -69,7 +69,7 @@ class RecordedRun:
     framework: str
     ranks: int  # how many there are
     layout: RankLayout
-    chip: ChipRates = field(default_factory=ChipRates)
+    chip_rates: ChipRates = field(default_factory=ChipRates)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class _RankRecords:
 class Explanation(RunFeature):
     """The parts of the step of a run with --explain-step, from its recorded steps."""
 
-    def after(self, plan: Plan, paths: RunPaths) -> None:
+    def after_run(self, plan: Plan, paths: RunPaths) -> None:
         """Write the parts. Where there are none to read, `report explain` gives the reason."""
         if plan.explain_steps is not None:
             with suppress(UsageError):
@@ -99,8 +99,8 @@ class Explanation(RunFeature):
         return f"its step in parts: run_benchmarks.py report explain {paths.root.name}"
 
 
-def step_parts(paths: RunPaths) -> StepParts:
-    """Return the parts of the run's step, computed at its end, or now. Raises UsageError as `compute_step_parts`."""
+def load_step_parts(paths: RunPaths) -> StepParts:
+    """Return the parts of the run's step: those computed at its end, else computed now. Raises UsageError."""
     return load(StepParts, paths.step_parts) if paths.step_parts.exists() else compute_step_parts(paths)
 
 
@@ -151,35 +151,37 @@ def parts_from_records(run: RecordedRun, events: Path, profile: Path) -> StepPar
 
     events, profile: the folders of the ranks' events and of the recorded steps.
     """
-    recorded = _read_ranks(run.ranks, events, profile)
+    records = _read_ranks(run.ranks, events, profile)
     whole_steps = [
-        divide_waits(step, run.layout) for _, step in sorted(recorded.steps.items()) if len(step) == run.ranks
+        divide_waits(step, run.layout) for _, step in sorted(records.steps.items()) if len(step) == run.ranks
     ]
-    recording_overhead = overhead(recorded.times)
-    if not whole_steps or recording_overhead is None:
-        reasons = "; ".join(recorded.missing) or "no rank recorded one, so the training ended before"
+    overhead = recording_overhead(records.times)
+    if not whole_steps or overhead is None:
+        reasons = "; ".join(records.missing) or "no rank recorded one, so the training ended before"
         raise UsageError(f"{run.run_id}: found no step that every rank recorded: {reasons}")
     ranks = rank_parts(whole_steps, run.layout)
     lines = [line for step in whole_steps for line in step.lines.values()]
     step_ms = milliseconds([step.ms for step in whole_steps])
     late = late_ranks(ranks)
-    parts, kernels_run = mean_parts(ranks, whole_steps), kernels(lines)
+    parts, kernels = mean_parts(ranks, whole_steps), mean_kernels(lines)
     return StepParts(
         run_id=run.run_id,
         framework=run.framework,
-        profiler=", ".join(sorted(recorded.profilers)) or "unknown",
+        profiler=", ".join(sorted(records.profilers)) or "unknown",
         device="accelerator" if any(line.has_device for line in lines) else "processor",
         recorded_steps=len(whole_steps),
         step=step_ms,
-        overhead=recording_overhead,
+        overhead=overhead,
         parts=parts,
         ranks=ranks,
         late=late,
-        kernels=kernels_run,
-        warnings=(*warnings(step_ms.mean, parts, kernels_run), *uneven_layers(ranks)),
-        missing=tuple(recorded.missing),
+        kernels=kernels,
+        warnings=(*step_warnings(step_ms.mean, parts, kernels), *uneven_layers(ranks)),
+        missing=tuple(records.missing),
         timeline=median_step_timeline(whole_steps, [rank.rank for rank in late]),
-        alone=step_alone(whole_steps, parts, recorded.alone, run.chip) if len(recorded.alone) == run.ranks else None,
+        alone=step_alone(whole_steps, parts, records.alone, run.chip_rates)
+        if len(records.alone) == run.ranks
+        else None,
     )
 
 
@@ -192,28 +194,31 @@ def rank_layout(layout: Layout) -> RankLayout:
 def chip_rates(hardware: Hardware, peak: PeakUsed) -> ChipRates:
     """Return the rates of a run's chip: the run's own peak, and the published rates."""
     chip, links = hardware.chip, hardware.chip.interconnect
-    flops = {
+    flops_per_second = {
         torch_type: chip.peaks[dtype].tflops * 1e12
         for torch_type, dtype in _TORCH_DTYPES.items()
         if dtype in chip.peaks
     }
     if peak.tflops is not None:
-        flops |= {torch_type: peak.tflops * 1e12 for torch_type, dtype in _TORCH_DTYPES.items() if dtype == peak.dtype}
+        flops_per_second |= {
+            torch_type: peak.tflops * 1e12 for torch_type, dtype in _TORCH_DTYPES.items() if dtype == peak.dtype
+        }
     memory_rate = chip.memory_bandwidth_bytes_per_second
     return ChipRates(
-        flops=flops,
+        flops_per_second=flops_per_second,
         memory_bytes_per_second=memory_rate,
         link_bytes_per_second=links.each_way_bytes_per_second if links else None,
-        per_node=hardware.devices_per_node,
-        peak=None
+        ranks_per_node=hardware.devices_per_node,
+        peak_text=None
         if peak.tflops is None
         else f"{peak.tflops:.4g} TFLOP/s in {peak.dtype}, {peak.source.partition(';')[0]}",
-        memory=None if memory_rate is None else f"{memory_rate / 1e9:.4g} GB/s, {chip.bandwidth_source}",
+        memory_text=None if memory_rate is None else f"{memory_rate / 1e9:.4g} GB/s, {chip.bandwidth_source}",
     )
 
 
 def _read_ranks(ranks: int, events: Path, profile: Path) -> _RankRecords:
-    recorded = _RankRecords()
+    """Read what all ranks recorded. ranks: how many there are."""
+    records = _RankRecords()
     for rank in range(ranks):
         measured = measured_events(events / f"rank{rank}.jsonl")
         times = []
@@ -222,54 +227,57 @@ def _read_ranks(ranks: int, events: Path, profile: Path) -> _RankRecords:
                 if values["counted"]:  # a warm-up step does not count
                     ms = (whole_number(values["end_ns"]) - whole_number(values["begin_ns"])) / 1e6
                     times.append(StepTime(rank, whole_number(values["number"]), bool(values["recorded"]), ms))
-        recorded.times += times
+        records.times += times
         summary = next(iter(measured.get(PROFILE_EVENT, ())), {})
         if failed := summary.get("failed"):
-            recorded.missing.append(f"rank {rank}: {str(failed)[:300]}")
-        recorded.missing += [
+            records.missing.append(f"rank {rank}: {str(failed)[:300]}")
+        records.missing += [
             f"{str(name)[:60]}: larger than {MAX_RECORD_BYTES:,} bytes" for name in sequence(summary.get("left_out"))
         ]
         for values in measured.get(ALONE_EVENT, ())[:1]:
             try:
-                recorded.alone[rank] = alone_times(values)
+                records.alone[rank] = parse_alone_times(values)
             except DAMAGE_ERRORS as error:
-                recorded.alone[rank] = AloneTimes(missing=(f"rank {rank}: {error}",))
-        alone = recorded.alone[rank].seconds if rank in recorded.alone else ()
-        recorded.profilers |= {str(summary["profiler"])[:60]} if "profiler" in summary else set()
-        counted = {time.number for time in times if time.is_recorded}
-        _read_records(profile, rank, mapping(summary.get("files")), counted, recorded, alone)
-    return recorded
+                records.alone[rank] = AloneTimes(missing=(f"rank {rank}: {error}",))
+        alone_operations = records.alone[rank].seconds if rank in records.alone else ()
+        records.profilers |= {str(summary["profiler"])[:60]} if "profiler" in summary else set()
+        counted_steps = {time.number for time in times if time.is_recorded}
+        _read_records(profile, rank, mapping(summary.get("files")), counted_steps, records, alone_operations)
+    return records
 
 
 def _read_records(
     profile: Path,
     rank: int,
     files: Mapping[str, Any],
-    counted: set[int],
-    recorded: _RankRecords,
-    alone: Collection[Operation],
+    counted_steps: set[int],
+    records: _RankRecords,
+    alone_operations: Collection[Operation],
 ) -> None:
-    """Read a rank's records of the steps that count. What cannot be read gets a sentence in `missing`."""
+    """Read a rank's traces of the steps that count into `records`. What cannot be read gets a sentence in `missing`.
+
+    files: the digests of the traces by name. alone_operations: those that were repeated alone.
+    """
     names_by_step = {
         int(match[2]): name for name in files if (match := _RECORD_NAME.fullmatch(name)) and int(match[1]) == rank
     }
     uncounted_trace: JsonObject | None = None  # of a step that does not count; it has the types and sizes of arguments
-    for number in sorted(names_by_step, key=lambda number: (number in counted, number)):
+    for number in sorted(names_by_step, key=lambda number: (number in counted_steps, number)):
         name = names_by_step[number]
         try:
             content = read_regular(profile / name, "step")
             if hashlib.sha256(content).hexdigest() != files[name]:
                 raise ValueError("changed after the run ended: its digest is not that of the rank's event")
             trace = unpacked_trace(content)
-            if number not in counted:
+            if number not in counted_steps:
                 uncounted_trace = uncounted_trace or trace
                 continue
-            recorded.steps.setdefault(number, {})[rank] = build_timeline(
-                add_arguments(trace, uncounted_trace or {}), alone
+            records.steps.setdefault(number, {})[rank] = build_timeline(
+                add_arguments(trace, uncounted_trace or {}), alone_operations
             )
         except (OSError, zlib.error, *DAMAGE_ERRORS) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            recorded.missing.append(f"{name}: {reason or type(error).__name__}")
+            records.missing.append(f"{name}: {reason or type(error).__name__}")
 
 
 def unpacked_trace(content: bytes) -> JsonObject:

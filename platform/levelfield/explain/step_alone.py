@@ -36,12 +36,12 @@ TypedSizes = Sequence[tuple[str, Sequence[int]]]
 class ChipRates:
     """The rates of a chip. None: unknown."""
 
-    flops: Mapping[str, float] = field(default_factory=dict)  # FLOP/s by type
+    flops_per_second: Mapping[str, float] = field(default_factory=dict)  # by type
     memory_bytes_per_second: float | None = None
     link_bytes_per_second: float | None = None  # each way, of its links in a node
-    per_node: int = 1  # how many ranks a node has
-    peak: str | None = None  # the peak with its source, as a sentence
-    memory: str | None = None  # the memory's rate with its source, as a sentence
+    ranks_per_node: int = 1
+    peak_text: str | None = None  # the peak with its source
+    memory_text: str | None = None  # the memory's rate with its source
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class AloneTimes:
     seconds: Mapping[Operation, float] = field(default_factory=dict)  # of one call
     inputs: Mapping[Operation, TypedSizes] = field(default_factory=dict)  # type and size of each
     results: Mapping[Operation, TypedSizes] = field(default_factory=dict)
-    # Kind, bytes, ranks, seconds, and how many a step has.
+    # Of each message: kind, bytes, ranks, seconds, and how many a step has.
     messages: tuple[tuple[str, float, tuple[int, ...], float, int], ...] = ()
     copy_bytes_per_second: float | None = None
     left_out: tuple[str, ...] = ()  # operations as `name: reason`
     missing: tuple[str, ...] = ()  # sentences
 
 
-def alone_times(values: Mapping[str, Any]) -> AloneTimes:
+def parse_alone_times(values: Mapping[str, Any]) -> AloneTimes:
     """Return the times in a rank's event. Raises ValueError, TypeError or KeyError where it is damaged."""
     if failed := values.get("failed"):
         return AloneTimes(missing=(f"repeating operations alone failed: {str(failed)[:300]}",))
@@ -104,7 +104,7 @@ def least_seconds(call: Operation, alone: AloneTimes, chip: ChipRates, memory_ra
 def _product_rate(call: Operation, alone: AloneTimes, chip: ChipRates) -> float | None:
     """Return the chip's rate for the type of the factors, whose product may be added to another type."""
     match, inputs = _PRODUCT.search(call[0]), alone.inputs[call]
-    return chip.flops.get(inputs[1][0] if match and match["sum"] and len(inputs) > 1 else call[1])
+    return chip.flops_per_second.get(inputs[1][0] if match and match["sum"] and len(inputs) > 1 else call[1])
 
 
 def product_flops(name: str, inputs: TypedSizes, results: TypedSizes) -> float:
@@ -128,7 +128,7 @@ def product_flops(name: str, inputs: TypedSizes, results: TypedSizes) -> float:
 
 def message_seconds(kind: str, message_bytes: float, ranks: Sequence[int], chip: ChipRates) -> float | None:
     """Return the least time of a message by the links of a node; None between nodes and where the rate is not known."""
-    is_within_node = len({rank // chip.per_node for rank in ranks}) == 1
+    is_within_node = len({rank // chip.ranks_per_node for rank in ranks}) == 1
     if chip.link_bytes_per_second is None or not is_within_node:
         return None
     name = "all_gather" if kind == "all-to-all" else kind.replace("-", "_")
@@ -160,8 +160,8 @@ def step_alone(
     return StepAlone(
         parts=tuple(accepted),
         copy_bytes_per_second=min(copies) if copies else None,
-        peak=chip.peak,
-        memory=chip.memory
+        peak=chip.peak_text,
+        memory=chip.memory_text
         or (f"{memory_rate / 1e9:.4g} GB/s, by a copy of large values here" if memory_rate else None),
         findings=tuple(_alone_findings(accepted, step_ms)),
         missing=tuple(dict.fromkeys(missing)),
@@ -187,24 +187,24 @@ def _alone_parts(
     memory_rate: float | None,
 ) -> Iterator[AlonePart]:
     lines = [(ranks[rank], line, step.slices[rank]) for step in steps for rank, line in step.lines.items()]
-    in_place, alone, least = (defaultdict[str, float](float) for _ in range(3))
+    in_place_ms, alone_ms, allowed_ms = (defaultdict[str, float](float) for _ in range(3))  # by part
     for rank, line, slices in lines:
         for piece in slices if not line.has_device else line.kernels:
-            in_place[piece.part] += piece.ms * piece.is_repeated / len(lines)
+            in_place_ms[piece.part] += piece.ms * piece.is_repeated / len(lines)
         for (part, call), count in Counter(line.calls).items():
             seconds = rank.seconds[call]
-            alone[part] += 1e3 * count * seconds / len(lines)
-            least[part] += 1e3 * count * min(seconds, least_seconds(call, rank, chip, memory_rate)) / len(lines)
+            alone_ms[part] += 1e3 * count * seconds / len(lines)
+            allowed_ms[part] += 1e3 * count * min(seconds, least_seconds(call, rank, chip, memory_rate)) / len(lines)
     for part_time in parts:
         if part_time.part in COMMUNICATION:
             yield from _alone_messages(part_time, list(ranks.values()), chip)
-        elif alone[part_time.part]:
+        elif alone_ms[part_time.part]:
             yield AlonePart(
                 part=part_time.part,
-                in_place_ms=in_place[part_time.part],
-                alone_ms=alone[part_time.part],
-                allowed_ms=least[part_time.part] if memory_rate else None,
-                share=in_place[part_time.part] / part_time.time.mean if part_time.time.mean else 1.0,
+                in_place_ms=in_place_ms[part_time.part],
+                alone_ms=alone_ms[part_time.part],
+                allowed_ms=allowed_ms[part_time.part] if memory_rate else None,
+                share=in_place_ms[part_time.part] / part_time.time.mean if part_time.time.mean else 1.0,
             )
 
 
@@ -237,16 +237,18 @@ def _impossible_rates(alone: AloneTimes, chip: ChipRates) -> Iterator[str]:
 
 def _alone_findings(parts: Sequence[AlonePart], step_ms: float) -> Iterator[str]:
     """Yield a sentence about the part with most time above alone, and one about the part most above what is allowed."""
-    above = max(parts, key=lambda part: part.in_place_ms - part.alone_ms, default=None)
-    if above and above.in_place_ms - above.alone_ms >= _SMALL_SHARE * step_ms:
+    slower_in_place = max(parts, key=lambda part: part.in_place_ms - part.alone_ms, default=None)
+    extra_ms = slower_in_place.in_place_ms - slower_in_place.alone_ms if slower_in_place else 0.0
+    if slower_in_place and extra_ms >= _SMALL_SHARE * step_ms:
         yield (
-            f"{above.part} takes {above.in_place_ms - above.alone_ms:.1f} ms more in place than alone "
-            f"({above.in_place_ms:.1f} and {above.alone_ms:.1f} ms): launches, order, caches or other load"
+            f"{slower_in_place.part} takes {extra_ms:.1f} ms more in place "
+            f"than alone ({slower_in_place.in_place_ms:.1f} and {slower_in_place.alone_ms:.1f} ms): launches, order, "
+            "caches or other load"
         )
-    beyond = [(part, part.alone_ms - part.allowed_ms) for part in parts if part.allowed_ms is not None]
-    slow, ms = max(beyond, key=lambda pair: pair[1], default=(None, 0.0))
-    if slow and ms >= _SMALL_SHARE * step_ms:
+    excesses = [(part, part.alone_ms - part.allowed_ms) for part in parts if part.allowed_ms is not None]
+    slow_part, ms = max(excesses, key=lambda pair: pair[1], default=(None, 0.0))
+    if slow_part and ms >= _SMALL_SHARE * step_ms:
         yield (
-            f"{slow.part} takes {ms:.1f} ms more alone than the chip allows ({slow.alone_ms:.1f} and "
-            f"{slow.allowed_ms:.1f} ms): its kernels, or links"
+            f"{slow_part.part} takes {ms:.1f} ms more alone than the chip allows ({slow_part.alone_ms:.1f} and "
+            f"{slow_part.allowed_ms:.1f} ms): its kernels, or links"
         )

@@ -24,7 +24,8 @@ from levelfield.specs.step_parts import (
 )
 
 RECOMPUTATION = "recomputation"  # a part of its own here: any part may be recomputed
-_ENOUGH_EXPLAINED, _MAX_SENTENCES, _MAX_PLACES = 0.9, 3, 2
+_ENOUGH_EXPLAINED = 0.9  # of the whole change: then no further sentence follows
+_MAX_SENTENCES, _MAX_PLACES = 3, 2  # of a difference, and of a sentence
 _NAMED_PLACE_SHARE = 0.2  # of a part's change: smaller places are not named
 
 
@@ -38,21 +39,23 @@ class PlaceChange:
 
 @dataclass(frozen=True)
 class PartChange:
-    """One part before and after, in milliseconds."""
+    """The change of one part, or of the whole step."""
 
     part: str
-    before: float
-    after: float
-    half: float | None  # of the change's 95 % interval; None from one step
+    before_ms: float
+    after_ms: float
+    half_interval_ms: float | None  # half of the change's 95 % interval; None from one step
     places: tuple[PlaceChange, ...] = ()  # those with most of the change, the largest first
 
     @property
     def ms(self) -> float:
-        return self.after - self.before
+        """The change."""
+        return self.after_ms - self.before_ms
 
     @property
     def row(self) -> tuple[str, float, float, float | None]:
-        return self.part, self.before, self.after, self.half
+        """What the tables show: the part, before, after, and half of the interval."""
+        return self.part, self.before_ms, self.after_ms, self.half_interval_ms
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class StepDifference:
     whole: PartChange
     changes: tuple[PartChange, ...]  # of all parts, the largest first
     sentences: tuple[str, ...]
-    explained: float  # the share of the whole change that `sentences` explain, at least 0
+    explained_share: float  # of the whole change, by `sentences`; at least 0
 
 
 def step_difference(before: StepParts, after: StepParts) -> StepDifference:
@@ -76,13 +79,21 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
     places_before, places_after = _places(before, merge_layers), _places(after, merge_layers)
     zero, changes = Milliseconds(mean=0.0), list[PartChange]()
     for part in dict.fromkeys([*times_before, *times_after]):
-        a, b = times_before.get(part, zero), times_after.get(part, zero)
+        time_before, time_after = times_before.get(part, zero), times_after.get(part, zero)
         places = {key[1] for key in (*places_before, *places_after) if key[0] == part}
         place_changes = [
             PlaceChange(name, places_after[part, name] - places_before[part, name]) for name in sorted(places)
         ]
         place_changes.sort(key=lambda place: -abs(place.ms))
-        changes.append(PartChange(part, a.mean, b.mean, _half_interval(a, b), tuple(place_changes[:_MAX_PLACES])))
+        changes.append(
+            PartChange(
+                part,
+                time_before.mean,
+                time_after.mean,
+                _half_interval(time_before, time_after),
+                tuple(place_changes[:_MAX_PLACES]),
+            )
+        )
     changes.sort(key=lambda change: -abs(change.ms))
     largest: list[PartChange] = []  # that together are within a tenth of the whole change
     for change in changes[:_MAX_SENTENCES]:
@@ -90,8 +101,8 @@ def step_difference(before: StepParts, after: StepParts) -> StepDifference:
             break
         largest.append(change)
     sentences = tuple(_sentence(change, whole, after) for change in largest)
-    explained = 1 - abs(whole.ms - sum(change.ms for change in largest)) / abs(whole.ms) if whole.ms else 0.0
-    return StepDifference(whole, tuple(changes), sentences, max(0.0, explained))
+    explained_share = 1 - abs(whole.ms - sum(change.ms for change in largest)) / abs(whole.ms) if whole.ms else 0.0
+    return StepDifference(whole, tuple(changes), sentences, max(0.0, explained_share))
 
 
 def _parts_without_recomputation(parts: StepParts) -> dict[str, Milliseconds]:
@@ -220,13 +231,13 @@ def _planned_part(
 def difference_json(difference: StepDifference) -> Mapping[str, object]:
     """Return the difference for JSON."""
     whole, *changes = (
-        {"part": change.part, "before_ms": change.before, "after_ms": change.after, "change_ms": change.ms,
-         "half_ms": change.half, "places": [asdict(place) for place in change.places]}
+        {"part": change.part, "before_ms": change.before_ms, "after_ms": change.after_ms, "change_ms": change.ms,
+         "half_ms": change.half_interval_ms, "places": [asdict(place) for place in change.places]}
         for change in (difference.whole, *difference.changes)
     )  # fmt: skip
     return {
         "whole": whole,
         "changes": changes,
         "sentences": list(difference.sentences),
-        "explained": difference.explained,
+        "explained": difference.explained_share,
     }

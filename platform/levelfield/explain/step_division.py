@@ -49,7 +49,7 @@ _MIN_LAYERS = 3
 _SHORT_MS = 1.0  # a transfer this short shows how far two clocks are apart
 _MIN_SHARE = 0.001  # of the step: smaller places are `others`
 _LATE_SHARE, _SLOW_SHARE, _LARGE_SHARE = 0.02, 0.05, 0.05  # of the step: what gets a sentence
-# The first that fits a name. torch's attention by math is a product, a softmax and a product.
+# The first pattern that fits a name gives its kind. torch's attention by math is a product, a softmax and a product.
 _KERNEL_KINDS: tuple[tuple[re.Pattern[str], KernelKind], ...] = (
     (re.compile(r"cudnn.*(attention|sdpa|fmha)|cudnn_generated_.*fort_native_sdpa", re.I), "cudnn"),
     (re.compile(r"flash", re.I), "flash"),
@@ -86,10 +86,10 @@ class StepTime(NamedTuple):
 
 @dataclass
 class _PlaceSums:
-    """One rank's step, in milliseconds."""
+    """One rank's step by place, in milliseconds."""
 
     ms: defaultdict[PlaceKey, float]
-    count: defaultdict[PlaceKey, float]
+    count: defaultdict[PlaceKey, float]  # of operations and messages
     waited: Mapping[int, float]  # for other ranks
     overlapped: PartTimes  # of messages, by kind
     total: float
@@ -155,8 +155,8 @@ def _message_key(message: Message, rank: int, layout: RankLayout) -> tuple[objec
     """Return what both ends of a message have in common; None where the trace does not say who takes part."""
     if message.direction:
         peer = layout.peer(rank, message.peer)
-        way = (rank, peer) if message.direction == "send" else (peer, rank)
-        return None if message.peer < 0 else ("between two", *way)
+        sender_and_receiver = (rank, peer) if message.direction == "send" else (peer, rank)
+        return None if message.peer < 0 else ("between two", *sender_and_receiver)
     if message.kind == "send/receive" or not (message.ranks or layout.is_plain):
         return None
     return message.kind, message.size, message.ranks
@@ -297,7 +297,7 @@ def milliseconds(values: Sequence[float]) -> Milliseconds:
     return Milliseconds(mean=mean, low=mean - half, high=mean + half)
 
 
-def overhead(times: Iterable[StepTime]) -> Overhead | None:
+def recording_overhead(times: Iterable[StepTime]) -> Overhead | None:
     """Return what recording costs, by pairs of steps that took turns; None without a pair.
 
     A step of all ranks takes as long as its slowest one.
@@ -333,14 +333,14 @@ def late_ranks(ranks: Sequence[RankParts]) -> tuple[LateRank, ...]:
             if stages.get(other.rank) == rank.stage:
                 waited[other.rank] += other.ms / (list(stages.values()).count(rank.stage) - 1)
                 waited[rank.rank] -= other.ms
-    step = fmean(rank.step.mean for rank in ranks)
+    step_ms = fmean(rank.step.mean for rank in ranks)
     late = []
-    for number in [number for number in _longest_first(waited) if waited[number] >= _LATE_SHARE * step]:
+    for number in [number for number in _longest_first(waited) if waited[number] >= _LATE_SHARE * step_ms]:
         peers = [work_by_place(rank) for rank in ranks if rank.stage == stages[number] and rank.rank != number]
         work = next(work_by_place(rank) for rank in ranks if rank.rank == number)
         longer = {key: ms - median(peer.get(key, 0.0) for peer in peers) for key, ms in work.items()}
-        (part, where), most = max(longer.items(), key=lambda item: item[1], default=((None, None), 0.0))
-        place = (part, where, most) if most > 0 else (None, None, None)
+        (part, where), longest_ms = max(longer.items(), key=lambda item: item[1], default=((None, None), 0.0))
+        place = (part, where, longest_ms) if longest_ms > 0 else (None, None, None)
         fields = dict(zip(("part", "where", "longer_ms"), place, strict=True))
         late.append(LateRank.model_validate({**fields, "rank": number, "waited_ms": waited[number]}))
     return tuple(late)
@@ -355,7 +355,7 @@ def work_by_place(rank: RankParts) -> dict[tuple[str, str], float]:
     return dict(work)
 
 
-def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
+def mean_kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
     """Return the kernels that ran, or the operations of a processor, the longest first: the mean over ranks' steps."""
     ms: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     count: defaultdict[tuple[str, str, str], float] = defaultdict(float)
@@ -380,14 +380,14 @@ def kernels(lines: Sequence[Timeline]) -> tuple[Kernel, ...]:
     ]
     # a short kernel of attention's core tells how attention was computed
     return tuple(
-        kernel for place, kernel in enumerate(all_kernels) if place < _MAX_KERNELS or kernel.part == ATTENTION_CORE
+        kernel for index, kernel in enumerate(all_kernels) if index < _MAX_KERNELS or kernel.part == ATTENTION_CORE
     )
 
 
 def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
     """Yield a sentence for each place that takes far longer in one layer than in the median one, of three at least."""
     layers: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
-    step = fmean(rank.step.mean for rank in ranks)
+    step_ms = fmean(rank.step.mean for rank in ranks)
     means: defaultdict[tuple[str, str], list[float]] = defaultdict(list)  # of all phases, by rank that has the place
     for rank in ranks:
         total: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -400,20 +400,22 @@ def uneven_layers(ranks: Sequence[RankParts]) -> Iterator[str]:
         if part not in (*COMMUNICATION, WAITING, BUBBLE) and LAYER_PATTERN.search(where):
             layers[part, mask_layer_number(where)].append((ms, where))
     for (part, _), times in layers.items():
-        usual, (most, where) = median(ms for ms, _ in times), max(times)
-        if len(times) >= _MIN_LAYERS and most - usual >= max(_SLOW_SHARE * step, usual):
-            yield f"{part} in {where}: {most:.1f} ms, {usual:.1f} ms in the median layer"
+        median_ms, (longest_ms, where) = median(ms for ms, _ in times), max(times)
+        if len(times) >= _MIN_LAYERS and longest_ms - median_ms >= max(_SLOW_SHARE * step_ms, median_ms):
+            yield f"{part} in {where}: {longest_ms:.1f} ms, {median_ms:.1f} ms in the median layer"
 
 
 def _longest_first(ms: Mapping[K, float]) -> list[K]:
+    """Return the keys in falling order of their milliseconds."""
     return sorted(ms, key=lambda key: -ms[key])
 
 
 def kernel_kind(name: str) -> KernelKind:
+    """Return the kind of a kernel or an operation by its name."""
     return next((kind for pattern, kind in _KERNEL_KINDS if pattern.search(name)), "other")
 
 
-def warnings(step_ms: float, parts: Sequence[PartTime], kernels: Sequence[Kernel]) -> Iterator[str]:
+def step_warnings(step_ms: float, parts: Sequence[PartTime], kernels: Sequence[Kernel]) -> Iterator[str]:
     """Yield sentences about what a reader should see first."""
     share: dict[str, float] = {part.part: part.time.mean / step_ms for part in parts}
     if share.get(UNEXPLAINED, 0.0) >= _LARGE_SHARE:
@@ -423,13 +425,13 @@ def warnings(step_ms: float, parts: Sequence[PartTime], kernels: Sequence[Kernel
     if any(kernel.kind == "math" for kernel in core) and share.get(ATTENTION_CORE, 0.0) >= _SLOW_SHARE:
         names = ", ".join(kernel.name for kernel in core if kernel.kind in ("math", "product"))
         yield f"attention by math: {share[ATTENTION_CORE]:.0%} of the step ({names})"
-    reduced = sum(kernel.ms for kernel in kernels if kernel.dtype == "fp32" and "tf32" in kernel.name.lower())
-    if reduced >= _SLOW_SHARE * step_ms:
-        yield f"products in TF32 of float32 values: {reduced / step_ms:.0%} of the step"
+    tf32_ms = sum(kernel.ms for kernel in kernels if kernel.dtype == "fp32" and "tf32" in kernel.name.lower())
+    if tf32_ms >= _SLOW_SHARE * step_ms:
+        yield f"products in TF32 of float32 values: {tf32_ms / step_ms:.0%} of the step"
 
 
 def median_step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ()) -> StepTimeline:
-    """Return the step of middle length by rank."""
+    """Return the timeline of the step of middle length. late: ranks that get a line in any case."""
     step = sorted(steps, key=lambda step: step.ms)[len(steps) // 2]
     begin = min(step.origins.values())
     ms = max(step.origins[rank] + line.ms for rank, line in step.lines.items()) - begin
@@ -439,9 +441,9 @@ def median_step_timeline(steps: Sequence[DividedStep], late: Sequence[int] = ())
     present = {cell[0] for line in cells.values() for cell in line if cell}
     parts = tuple(part for part in PARTS if part in present)
     letters: dict[tuple[str, bool], str] = {
-        (part, again): chr(ord("A" if again else "a") + place)
-        for place, part in enumerate(parts)
-        for again in (False, True)
+        (part, is_repeated): chr(ord("A" if is_repeated else "a") + index)
+        for index, part in enumerate(parts)
+        for is_repeated in (False, True)
     }
     lines = [
         {"rank": rank, "cells": "".join(letters[cell] if cell else " " for cell in line)}

@@ -137,10 +137,10 @@ def explain_slower_build(arms: Sequence[Arm], runs: Path) -> tuple[str, ...]:
         except (RunFailed, UsageError) as error:
             raise ArmFailed(arm, str(error)) from None
     change = step_difference(*steps)
-    if change.whole.ms <= (change.whole.half or 0.0):
+    if change.whole.ms <= (change.whole.half_interval_ms or 0.0):
         return (
-            f"the recorded steps do not show why: {change.whole.before:.2f} ms with {arms[0].build}, "
-            f"{change.whole.after:.2f} ms with {arms[1].build}",
+            f"the recorded steps do not show why: {change.whole.before_ms:.2f} ms with {arms[0].build}, "
+            f"{change.whole.after_ms:.2f} ms with {arms[1].build}",
         )
     return change.sentences
 

@@ -61,7 +61,7 @@ def plan_hardware(decision: Decision, arrangement: Arrangement) -> Hardware:
 
 def _idle_first_devices(selection: Selection, count: int) -> tuple[Device, ...]:
     """Return so many devices, in the tool's order. One that others use is taken after all idle ones."""
-    idle_first = sorted(selection.devices, key=lambda device: device.index in selection.busy)
+    idle_first = sorted(selection.devices, key=lambda device: device.index in selection.busy_devices)
     return tuple(device for device in selection.devices if device in idle_first[:count])
 
 
@@ -89,8 +89,8 @@ def device_use_notices(selection: Selection, hardware: Hardware) -> tuple[str, .
     first_indices = {device.index for device in selection.devices[: len(planned_indices)]}
     left_out = first_indices - {*planned_indices}
     return (
-        *(use for index, use in selection.busy.items() if index in planned_indices),
-        *(f"device {index} is left out: {use}" for index, use in selection.busy.items() if index in left_out),
+        *(use for index, use in selection.busy_devices.items() if index in planned_indices),
+        *(f"device {index} is left out: {use}" for index, use in selection.busy_devices.items() if index in left_out),
     )
 
 

@@ -68,9 +68,9 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
 def _decide(registry: Registry, entry: Entry, selector: Selector, refusal: str | None) -> Decision:
     """Return the decision for the hardware that the selector names, else for this machine."""
     request, suite_entry = entry.request, entry.suite_entry
-    selection = _select_devices(lookup.find_selection(registry, selector, check=refusal is None), request)
+    selection = _select_devices(lookup.find_selection(registry, selector, require_support=refusal is None), request)
     if request.launch and not selection.vendor.is_host:  # the devices of this machine have no part in the run
-        selection = replace(selection, devices=(), problem=None, notices=(), busy={})
+        selection = replace(selection, devices=(), problem=None, notices=(), busy_devices={})
     scale = _requested_scale(entry)
     selector, selection, driver, deviations = select_runnable_version(
         registry, selector, selection, request, suite_entry is not None

@@ -43,13 +43,13 @@ def node_findings(
     for figure, readings in _readings(facts.nodes).items():
         findings += [_peer_finding(figure, peer_finding, len(readings)) for peer_finding in compare_peers(readings)]
     findings += _pair_findings(facts.pairs)
-    for name, device, used, memory, load in devices:
-        if is_used_by_others(used, memory, load):
-            sentence = describe_device_use(device, used, memory, load, "before the preflight")
-            findings.append(_node_finding("others", name, "device", sentence))
+    for node_name, device, used_bytes, memory_bytes, device_load in devices:
+        if is_used_by_others(used_bytes, memory_bytes, device_load):
+            sentence = describe_device_use(device, used_bytes, memory_bytes, device_load, "before the preflight")
+            findings.append(_node_finding("others", node_name, "device", sentence))
     for node in facts.nodes:
-        others = node.facts.get("load", {})
-        used_cores, cores = others.get("other_cores"), others.get("cores")
+        load = node.facts.get("load", {})
+        used_cores, cores = load.get("other_cores"), load.get("cores")
         if isinstance(used_cores, (int, float)) and isinstance(cores, int) and not used_cores <= HOST_LIMIT * cores:
             text = f"other programs used {used_cores:.2f} of {cores} cores (limit: {HOST_LIMIT * cores:.2g})"
             findings.append(_node_finding("others", node.name, "load", text))
@@ -63,7 +63,7 @@ def node_findings(
 
 
 def preflight_word(findings: Sequence[PreflightFinding], nodes: Sequence[NodeReport]) -> PreflightWord:
-    """Return the word of a preflight that ended by itself."""
+    """Return the verdict on a preflight that ended by itself."""
     kinds = {finding.kind for finding in findings}
     if "wrong" in kinds:
         return "failed"
@@ -108,6 +108,7 @@ def _missing_findings(nodes: Sequence[NodeReport]) -> Iterator[PreflightFinding]
 
 
 def _wrong_findings(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    """Yield the collectives and the messages that gave wrong values."""
     names = tuple(node.name for node in facts.nodes)
     for row in facts.collectives:
         if row.wrong is not None:
@@ -120,6 +121,7 @@ def _wrong_findings(facts: PreflightFacts) -> Iterator[PreflightFinding]:
 
 
 def _peer_finding(figure: str, finding: PeerFinding, peers: int) -> PreflightFinding:
+    """Return the finding of a comparison with its sentence. peers: how many were compared."""
     names, apart = ", ".join(finding.nodes), f"{1 - finding.ratio:.0%}"
     limit = f"at most {1 - finding.limit:.0%} is in line"
     if finding.word == "differ" and peers == 2:
@@ -136,7 +138,7 @@ def _peer_finding(figure: str, finding: PeerFinding, peers: int) -> PreflightFin
 
 
 def _pair_findings(pairs: Sequence[PairReport]) -> Iterator[PreflightFinding]:
-    """Return the members whose best pair is out of line, else the pairs: a member is as good as its best link."""
+    """Yield the members whose best pair is out of line, else the slow pairs: a member is as good as its best link."""
     largest = max((pair.bytes for pair in pairs), default=0)
     largest_pairs = [pair for pair in pairs if pair.bytes == largest]
     best_rates: dict[str, PeerReading] = {}

@@ -19,7 +19,7 @@ MANY_PEERS = 6
 MIN_DIFFERENCE = 0.05  # differences below it are no finding, however alike the other nodes are
 MIN_DIFFERENCE_OF_FEW = 0.10  # the same with fewer than MANY_PEERS nodes, whose MAD is small by chance more often
 SPREAD_MULTIPLE = 4.0  # of the repeats within a node: a difference below that is noise of the check itself
-GROUP_DISTANCE = 3.0  # two groups of nodes are that many times as far apart as the wider one is wide
+GROUP_DISTANCE = 3.0  # two groups of nodes are more than that many times as far apart as the wider one is wide
 # The multiple of the MAD that the farthest of n nodes exceeds with 1 % probability when only normal noise differs; with
 # fewer than MANY_PEERS nodes with 10 %, as the limit could not be reached otherwise. By simulation, which the tests
 # repeat. Between two numbers the multiple of the lower one counts.
@@ -54,22 +54,22 @@ def compare_peers(readings: Mapping[str, PeerReading]) -> list[PeerFinding]:
         return []
     logs = {name: logarithm(reading.value) for name, reading in readings.items()}
     noise = SPREAD_MULTIPLE * median(reading.spread for reading in readings.values())
-    least_of_few = max(log_difference(MIN_DIFFERENCE_OF_FEW), noise)
+    min_difference_of_few = max(log_difference(MIN_DIFFERENCE_OF_FEW), noise)
     if len(logs) < MIN_PEERS:
         slow, fast = sorted(logs, key=lambda name: logs[name])
         difference = logs[fast] - logs[slow]  # nothing shows which of the two is at fault
         return (
             []
-            if difference <= least_of_few
-            else [PeerFinding("differ", (slow, fast), math.exp(-difference), math.exp(-least_of_few))]
+            if difference <= min_difference_of_few
+            else [PeerFinding("differ", (slow, fast), math.exp(-difference), math.exp(-min_difference_of_few))]
         )
     middle = median(logs.values())
     deviation = MAD_TO_DEVIATION * median(abs(value - middle) for value in logs.values())
-    least = least_of_few if len(logs) < MANY_PEERS else max(log_difference(MIN_DIFFERENCE), noise)
+    min_difference = min_difference_of_few if len(logs) < MANY_PEERS else max(log_difference(MIN_DIFFERENCE), noise)
     multiple = MAD_MULTIPLES[max(count for count in MAD_MULTIPLES if count <= len(logs))]
-    limit = max(least, multiple * deviation)
+    limit = max(min_difference, multiple * deviation)
     findings = _outlying_nodes("slow", logs, middle, limit) + _outlying_nodes("fast", logs, middle, limit)
-    return findings or _separate_groups(logs, least_of_few)
+    return findings or _separate_groups(logs, min_difference_of_few)
 
 
 def log_difference(share: float) -> float:
@@ -85,6 +85,7 @@ def logarithm(value: float) -> float:
 
 
 def _outlying_nodes(word: PeerWord, logs: Mapping[str, float], middle: float, limit: float) -> list[PeerFinding]:
+    """Return the finding about the nodes that are slow, or fast, by more than the limit; none without such nodes."""
     sign = 1 if word == "fast" else -1
     outliers = {name: value - middle for name, value in logs.items() if not sign * (value - middle) <= limit}
     if not outliers:
@@ -93,14 +94,14 @@ def _outlying_nodes(word: PeerWord, logs: Mapping[str, float], middle: float, li
     return [PeerFinding(word, tuple(sorted(outliers)), math.exp(worst), math.exp(sign * limit))]
 
 
-def _separate_groups(logs: Mapping[str, float], least: float) -> list[PeerFinding]:
+def _separate_groups(logs: Mapping[str, float], min_difference: float) -> list[PeerFinding]:
     """Return the slower of two groups that are far apart, with at least two nodes each."""
     names = sorted(logs, key=lambda name: logs[name])
     gaps = [(logs[names[split]] - logs[names[split - 1]], split) for split in range(2, len(names) - 1)]
     gap, split = max(gaps, default=(0.0, 0))
     # without a gap the first group is empty
     widest = max(logs[group[-1]] - logs[group[0]] if group else math.inf for group in (names[:split], names[split:]))
-    limit = max(least, GROUP_DISTANCE * widest)
+    limit = max(min_difference, GROUP_DISTANCE * widest)
     if gap <= limit:
         return []
     return [PeerFinding("differ", tuple(sorted(names[:split])), math.exp(-gap), math.exp(-limit))]

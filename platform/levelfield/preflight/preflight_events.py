@@ -22,9 +22,9 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.preflight_report import CollectiveReport, Fact, NodeReport, PairReport, Rate
 
-CHECKS = ("load", "memory", "limits")
-PRODUCT_FIGURE = "matmul"
-MAX_TEXT = 200
+CHECKS = ("load", "memory", "limits")  # of a node
+PRODUCT_FIGURE = "matmul"  # the rate of matrix products
+MAX_TEXT = 200  # characters of a text that a rank recorded
 _TERA = 1e12
 
 
@@ -33,7 +33,7 @@ class PreflightFacts(NamedTuple):
 
     nodes: tuple[NodeReport, ...]
     backend: str | None
-    joined: bool  # whether the process group came up
+    is_group_joined: bool  # whether every rank joined the process group
     barrier_seconds: float | None
     collectives: tuple[CollectiveReport, ...]
     pairs: tuple[PairReport, ...]
@@ -49,12 +49,14 @@ def read_preflight(paths: RunPaths, plan: Plan) -> PreflightFacts:
     if len(nodes) == 1:
         names = {rank: f"{name} device {rank}" for rank, name in names.items()}
     barriers = {rank: _block_seconds(values[-1]) for rank, events in ranks.items() if (values := events.get("barrier"))}
-    joined = [event for measured in ranks.values() for event in measured.get("joined", ())]
+    join_events = [event for events in ranks.values() for event in events.get("joined", ())]
     return PreflightFacts(
         nodes=nodes,
-        backend=str(joined[0].get("backend"))[:MAX_TEXT] if joined else None,
-        joined=len(joined) == plan.world_size,
-        barrier_seconds=_slowest_ranks(barriers)[0] if len(barriers) == len(ranks) and all(barriers.values()) else None,
+        backend=str(join_events[0].get("backend"))[:MAX_TEXT] if join_events else None,
+        is_group_joined=len(join_events) == plan.world_size,
+        barrier_seconds=_slowest_rank_seconds(barriers)[0]
+        if len(barriers) == len(ranks) and all(barriers.values())
+        else None,
         collectives=tuple(_collective_reports(ranks)),
         pairs=tuple(_pair_reports(ranks, names)),
     )
@@ -66,10 +68,10 @@ def _block_seconds(values: JsonObject) -> list[float]:
     return seconds if all(map(is_rate, seconds)) else []
 
 
-def _slowest_ranks(blocks: Mapping[int, Sequence[float]]) -> tuple[float, float]:
-    """Return the middle and the best seconds of the blocks, each by its slowest rank: the last rank ends a collective.
+def _slowest_rank_seconds(blocks: Mapping[int, Sequence[float]]) -> tuple[float, float]:
+    """Return the median and the best seconds of the blocks, each by its slowest rank: the last rank ends a collective.
 
-    blocks: the seconds of each, by rank. Where a rank has fewer, so many count.
+    blocks: the seconds of each block, by rank. Where a rank has fewer blocks, only so many count.
     """
     slowest = [max(block) for block in zip(*blocks.values(), strict=False)]
     return median(slowest), min(slowest)
@@ -87,7 +89,7 @@ def _collective_reports(ranks: Mapping[int, MeasuredEvents]) -> Iterable[Collect
         if len(blocks) < len(ranks) or not all(blocks.values()):
             continue
         with suppress(*DAMAGE_ERRORS):
-            middle, best = _slowest_ranks(blocks)
+            middle, best = _slowest_rank_seconds(blocks)
             rate = size / middle
             yield CollectiveReport(
                 operation=operation,
@@ -113,6 +115,7 @@ def _first_wrong_value(calls: Mapping[int, JsonObject]) -> str | None:
 
 
 def _pair_reports(ranks: Mapping[int, MeasuredEvents], names: Mapping[int, str]) -> Iterable[PairReport]:
+    """Yield each pair of ranks that has timed a message. names: of the ranks' nodes or devices."""
     for events in ranks.values():
         for values in events.get("pair", ()):
             with suppress(*DAMAGE_ERRORS):
@@ -130,6 +133,7 @@ def _pair_reports(ranks: Mapping[int, MeasuredEvents], names: Mapping[int, str])
 
 
 def is_rate(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a finite number above zero."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 

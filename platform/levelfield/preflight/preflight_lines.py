@@ -11,8 +11,8 @@ from levelfield.specs.preflight_report import NodeReport, PairReport, PreflightR
 
 _TERA, _GIGA, _MILLI = 1e12, 1e9, 1e-3
 _NODES_PER_TABLE = 5  # nodes side by side
-_SHOWN_NODES = 20
-_SHOWN_PAIRS = 15
+_MAX_NODES = 20
+_MAX_PAIRS = 15
 
 
 def preflight_lines(report: PreflightReport) -> list[str]:
@@ -29,7 +29,7 @@ def preflight_lines(report: PreflightReport) -> list[str]:
 
 
 def _rate_lines(nodes: Sequence[NodeReport]) -> Iterator[str]:
-    for first in range(0, min(len(nodes), _SHOWN_NODES), _NODES_PER_TABLE):
+    for first in range(0, min(len(nodes), _MAX_NODES), _NODES_PER_TABLE):
         columns = nodes[first : first + _NODES_PER_TABLE]
         figures = list(dict.fromkeys(figure for node in columns for figure in node.rates))
         yield ""
@@ -39,8 +39,8 @@ def _rate_lines(nodes: Sequence[NodeReport]) -> Iterator[str]:
             rates = [rate.value if (rate := node.rates.get(figure)) else None for node in columns]
             values = [NONE if rate is None else f"{rate / _TERA:,.4g}" for rate in rates]
             yield pad_row((f"{figure}, TFLOP/s", *values), widths, gap="")
-    if len(nodes) > _SHOWN_NODES:
-        yield f"and {len(nodes) - _SHOWN_NODES} more nodes; --json has all"
+    if len(nodes) > _MAX_NODES:
+        yield f"and {len(nodes) - _MAX_NODES} more nodes; --json has all"
 
 
 def _collective_lines(report: PreflightReport) -> Iterator[str]:
@@ -71,12 +71,12 @@ def _pair_lines(pairs: Sequence[PairReport]) -> Iterator[str]:
     widths = (34, -10, -12, -10)
     yield pad_row(("pairs, slowest first", "size", "one way", "GB/s", "  values"), widths, gap="")
     ordered = sorted(pairs, key=lambda pair: (-pair.bytes, pair.bytes_per_second))
-    for pair in ordered[:_SHOWN_PAIRS]:
+    for pair in ordered[:_MAX_PAIRS]:
         name, rate = one_line(" to ".join(pair.members))[:33], f"{pair.bytes_per_second / _GIGA:.4g}"
         verdict = "  right" if pair.wrong is None else "  WRONG"
         yield pad_row((name, byte_text(pair.bytes), _milliseconds(pair.seconds), rate, verdict), widths, gap="")
-    if len(pairs) > _SHOWN_PAIRS:
-        yield f"and {len(pairs) - _SHOWN_PAIRS} more; --json has all"
+    if len(pairs) > _MAX_PAIRS:
+        yield f"and {len(pairs) - _MAX_PAIRS} more; --json has all"
 
 
 def _milliseconds(seconds: float) -> str:

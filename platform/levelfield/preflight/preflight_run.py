@@ -30,15 +30,17 @@ from levelfield.specs.plan import Plan, PreflightPlan, job_content
 from levelfield.specs.preflight_report import PreflightReport
 
 PREFLIGHTS_FOLDER = "preflights"  # below the runs: these folders hold no run
+# For a framework without a preflight of its own: it checks the nodes and measures no collectives.
 NODE_ONLY_PROGRAM = ("{python}", "-m", "levelfield.worker.preflight")
 SILENCE_SECONDS = 120.0  # without a new measurement, after which a preflight counts as hung
+# What rank 0 has done, by the event that it then records.
 _PROGRESS_WORDS = {"node": "the node's checks are done", "matmul": "products measured", "barrier": "collectives begin"}
 
 
 class Preflight(RunFeature):
     """The preflight of a run, for plans that have one."""
 
-    def before(self, run: PreparedRun) -> Outcome | None:
+    def before_training(self, run: PreparedRun) -> Outcome | None:
         """Run the preflight and write its report. Return the outcome where a rank or a node failed, as the training
         starts the same way, or where others use a machine that is to be quiet."""
         if run.plan.preflight is None:
@@ -78,7 +80,7 @@ def run_preflight(
         missing_reason = "one rank has no group"
     elif plan.implementation.argv[: len(NODE_ONLY_PROGRAM)] == NODE_ONLY_PROGRAM:
         missing_reason = f"{plan.implementation.framework} has no program for them"
-    elif not facts.joined:
+    elif not facts.is_group_joined:
         missing_reason = "the process group did not come up"
     elif not facts.collectives:
         missing_reason = "the ranks recorded none"
@@ -110,10 +112,14 @@ def preflight_plan(plan: Plan) -> Plan:
     """Return the plan of a preflight: the same launch of the same ranks, with the program that measures."""
     choice = plan.preflight or PreflightPlan()
     options = (*(("--short",) if choice.short else ()), *(("--pairs",) if choice.pairs else ()))
-    own_program = load(ImplementationFile, Path(plan.implementation.folder) / "implementation.yaml").launch.preflight
+    framework_program = load(
+        ImplementationFile, Path(plan.implementation.folder) / "implementation.yaml"
+    ).launch.preflight
     limits = {"start_seconds": SILENCE_SECONDS, "step_seconds": SILENCE_SECONDS}
     work = plan.work.model_copy(update={"limits": plan.work.limits.model_copy(update=limits)})
-    implementation = plan.implementation.model_copy(update={"argv": (*(own_program or NODE_ONLY_PROGRAM), *options)})
+    implementation = plan.implementation.model_copy(
+        update={"argv": (*(framework_program or NODE_ONLY_PROGRAM), *options)}
+    )
     run_id = directory.new_run_id("preflight", plan.implementation.framework, plan.hardware.vendor)
     changes = {"run_id": run_id, "work": work, "implementation": implementation}
     return plan.model_copy(update=changes | {"capture_step": None, "save_weights": False, "spot_check": False})
@@ -121,13 +127,13 @@ def preflight_plan(plan: Plan) -> Plan:
 
 def _launch_ranks(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: Launcher, say: Say) -> Outcome:
     """Launch the ranks, and say how far rank 0 is."""
-    reported: set[str] = set()
+    seen_events: set[str] = set()
 
     def watch() -> None:
         for name in measured_events(paths.events / "rank0.jsonl"):
-            if name in _PROGRESS_WORDS and name not in reported:
+            if name in _PROGRESS_WORDS and name not in seen_events:
                 say(f"preflight: {_PROGRESS_WORDS[name]}")
-            reported.add(name)
+            seen_events.add(name)
 
     request = launcher.request(plan, paths, runtime)
     write_atomically(paths.plan, dump(plan))
@@ -139,6 +145,7 @@ def _launch_ranks(plan: Plan, paths: RunPaths, runtime: ReadyRuntime, launcher: 
 
 
 def _report_head(plan: Plan, launcher: Launcher) -> dict[str, Any]:
+    """Return the fields that every report has."""
     return {
         "run_id": plan.run_id,
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),

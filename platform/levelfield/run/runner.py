@@ -188,7 +188,7 @@ def finish(paths: RunPaths) -> Result:
     plan = directory.read_plan(paths)
     directory.write_atomically(paths.report, run_report(result, plan))
     for feature in FEATURES:
-        feature.after(plan, paths)
+        feature.after_run(plan, paths)
     directory.write_status(paths, "done", result.status.word)
     return result
 
@@ -216,7 +216,7 @@ def _attempt(
     try:
         with lock_devices(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             prepared = PreparedRun(plan, vendor, paths, ready, reporting_to(launcher, listener.say), listener.say)
-            for refusal in filter(None, (feature.before(prepared) for feature in FEATURES)):
+            for refusal in filter(None, (feature.before_training(prepared) for feature in FEATURES)):
                 return refusal
             plan = set_measured_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)

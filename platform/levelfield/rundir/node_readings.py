@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from levelfield.contracts.readings import plausible_samples, visible_value_tool
-from levelfield.contracts.tool_records import parse
+from levelfield.contracts.tool_records import parse_output
 from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, ReplayableVendor, Vendor, replaying_ask
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
@@ -38,7 +38,9 @@ def write_node_readings(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
             facts = event_or_none(read_regular(paths.node_facts(node), "facts"))
         if tool and facts is not None:
             text = replaying_ask(mapping(facts.get("tools")).values())(tool.command, tool.timeout_seconds).text
-            visible = {index: record.word("visible") for index, record in parse(tool, text or "").records.items()}
+            visible = {
+                index: record.word("visible") for index, record in parse_output(tool, text or "").records.items()
+            }
             tool_indices = {int(word): index for index, word in visible.items() if word and word.isdecimal()}
             tool_indices = tool_indices if len(tool_indices) == len(visible) else {}
         write_atomically(paths.node_telemetry(node), "".join(_telemetry_lines(recorded, plan, vendor, tool_indices)))

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from levelfield.contracts.command import CommandOutput, ask
-from levelfield.contracts.tool_records import matches, parse
+from levelfield.contracts.tool_records import find_matches, parse_output
 from levelfield.contracts.vendor import Device, Vendor, replayable_commands
 from levelfield.errors import RunFailed, UsageError
 from levelfield.node.file_sizes import MAX_BYTES
@@ -257,7 +257,9 @@ def find_identities(texts: Mapping[str, str], rules: Mapping[str, Tool | str]) -
         words += [match.group() for pattern in (UUID_PATTERN, _MAC_ADDRESS) for match in pattern.finditer(text)]
         labelled = [*(match[1] for match in _LABELLED.finditer(text)), *_column_cells(_LABEL_HEADING, _IDENTITY, text)]
         words += [word for word in labelled if not UUID_PATTERN.search(word)]
-        by_rule = [r.word("identity") for r in parse(rule, text).records.values()] if isinstance(rule, Tool) else []
+        by_rule = (
+            [r.word("identity") for r in parse_output(rule, text).records.values()] if isinstance(rule, Tool) else []
+        )
         words += [
             word for word in by_rule if word and not _BUS_ADDRESS.fullmatch(word) and not UUID_PATTERN.search(word)
         ]
@@ -334,10 +336,10 @@ def _values_by_rule(rule: Tool | str | None, text: str) -> list[object]:
     """Return the values that a tool's rules, or a version's pattern, read from the text, without identities."""
     if isinstance(rule, Tool):
         names = [name for name in rule.fields if name != "identity"]
-        records = parse(rule, text).records
+        records = parse_output(rule, text).records
         return [(index, [record.texts.values.get(name) for name in names]) for index, record in sorted(records.items())]
     try:
-        match = next(matches(rule, text), None) if rule else None
+        match = next(find_matches(rule, text), None) if rule else None
     except ValueError:  # the pattern took too long
         return []
     return [match[1] if match.re.groups else match[0]] if match else []

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.readings import SAMPLED
-from levelfield.contracts.tool_records import parse
+from levelfield.contracts.readings import SAMPLED_FIELDS
+from levelfield.contracts.tool_records import parse_output
 from levelfield.contracts.vendor import Device, Sample, Vendor
 from levelfield.specs.tool import Tool
 from levelfield.specs.vendor import VendorFile
@@ -66,7 +66,7 @@ def read_recordings(folder: Path, spec: VendorFile) -> tuple[Recording, ...]:
 
 def unread_reason(role: str, tool: Tool, text: str) -> str | None:
     """Return why the rules of vendor.yaml find no device in what a tool printed, or None where they find one."""
-    parsed = parse(tool, text)
+    parsed = parse_output(tool, text)
     if parsed.records:
         return None
     if not parsed.skipped_reasons and tool.patterns:
@@ -78,7 +78,7 @@ def unread_reason(role: str, tool: Tool, text: str) -> str | None:
 def read_values(vendor: Vendor, devices: Sequence[Device]) -> dict[ValueKey, Any]:
     """Return all values that are not null: of the devices that the vendor lists, and of the samples of `devices`."""
     device_values = {(d.index, field): getattr(d, field) for d in vendor.devices() for field in DEVICE_FIELDS}
-    sample_values = {(s.index, field): getattr(s, field) for s in vendor.sample(devices) for field in SAMPLED}
+    sample_values = {(s.index, field): getattr(s, field) for s in vendor.sample(devices) for field in SAMPLED_FIELDS}
     return {key: value for key, value in {**device_values, **sample_values}.items() if value is not None}
 
 
@@ -97,7 +97,7 @@ def find_wrong_value(values: DeviceValues, expected_values: DeviceValues) -> str
 def find_unexplained_null(samples: Sequence[Sample]) -> str | None:
     """Return a sentence about a value that is null without a reason, or None."""
     for sample in samples:
-        for field in SAMPLED:
+        for field in SAMPLED_FIELDS:
             if getattr(sample, field) is None and not sample.reasons.get(field):
                 return f"device {sample.index}: {field} is null without a reason"
     return None

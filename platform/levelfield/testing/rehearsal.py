@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from levelfield.catalog.registry import Registry
-from levelfield.contracts.readings import SAMPLED
+from levelfield.contracts.readings import SAMPLED_FIELDS
 from levelfield.errors import LevelfieldError
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import scheduler
@@ -119,10 +119,10 @@ def check_telemetry(subject: VendorSubject) -> str:
     devices = set(read_plan(run.paths).hardware.device_indices or (0,))  # a host divided into shares is one device
     if {s["index"] for s in samples} != devices:
         raise Fails(f"samples of {sorted({s['index'] for s in samples})}, expected one of each device", "")
-    values = {(s["index"], field): s[field] for s in samples for field in SAMPLED if s[field] is not None}
+    values = {(s["index"], field): s[field] for s in samples for field in SAMPLED_FIELDS if s[field] is not None}
     with suppress(NotApplicable):  # a vendor without recordings
         recorded = read_undamaged_values(subject).values
-        expected = {key: value for key, value in recorded.items() if key[0] in devices and key[1] in SAMPLED}
+        expected = {key: value for key, value in recorded.items() if key[0] in devices and key[1] in SAMPLED_FIELDS}
         if values != expected:
             key = next(key for key in {*values, *expected} if values.get(key) != expected.get(key))
             raise Fails(f"telemetry: device {key[0]}: {key[1]} is {values.get(key)}, recorded {expected.get(key)}", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from levelfield.contracts.readings import whole_devices
-from levelfield.contracts.tool_records import DUPLICATE_RECORD, parse
+from levelfield.contracts.tool_records import DUPLICATE_RECORD, parse_output
 from levelfield.contracts.vendor import Device, DeviceList
 from levelfield.testing import damage
 from levelfield.testing.damage import NumberPlace
@@ -47,7 +47,7 @@ def read_undamaged_values(subject: VendorSubject) -> UndamagedValues:
 
 def _check_repeats(subject: VendorSubject) -> None:
     for recording in subject.recordings:
-        skipped_reasons = parse(recording.tool, recording.text).skipped_reasons if recording.tool else ()
+        skipped_reasons = parse_output(recording.tool, recording.text).skipped_reasons if recording.tool else ()
         if repeated_record := next((note for note in skipped_reasons if note.startswith(DUPLICATE_RECORD)), None):
             raise Fails(
                 f"{recording.path.name}: {repeated_record}; none of them is read",

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 from levelfield.contracts.declared import DeclaredVendor
-from levelfield.contracts.readings import SAMPLED, SEVERAL_HOST_DEVICES, visible_value_tool
+from levelfield.contracts.readings import SAMPLED_FIELDS, SEVERAL_HOST_DEVICES, visible_value_tool
 from levelfield.contracts.vendor import Device
 from levelfield.specs.base import MAX_DEVICES
 from levelfield.specs.vendor import VendorFile
@@ -136,7 +136,7 @@ def _check_empty(subject: VendorSubject, spec: VendorFile, failure: str, is_inst
         raise Fails(
             f"the tool {failure}: {len(samples)} samples for one device", "return one sample for each given device"
         )
-    if value := next((field for field in SAMPLED if getattr(samples[0], field) is not None), None):
+    if value := next((field for field in SAMPLED_FIELDS if getattr(samples[0], field) is not None), None):
         raise Fails(f"the tool {failure}, but {value} is {getattr(samples[0], value)}", "return null, with a reason")
     if blank := find_unexplained_null(samples):
         raise Fails(f"the tool {failure}: {blank}", "give a reason in Sample.reasons")

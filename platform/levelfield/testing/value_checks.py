@@ -8,8 +8,8 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, used_memory_fault, without
-from levelfield.contracts.tool_records import parse
+from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, empty_sample, used_memory_fault
+from levelfield.contracts.tool_records import parse_output
 from levelfield.report.sheets import align_rows
 from levelfield.specs.tool import UNITS, FieldName, Tool, ValueLocation, field_units
 from levelfield.testing.findings import CheckRow, Fails, Warns
@@ -48,7 +48,7 @@ def device_rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
     samples = {sample.index: sample for sample in subject.replayed_adapter(subject.outputs).sample(devices)}
     missing_reason = "sample() returns none of this device"
     device_samples = [
-        (device, samples.get(device.index) or without(device.index, missing_reason)) for device in devices
+        (device, samples.get(device.index) or empty_sample(device.index, missing_reason)) for device in devices
     ]
     values_by_device: dict[int, dict[FieldName, Any]] = {}
     for device, sample in device_samples:
@@ -90,7 +90,7 @@ def _null_reason(recording: Recording | None, index: int, field: FieldName) -> s
     """Return why a field outside the samples, such as memory_total, is null."""
     if recording is None or recording.tool is None:
         return "adapter.py gives none"
-    parsed = parse(recording.tool, recording.text)
+    parsed = parse_output(recording.tool, recording.text)
     if index not in parsed.records:
         return parsed.missing_record_reason(index)
     record = parsed.records[index]
@@ -275,7 +275,7 @@ def _fitting_unit(recording: Recording, field: FieldName) -> str:
     for unit in field_units(field):
         fields = {**tool.fields, field: where.model_copy(update={"unit": unit})}
         values = []
-        for record in parse(tool.model_copy(update={"fields": fields}), recording.text).records.values():
+        for record in parse_output(tool.model_copy(update={"fields": fields}), recording.text).records.values():
             with suppress(ValueError):
                 values.append(record.quantity(field))
         if values and all(least <= value <= most for value in values):

@@ -294,7 +294,7 @@ def test_the_interval_of_a_change_has_the_spread_of_both_runs(recorded: Recorded
         parts.model_copy(update={"step": Milliseconds(mean=mean, low=mean - half, high=mean + half)})
         for mean, half in ((10.0, 3.0), (12.0, 4.0))
     ]
-    assert step_difference(*spread).whole.half == pytest.approx(5.0)
+    assert step_difference(*spread).whole.half_interval_ms == pytest.approx(5.0)
 
 
 def test_a_longer_wait_names_the_late_rank_and_what_takes_it_longer(recorded: RecordedRun) -> None:

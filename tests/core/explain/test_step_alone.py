@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from levelfield.explain.step_alone import (
     ChipRates,
-    alone_times,
     least_seconds,
     message_seconds,
+    parse_alone_times,
     product_flops,
     step_alone,
 )
@@ -22,7 +22,7 @@ from levelfield.specs.step_parts import COMMUNICATION, PARTS, StepAlone
 
 LAYOUT = RankLayout(1, is_plain=True)
 # 1000 FLOPs of 4-byte values at 1 GFLOP/s, and 1 GB/s: a product of [10, 5] and [5, 10] takes 1 us, its values 0.8 us
-CHIP = ChipRates({"float": 1e9}, 1e9, 1e9, per_node=2, peak="1 GFLOP/s", memory="1 GB/s")
+CHIP = ChipRates({"float": 1e9}, 1e9, 1e9, ranks_per_node=2, peak_text="1 GFLOP/s", memory_text="1 GB/s")
 PRODUCT = {"name": "aten::mm", "dtype": "float", "dims": [[10, 5], [5, 10]], "seconds": 50e-6,
            "given": [["float", [10, 5]], ["float", [5, 10]]], "results": [["float", [10, 10]]]}  # fmt: skip
 SUM = {"name": "aten::add", "dtype": "float", "dims": [[1000], [1000]], "seconds": 20e-6,
@@ -62,7 +62,7 @@ def trace() -> dict[str, Any]:
 
 
 def alone_of(event: dict[str, Any], chip: ChipRates = CHIP) -> StepAlone:
-    alone = alone_times(event)
+    alone = parse_alone_times(event)
     steps = [divide_waits({0: build_timeline(trace(), alone.seconds)}, LAYOUT)]
     parts = mean_parts(rank_parts(steps, LAYOUT), steps)
     return step_alone(steps, parts, {0: alone}, chip)
@@ -95,7 +95,7 @@ def test_operations_that_were_not_repeated_are_in_one_sentence_for_each_reason()
     large, late = "larger than what is repeated", "no time was left"
     left_out = [[f"aten::mm: {large}", f"{name}: {large}"] for name in ("b::c", "a")]
     left_out.append([f"k{number:02}: {late}" for number in range(14)])
-    ranks = dict(enumerate(alone_times({"left_out": operations}) for operations in left_out))
+    ranks = dict(enumerate(parse_alone_times({"left_out": operations}) for operations in left_out))
     missing = step_alone([divide_waits({0: build_timeline(trace())}, LAYOUT)], [], ranks, CHIP).missing
     names = ", ".join(f"k{number:02}" for number in range(12))
     operations = {f"({large})": "a, aten::mm, b::c", f"({late})": f"{names} and 2 more"}
@@ -135,7 +135,7 @@ def test_a_product_has_the_peak_of_what_is_multiplied_and_not_of_what_it_is_adde
     halves = [["c10::BFloat16", [10, 5]], ["c10::BFloat16", [5, 10]]]
     added = {"name": "aten::addmm", "dtype": "float", "dims": [[10, 10], [10, 5], [5, 10]], "seconds": 50e-6,
              "given": [["float", [10, 10]], *halves], "results": [["float", [10, 10]]]}  # fmt: skip
-    alone = alone_times({"operations": [added]})
+    alone = parse_alone_times({"operations": [added]})
     (call,) = alone.seconds
     chip = ChipRates({"float": 1e9, "c10::BFloat16": 1e10})
     assert least_seconds(call, alone, chip, None) == pytest.approx(1e-7)
@@ -159,7 +159,7 @@ def test_a_time_that_is_no_time_is_refused(value: float, where: str) -> None:
     wrong = copy.deepcopy(EVENT)
     wrong[where][0]["seconds"] = value
     with pytest.raises(ValueError, match=rf"alone: found {value}"):
-        alone_times(wrong)
+        parse_alone_times(wrong)
 
 
 def test_products_and_attention_are_counted() -> None:
@@ -190,7 +190,7 @@ def bare(noted: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_arguments_come_from_the_step_that_notes_them() -> None:
-    alone = alone_times(EVENT)
+    alone = parse_alone_times(EVENT)
     noted = {"traceEvents": trace()["traceEvents"][::-1]}
     line = build_timeline(add_arguments(bare(trace()), noted), alone.seconds)
     expected = build_timeline(trace(), alone.seconds)
@@ -199,7 +199,7 @@ def test_arguments_come_from_the_step_that_notes_them() -> None:
 
 
 def test_a_step_that_calls_an_operation_more_often_lends_it_no_arguments() -> None:
-    alone = alone_times(EVENT)
+    alone = parse_alone_times(EVENT)
     noted = trace()
     noted["traceEvents"].append(operation("aten::mm", 605, 610, [7, 5], [5, 10]))
     calls = build_timeline(add_arguments(bare(trace()), noted), alone.seconds).calls
@@ -211,7 +211,7 @@ def test_a_step_that_calls_an_operation_more_often_lends_it_no_arguments() -> No
 def test_an_operation_without_a_kernel_is_left_out() -> None:
     """On an H100 torch called is_pinned, which runs no kernel."""
     without_kernel = {**SUM, "name": "aten::is_pinned", "seconds": 0.0}
-    assert alone_times({**EVENT, "operations": [PRODUCT, SUM, without_kernel]}) == alone_times(EVENT)
+    assert parse_alone_times({**EVENT, "operations": [PRODUCT, SUM, without_kernel]}) == parse_alone_times(EVENT)
 
 
 def test_messages_of_gloo_lend_their_sizes_by_their_order() -> None:

@@ -16,14 +16,14 @@ from levelfield.explain.step_division import (
     clock_origins,
     divide_waits,
     kernel_kind,
-    kernels,
     late_ranks,
+    mean_kernels,
     mean_parts,
     median_step_timeline,
-    overhead,
     rank_parts,
+    recording_overhead,
+    step_warnings,
     uneven_layers,
-    warnings,
 )
 from levelfield.measure.step_timeline import Timeline, build_timeline, message_kind
 from levelfield.specs.step_parts import BUBBLE, COMMUNICATION, MAX_CELLS, MAX_LINES, WAITING, RankParts
@@ -244,16 +244,16 @@ def test_the_overhead_is_of_pairs_and_of_the_slowest_rank() -> None:
         (0, 1, False, 100.0), (1, 1, False, 90.0), (0, 1, True, 95.0), (1, 1, True, 105.0),
         (0, 2, False, 200.0), (0, 2, True, 206.0), (0, 3, True, 900.0),
     )]  # fmt: skip
-    cost = overhead(times)
+    cost = recording_overhead(times)
     assert cost is not None and cost.ratio == pytest.approx(0.04) and cost.plain_ms.mean == pytest.approx(150.0)
     assert cost.low is not None and cost.high is not None and cost.low < 0.04 < cost.high
-    assert overhead(times[-1:]) is None and overhead([]) is None
+    assert recording_overhead(times[-1:]) is None and recording_overhead([]) is None
     lone = [time._replace(number=99) for time in times if not time.is_recorded][:1]
-    assert lone and overhead([*times, *lone]) == cost, "the recorder failed in the other step of the pair"
+    assert lone and recording_overhead([*times, *lone]) == cost, "the recorder failed in the other step of the pair"
 
 
 def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
-    ran = kernels([build_timeline(trace())])
+    ran = mean_kernels([build_timeline(trace())])
     assert {(kernel.name[:12], kernel.kind, kernel.dtype) for kernel in ran} >= {
         ("sm80_xmma_ge", "product", "fp32"), ("pytorch_flas", "flash", "bf16"),
     }  # fmt: skip
@@ -273,10 +273,10 @@ def test_kernels_have_kinds_and_slow_ones_get_warnings() -> None:
     assert {name: kernel_kind(name) for name in names} == names
     steps = [divide_waits({0: build_timeline(trace())}, RankLayout(1, True))]
     mean = mean_parts(rank_parts(steps, RankLayout(1, True)), steps)
-    (reduced,) = warnings(1.0, mean, ran)
+    (reduced,) = step_warnings(1.0, mean, ran)
     assert [word for word in ("TF32", "float32", ": 40%") if word not in reduced] == [], reduced
     by_math = tuple(kernel.model_copy(update={"kind": "math"}) if "flash" in kernel.name else kernel for kernel in ran)
-    first = next(warnings(1.0, mean, by_math))
+    first = next(step_warnings(1.0, mean, by_math))
     assert [word for word in ("attention", "math: 8%", "flash_fwd_kernel") if word not in first] == [], first
 
 

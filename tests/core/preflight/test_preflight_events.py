@@ -55,7 +55,7 @@ def test_a_collective_lasts_until_its_slowest_rank(paths: RunPaths, plan: Plan) 
     assert row.seconds == pytest.approx(0.002) and row.best_seconds == pytest.approx(0.002)
     assert row.algorithm_bytes_per_second == pytest.approx(2**20 / 0.002)
     assert row.bus_bytes_per_second == pytest.approx(2**20 / 0.002 * 1.0), "2 (n-1)/n of two ranks is 1"
-    assert facts.joined and facts.backend == "gloo" and facts.barrier_seconds == pytest.approx(1e-4)
+    assert facts.is_group_joined and facts.backend == "gloo" and facts.barrier_seconds == pytest.approx(1e-4)
 
 
 def test_the_bus_factors_are_those_of_nccl_tests() -> None:
@@ -88,7 +88,7 @@ def test_a_time_that_cannot_be_gives_no_collective(paths: RunPaths, plan: Plan, 
 def test_a_collective_without_one_rank_is_none(paths: RunPaths, plan: Plan) -> None:
     (paths.events / "rank1.jsonl").unlink()
     facts = read_preflight(paths, plan)
-    assert facts.collectives == () and not facts.joined and facts.barrier_seconds is None
+    assert facts.collectives == () and not facts.is_group_joined and facts.barrier_seconds is None
 
 
 def test_a_check_without_an_answer_is_missing_with_its_reason(paths: RunPaths, plan: Plan) -> None:
