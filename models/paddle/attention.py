@@ -36,12 +36,15 @@ class Attention(nn.Layer):
         query, key, value = (self.heads(layer(x)) for layer in (self.query, self.key, self.value))
         if self.rotary is not None:
             query, key = rotate(query, self.rotary), rotate(key, self.rotary)
+        return self.output(self.attend(query, key, value).flatten(2))
+
+    def attend(self, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor) -> paddle.Tensor:
+        """Return the mixed values, [batch, sequence, heads, head_dim]."""
         private = self.layers.private_randomness() if self.dropout else None
         with private or contextlib.nullcontext():
-            mixed = functional.scaled_dot_product_attention(
+            return functional.scaled_dot_product_attention(
                 query, key, value, dropout_p=self.dropout, is_causal=True, training=True
-            )  # [batch, sequence, heads, head_dim]
-        return self.output(mixed.flatten(2))
+            )
 
     def heads(self, x: paddle.Tensor) -> paddle.Tensor:
         """Split x into heads: [batch, sequence, n head_dim] -> [batch, sequence, n, head_dim].

@@ -32,17 +32,21 @@ if TYPE_CHECKING:
     from paddle import nn
     from paddle.distributed.collective import Group
     from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
-    from paddle.optimizer import Optimizer
+    from paddle.optimizer import AdamW, Optimizer
     from parameters import LocalParameter
 
     Loss = Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
 
 
 class Built(NamedTuple):
-    """What a training runs. group: this rank's tensor-parallel group, or None."""
+    """What a training runs.
+
+    adamw: has the moments, within `optimizer` or as it. group: this rank's tensor-parallel group, or None.
+    """
 
     runner: nn.Layer
     optimizer: Optimizer
+    adamw: AdamW
     clip: GlobalNorm
     parts: list[LocalParameter]
     loss: Loss
@@ -66,9 +70,9 @@ def build(job: Job, place: Coordinates, report: Callable[[Iterable[Held]], None]
     fill(parts, parameters)
     report(as_arrays(parts))
     clip = GlobalNorm(job.training.gradient_clip, replicas(parts, job.layout))
-    optimizer = adamw(parts, job.training, clip)
-    runner, optimizer = distribute(job, grid, model, optimizer)
-    return Built(runner=runner, optimizer=optimizer, clip=clip, parts=parts, loss=loss, group=group)
+    inner = adamw(parts, job.training, clip)
+    runner, optimizer = distribute(job, grid, model, inner)
+    return Built(runner=runner, optimizer=optimizer, adamw=inner, clip=clip, parts=parts, loss=loss, group=group)
 
 
 def distribute(

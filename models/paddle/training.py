@@ -11,14 +11,15 @@ import paddle
 import paddle.distributed as dist
 from device import describe, memory, open_device
 from evidence import Evidence
-from levelfield.worker import OwnWork, coordinates, learning_rate, train_steps
+from levelfield.worker import OwnWork, SpotCheck, coordinates, learning_rate, train_steps
 from parallelize import build
 from parameters import as_arrays, save
 from precision import LossScale, auto_cast
+from spot_check import SampledUpdate, sampled_passes
 from tensor_parallel import seed_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from levelfield.worker import Batch, Recorder
     from levelfield.worker.events import Held
@@ -42,8 +43,8 @@ class Trainer:
         self.job, self.place = job, place
         built = build(job, place, recorder.weights)
         self.runner, self.optimizer, self.clip = built.runner, built.optimizer, built.clip
-        self.parts, self.loss, self.group = built.parts, built.loss, built.group
-        self.evidence = Evidence(job, built)
+        self.adamw, self.parts, self.loss, self.group = built.adamw, built.parts, built.loss, built.group
+        self.evidence, self.spot_check = Evidence(job, built), SpotCheck(job)
         scaling = job.training.loss_scale if job.training.precision == "fp16" else None
         self.loss_scale = LossScale(scaling, distributed=job.world_size > 1)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
@@ -61,11 +62,22 @@ class Trainer:
         self.optimizer.set_lr(learning_rate(self.job.training.schedule, batch.step))
         inputs, targets = paddle.to_tensor(batch.inputs), paddle.to_tensor(batch.targets)
         step = self.pipelined if self.job.layout.pipeline > 1 else self.accumulated
-        with auto_cast(self.job.training.precision):
+        with auto_cast(self.job.training.precision), self.sampling(batch.step):
             self.total = step(inputs, targets).reshape([]).astype("float64")
         if self.job.world_size > 1:
             dist.all_reduce(self.total)
             self.own_work.exchanged()
+
+    @contextlib.contextmanager
+    def sampling(self, step: int) -> Iterator[None]:
+        """Sample the step, which the context is around, if it is to be."""
+        if not self.spot_check.wants(step):
+            yield
+            return
+        update = SampledUpdate(self.spot_check, self.clip, self.adamw, self.parts)
+        with sampled_passes(self.runner, self.spot_check):
+            yield
+        update.finish()
 
     def pipelined(self, inputs: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         """Run the whole step by fleet's schedule, which leaves the loss of this rank's data on every stage."""

@@ -49,11 +49,10 @@ def judge(verdict: Any, plan: Plan, raw: RawRecords) -> Alignment:
 
 def test_frameworks_that_sample_are_asked_to(registry: Registry) -> None:
     paths = RunPaths(Path("/run"))
-    plans = {
-        name: make_plan(registry, f"gpt3_6.7B:{name}:cpu:1:1", scale="smoke") for name in ("torch", "deepspeed", "jax")
-    }
+    names = ("torch", "deepspeed", "jax", "paddle")
+    plans = {name: make_plan(registry, f"gpt3_6.7B:{name}:cpu:1:1", scale="smoke") for name in names}
     assert all(plan.spot_check and job_content(plan, paths)["spot_check"] is True for plan in plans.values())
-    other = make_plan(registry, "gpt3_6.7B:paddle:cpu:1:1", scale="smoke")
+    other = make_plan(registry, "gpt3_6.7B:oneflow:cpu:1:1", scale="smoke")
     assert not other.spot_check and "spot_check" not in job_content(other, paths)
 
 
