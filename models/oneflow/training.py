@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
 import oneflow as flow
 from device import describe, memory
 from head_loss import mean_loss
-from levelfield.worker import Capture, Initializer, coordinates, learning_rate, train_steps
+from levelfield.worker import Capture, Initializer, SpotCheck, coordinates, learning_rate, train_steps
 from meeting import leave
 from optimizer import LocalAdamW
 from parallelize import build
 from parameters import as_arrays, fill, local_parameters, save
 from precision import LossScale, exact
 from randomness import number
+from spot_check import SampledUpdate, sampled_passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +43,7 @@ class Trainer:
     """One rank's model and optimizer. A step is `launch`, then `finish`, which waits for the device."""
 
     def __init__(self, job: Job, place: Coordinates) -> None:
-        self.job, self.place, self.capture = job, place, Capture(job)
+        self.job, self.place, self.capture, self.spot_check = job, place, Capture(job), SpotCheck(job)
         self.model, self.stages = build(job)
         self.parts = local_parameters(self.model, job, place)
         fill(self.parts, Initializer(job))
@@ -60,7 +62,9 @@ class Trainer:
     def launch(self, batch: Batch) -> None:
         """Run forward, backward, clipping and the optimizer's step; none where fp16's gradients are not finite."""
         keep = self.keeper() if self.capture.wants(batch.step) else None
-        loss = self.gradients(batch, keep or ignore)
+        sample = self.spot_check.wants(batch.step)
+        with sampled_passes(self.model, self.spot_check) if sample else contextlib.nullcontext():
+            loss = self.gradients(batch, keep or ignore)
         self.optimizer.take_gradients()
         if keep is not None:
             for name, gradient in self.optimizer.gradients():
@@ -69,7 +73,10 @@ class Trainer:
         self.loss, square = self.reduce(loss)
         self.norm = (math.sqrt(square) if square >= 0 else square) / self.loss_scale.value
         self.rate = learning_rate(self.job.training.schedule, batch.step)
+        update = SampledUpdate(self.optimizer, self.spot_check, self.loss_scale.value) if sample else None
         self.update()
+        if update is not None:
+            update.finish()
 
     def update(self) -> None:
         """Run the optimizer's step with clipped gradients; none where they are not finite under a loss scale."""

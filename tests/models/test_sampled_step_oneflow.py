@@ -1,0 +1,138 @@
+"""A step that oneflow's trainings sample: on a processor in float32, the only precision that it offers there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults.in_sampled_step import LATE, HonestTraining, failed_layer, sampled_layers
+from layouts import MODELS, SINGLE, Variant, events, launch, script_of, small_job
+from levelfield.rundir.raw_files import read_raw
+from levelfield.specs.paths import RunPaths
+from matrix import VARIANTS
+
+pytestmark = [pytest.mark.layouts, pytest.mark.torch]
+
+FRAMEWORK = "oneflow"
+
+
+HONEST = (
+    *(HonestTraining("fp32"), HonestTraining("fp32", "llama", VARIANTS["recompute full"])),
+    *(HonestTraining("fp32", "gpt", VARIANTS[name]) for name in ("TP2", "DP2")),
+    HonestTraining("fp32", "llama", VARIANTS["PP2"]),
+)
+
+
+@pytest.mark.parametrize("run", HONEST, ids=str)
+def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
+    run.check(tmp_path, ("products", "update"), FRAMEWORK, python)
+
+
+COMMON = ["attention", "attention.query", "attention.key", "attention.value", "attention_norm", "mlp_norm"]
+GPT_BACKWARD = ["attention.output backward", "mlp.up backward", "mlp.down backward"]
+
+
+@pytest.mark.parametrize(
+    ("family", "variant", "names"),
+    [
+        ("gpt", VARIANTS["recompute full"], [*COMMON, "attention.output", "mlp.up", "mlp.down", *GPT_BACKWARD]),
+        ("llama", VARIANTS["TP2"], [*COMMON, "mlp.gate", "mlp.up"]),
+    ],
+    ids=["recomputed", "TP2"],
+)
+def test_what_a_layout_shows_is_sampled(
+    family: str, variant: Variant, names: list[str], python: Path, tmp_path: Path
+) -> None:
+    """Sums over ranks are not products of this rank's input, nor is a gradient that all ranks add to."""
+    sampled_layers(tmp_path, "fp32", family, variant, framework=FRAMEWORK, python=python)
+    (sampled,) = read_raw(RunPaths(tmp_path)).sampled
+    outputs = [operation.name for operation in sampled.operations if operation.kind != "update"]
+    assert sorted(outputs) == sorted(
+        [*(f"layers.{layer}.{name}" for layer in range(4) for name in names), "final_norm"]
+    )
+
+
+def test_sampling_changes_no_digit(python: Path, tmp_path: Path) -> None:
+    def figures(folder: Path, **settings: Any) -> list[tuple[float, float]]:
+        job = {**small_job(MODELS["gpt"], SINGLE, 4), "window": {"first_step": 2, "last_step": 4}, **settings}
+        folder.mkdir()
+        (folder / "rank0.spot_check").write_text("a seed")
+        assert [end.returncode for end in launch(job, folder, script_of(FRAMEWORK), python)] == [0]
+        assert (folder / "rank0.spot_check.jsonl").exists() == job.get("spot_check", False)
+        return [(e["loss"], e["grad_norm"]) for e in events(folder, 0) if e["event"] == "step"]
+
+    assert figures(tmp_path / "sampled", spot_check=True) == figures(tmp_path / "plain")
+
+
+ROUNDED = """
+import layers
+forward, instances = layers.Columns.forward, []
+def rounded_product(self, x):
+    if self not in instances:
+        instances.append(self)
+    # of the first block's MLP
+    return forward(self, x.half().float() if instances.index(self) == 3 and is_late() else x)
+layers.Columns.forward = rounded_product
+"""
+ROUNDED_BACKWARD = """
+import layers
+forward = layers.Rows.forward
+def rounded_backward(self, x):
+    if is_late():
+        x.register_hook(lambda gradient: gradient.half().float())
+    return forward(self, x)
+layers.Rows.forward = rounded_backward
+"""
+NORM_EPSILON = """
+import decoder
+make = decoder.norm
+def norm_of_another_epsilon(stage, model):
+    norm = make(stage, model)
+    norm.epsilon = 1e-3
+    return norm
+decoder.norm = norm_of_another_epsilon
+"""
+SCALED = """
+import layers
+forward = layers.Columns.forward
+layers.Columns.forward = lambda self, x: forward(self, x) * 1.001
+"""
+ADAM_EPSILON = """
+import optimizer
+AdamW = optimizer.flow.optim.AdamW
+optimizer.flow.optim.AdamW = lambda groups, **settings: AdamW(groups, **{**settings, "eps": 1e-4})
+"""
+STEP = """
+import optimizer
+step = optimizer.LocalAdamW.step
+def faulty_step(self, learning_rate, divisor):
+    %s
+optimizer.LocalAdamW.step = faulty_step
+"""
+UNCLIPPED = STEP % "step(self, learning_rate, 1.0)"
+COARSE_MOMENTS = (
+    STEP
+    % """step(self, learning_rate, divisor)
+    for local in self.locals:
+        moment = self.adamw._state[local]["exp_avg"]
+        scaled = moment * (2.0**16 + 1)
+        moment.copy_(scaled - (scaled - moment))  # the first 8 bits (Veltkamp, 1968)"""
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "layer", "variant"),
+    [
+        pytest.param(LATE + ROUNDED, "products", SINGLE.name, id="one layer's product of fp16, late"),
+        pytest.param(LATE + ROUNDED_BACKWARD, "products", SINGLE.name, id="input gradients in fp16, late"),
+        pytest.param(NORM_EPSILON, "products", SINGLE.name, id="a norm's epsilon of 1e-3"),
+        pytest.param(SCALED, "products", "TP2", id="scaled products"),
+        pytest.param(UNCLIPPED, "update", SINGLE.name, id="no clipping"),
+        pytest.param(ADAM_EPSILON, "update", SINGLE.name, id="the root of Adam's epsilon"),
+        pytest.param(COARSE_MOMENTS, "update", "DP2", id="moments in bf16"),
+    ],
+)
+def test_a_fault_is_told_by_its_layer(fault: str, layer: str, variant: str, python: Path, tmp_path: Path) -> None:
+    layers = sampled_layers(tmp_path, "fp32", "gpt", VARIANTS[variant], fault, FRAMEWORK, python)
+    assert failed_layer(layers) == layer, layers
