@@ -21,7 +21,7 @@ import pytest
 from levelfield.cli import levels_command
 from levelfield.cli.main import main
 from levelfield.errors import RunFailed
-from levelfield.judge.promotion import reference_from, with_noise
+from levelfield.judge.promotion import add_noise, make_reference
 from levelfield.nights import build_pairs, machine_control, night_code, night_session
 from levelfield.run import builds, runner
 from levelfield.run.builds import CommitBuild
@@ -167,5 +167,5 @@ class ReplayedNights:
     def promote(self, runs: list[str]) -> None:
         """Make the reference of the later nights from a run, with the noise of another one."""
         first, twin = (RunPaths(self.folder / "runs" / run) for run in runs)
-        reference = with_noise(reference_from(first, "a test"), twin)
+        reference = add_noise(make_reference(first, "a test"), twin)
         self.references[json.loads(first.plan.read_text())["work_digest"]] = reference

@@ -85,16 +85,16 @@ def _align(options: argparse.Namespace) -> int:
 def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, other_run: RunPaths | None) -> Alignment:
     """Return the verdict on a run against another run or a reference, by default that of its case."""
     from levelfield.catalog.lookup import find_reference
-    from levelfield.judge.certification import with_certificate
+    from levelfield.judge.certification import apply_certificate
     from levelfield.judge.collector import collect
-    from levelfield.judge.promotion import reference_from
+    from levelfield.judge.promotion import make_reference
     from levelfield.judge.verdict import (
         compare_with_reference,
         reference_curve,
         run_curve,
         training_verdict,
-        unless_tampered,
         verdict_under_status,
+        withhold_if_tampered,
     )
     from levelfield.rundir.directory import read_plan
     from levelfield.rundir.raw_files import read_raw
@@ -106,11 +106,11 @@ def _verdict(registry: Registry, paths: RunPaths, reference: Reference | None, o
     else:
         # the noise of the case's reference also limits the difference of two runs
         noise = default.noise if default and default.identity.work == identity.work else ()
-        other_reference = reference_from(other_run, "compared with, not promoted").model_copy(update={"noise": noise})
+        other_reference = make_reference(other_run, "compared with, not promoted").model_copy(update={"noise": noise})
         verdict = compare_with_reference(
             run_curve(plan.work, raw, identity), reference_curve(other_reference), other_reference
         )
-    verdict = with_certificate(unless_tampered(verdict, result.seal), plan, result.certificate)
+    verdict = apply_certificate(withhold_if_tampered(verdict, result.seal), plan, result.certificate)
     return verdict_under_status(verdict, result.status)
 
 

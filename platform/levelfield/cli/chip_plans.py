@@ -41,7 +41,7 @@ def print_chip_plans(
         raise next(iter(refusals.values()))
     base = ratio_base(plans)
     # Those whose speeds published runs set come first: the others have no rank.
-    plans.sort(key=lambda plan: (plan.not_calibrated is None, plan.speed or 0), reverse=True)
+    plans.sort(key=lambda plan: (plan.not_calibrated_reason is None, plan.speed or 0), reverse=True)
     if is_json:
         print(json_text(_plans_json(request, plans, refusals, base)))
     else:
@@ -65,7 +65,7 @@ def _plans_json(
         "schema": "levelfield.planned_chips/1",
         "case": request.case,
         "framework": request.framework,
-        "base": base.name,
+        "base": base.chip_name,
         "chips": [row | ratio for row, ratio in zip(rows, ratios, strict=True)],
         "not_planned": [{"chip": name, "why": str(error)} for name, error in refusals.items()],
     }
@@ -96,7 +96,7 @@ def _sheets(
         "ratio",
     )
     rows = tuple(
-        (plan.name, *([] if is_one_grid else [device_grid]), *_cells(plan, base))
+        (plan.chip_name, *([] if is_one_grid else [device_grid]), *_cells(plan, base))
         for plan, device_grid in zip(plans, device_grids, strict=True)
     )
     yield Sheet(heading, header, rows, tuple(_notes(plans, refusals, base)))
@@ -108,7 +108,9 @@ def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
     row, (ratio, _), errors = plan.row, base.ratio(plan), plan.plan.row_errors
     if row is None:
         return ("none fits", *[NONE] * 6)
-    is_within_error = base.name is not None and plan.not_calibrated is None and base.error_beside(plan) is not None
+    is_within_error = (
+        base.chip_name is not None and plan.not_calibrated_reason is None and base.error_beside(plan) is not None
+    )
     return (
         str(row.layout),
         str(row.tuning.micro_batch),
@@ -122,16 +124,16 @@ def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
 
 def _notes(plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: RatioBase) -> Iterator[str]:
     """Yield what the figures mean and what is assumed, with one sentence for all chips of which it is true."""
-    names = [plan.name for plan in plans]
+    names = [plan.chip_name for plan in plans]
     calibrated_plans = [plan for plan in plans if plan.speed and plan.plan.vendor in SPEED_VENDORS]
     is_starred = any(plan.row and is_tight(plan.plan.question, plan.row.memory.total) for plan in plans)
     yield (
         f"the fastest row of each chip with memory to spare{' (*: none has)' if is_starred else ''}; `plan` with one "
         "chip has all rows. "
         "GiB: of the fullest device; recompute: activation checkpointing; tokens/s: per device; error: "
-        "median error of published runs like the row" + (f"; ratio: over {base.name}" if base.name else "")
+        "median error of published runs like the row" + (f"; ratio: over {base.chip_name}" if base.chip_name else "")
     )
-    errors = ((plan.name, plan.plan.row_errors, plan.plan) for plan in plans if plan.row)
+    errors = ((plan.chip_name, plan.plan.row_errors, plan.plan) for plan in plans if plan.row)
     yield from _merge_notes(
         [
             (
@@ -144,18 +146,20 @@ def _notes(plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: 
         ],
         names,
     )
-    missing_ratios = ((plan.name, base.ratio(plan)[1]) for plan in plans)
+    missing_ratios = ((plan.chip_name, base.ratio(plan)[1]) for plan in plans)
     yield from _merge_notes([(name, f"no ratio: {reason}") for name, reason in missing_ratios if reason], names)
-    if base.name and len(calibrated_plans) > 1 and plans[0].plan.question.work.model.experts is None:
+    if base.chip_name and len(calibrated_plans) > 1 and plans[0].plan.question.work.model.experts is None:
         median_error, max_error = CHIP_RATIO_ERRORS
         vendors = " and ".join(SPEED_VENDORS)
         yield (
             f"ratios between {vendors} chips, over {CHIP_PAIRS} published pairs: "
             f"median error {100 * median_error:.0f} %, max {100 * max_error:.0f} %"
         )
-    notes = [(plan.name, sentence) for plan in plans if plan.speed for sentence in prediction_error_lines(plan.plan)]
-    notes += [(plan.name, f"assumed: {remark}") for plan in plans for remark in plan.plan.remarks]
-    notes += [(plan.name, no_fit_reason(plan.plan)) for plan in plans if plan.row is None]
+    notes = [
+        (plan.chip_name, sentence) for plan in plans if plan.speed for sentence in prediction_error_lines(plan.plan)
+    ]
+    notes += [(plan.chip_name, f"assumed: {remark}") for plan in plans for remark in plan.plan.remarks]
+    notes += [(plan.chip_name, no_fit_reason(plan.plan)) for plan in plans if plan.row is None]
     notes += [(name, f"no plan: {error}") for name, error in refusals.items()]
     yield from _merge_notes(notes, names)
 
@@ -185,7 +189,7 @@ def _training_sheet(plans: Sequence[ChipPlan], tokens: float) -> Sheet:
             bill, end_bills = plan.plan.bill(plan.row), plan.plan.bill_bounds(plan.row)
             days, *others = bill_cells(bill)
             days_interval = " to ".join(bill_cells(end)[0] for end in end_bills) if end_bills else NONE
-            rows.append((plan.name, days, days_interval, *others)[: len(header)])
-            notes += [(plan.name, sentence) for sentence in training_notes(plan.plan, bill)]
+            rows.append((plan.chip_name, days, days_interval, *others)[: len(header)])
+            notes += [(plan.chip_name, sentence) for sentence in training_notes(plan.plan, bill)]
     heading = f"a training on {tokens:,.0f} tokens" + ("" if rows else ": no chip here has a speed")
     return Sheet(heading, header if rows else (), tuple(rows), tuple(_merge_notes(notes, [row[0] for row in rows])))

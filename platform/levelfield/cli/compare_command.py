@@ -145,7 +145,7 @@ def _scaling_tables(sides: Sequence[Sequence[RunRecord]]) -> Tables:
     from levelfield.compare import scaling
 
     table = scaling.scaling(list({run.run_id: run for runs in sides for run in runs}.values()))
-    return list(scaling.sheets(table)), scaling.as_values(table), not table.unequal
+    return list(scaling.scaling_sheets(table)), scaling.scaling_json(table), not table.unequal
 
 
 def _comparison_tables(
@@ -170,9 +170,9 @@ def _comparison_tables(
     ]  # too few to show their noise
     histories = sources.histories(records_needing_history) if records_needing_history else {}
     result = comparison.compare(sides, histories, across_precisions, prices, sources.duels())
-    sheets, values = list(comparison.sheets(result)), comparison.as_values(result)
+    sheets, values = list(comparison.comparison_sheets(result)), comparison.comparison_json(result)
     if not requirements:
-        return sheets, values, result.comparability.holds
+        return sheets, values, result.comparability.is_comparable
     findings = judge_requirements(requirements, result)
     values["requirements"] = list(map(asdict, findings))
     return [*sheets, requirement_sheet(findings)], values, all(finding.word == "met" for finding in findings)
@@ -189,7 +189,7 @@ def _matrix_tables(axis: Dimension, cases: list[str] | None, frameworks: list[st
     records = [record for record in sources.latest() if cases is None or record.series.case in cases]
     columns = frameworks if axis == "framework" else ()
     table = matrix.matrix(records, axis, columns, cases or (), sources.histories(records), sources.duels())
-    return list(matrix.sheets(table)), matrix.as_values(table), True
+    return list(matrix.matrix_sheets(table)), matrix.matrix_json(table), True
 
 
 def _cases_and_frameworks(

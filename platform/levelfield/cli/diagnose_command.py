@@ -131,7 +131,7 @@ def _lines(
 ) -> Iterator[str]:
     rows = [
         ("the run", f"{verdict.verdict}: {verdict.reason}"),
-        ("compared", f"{diagnosis.diagnosed.text} and {diagnosis.expected.text}, one process each"),
+        ("compared", f"{diagnosis.diagnosed.case_string} and {diagnosis.expected.case_string}, one process each"),
     ]
     first_index = 0
     if difference is None:
@@ -192,8 +192,8 @@ def _diagnosis_values(
     ]
     return {
         "run": {"verdict": verdict.verdict, "reason": verdict.reason},
-        "found": diagnosis.diagnosed.text,
-        "expected": diagnosis.expected.text,
+        "found": diagnosis.diagnosed.case_string,
+        "expected": diagnosis.expected.case_string,
         "suspected_step": last_step,
         "steps_compared": sorted(diagnosis.probes),
         "first_step": difference.step if difference else None,

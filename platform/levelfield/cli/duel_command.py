@@ -108,8 +108,8 @@ def execute(options: argparse.Namespace) -> int:
     is_quiet = options.quiet or options.format == "json"
     terminal = Terminal(quiet=is_quiet, record_run=run_recorder(options.store, options.no_store))
     run_arm = _arm_runner(registry, runs_folder(options), arm_jobs, titles, looks, terminal)
-    duel = duels.duel(titles, looks, run_arm, QuietWait(terminal.say))
-    print_sheets(options.format, duels.duel_sheets(duel, prices), duels.duel_values(duel, prices))
+    duel = duels.run_duel(titles, looks, run_arm, QuietWait(terminal.say))
+    print_sheets(options.format, duels.duel_sheets(duel, prices), duels.duel_json(duel, prices))
     if event := duel.event(utc_now()):
         record_event(event, options.store, options.no_store)
     return duel.exit_code

@@ -205,8 +205,9 @@ def _plan_request(choices: Mapping[str, Any], runs: Path, prices: Prices | None)
     )
     shared_names = ("case", "scale", "nodes", "devices", "network", "precision", "program", "attention")
     return PlanRequest(
-        **{name: choices[name] for name in (*shared_names, "tensor_overlap", "calibrate")},
-        beyond=choices["show_oom"],
+        **{name: choices[name] for name in (*shared_names, "tensor_overlap")},
+        calibration_run=choices["calibrate"],
+        extra_rows=choices["show_oom"],
         framework=choices["framework"] or "torch",
         constraints=constraints,
         runs=runs,

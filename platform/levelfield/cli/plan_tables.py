@@ -25,7 +25,7 @@ _MAX_LISTED = 12  # of a list in a sentence
 
 def plan_lines(plan: AnsweredPlan, top: int) -> Iterator[str]:
     """Yield what is planned, its first rows, and what the figures mean."""
-    request, question, ranking, oom_count = plan.request, plan.question, plan.ranking, plan.request.beyond
+    request, question, ranking, oom_count = plan.request, plan.question, plan.ranking, plan.request.extra_rows
     capacity = f"{question.capacity_bytes / GIB:.0f} GiB each" if question.capacity_bytes else "memory unknown"
     yield f"{request.case} ({request.scale}) by {request.framework} on {plan.devices.nodes} x {plan.devices.per_node}"
     yield f"{plan.chip.name}, {capacity}; predicted, not measured"

@@ -112,13 +112,13 @@ def _promote(options: argparse.Namespace) -> int:
 
 def _record_noise(options: argparse.Namespace) -> int:
     """Record one row for each run. Where one is refused, the reference stays as it was."""
-    from levelfield.judge.promotion import with_noise
+    from levelfield.judge.promotion import add_noise
 
     reason, registry = _override_reason(options.replace, options.reason), registry_of(options)
     reference = registry.reference(options.name)
     runs = [find_finished_run(runs_folder(options), run) for run in options.run]
     for paths in runs:
-        reference = with_noise(reference, paths, reason)
+        reference = add_noise(reference, paths, reason)
     run_ids = {paths.root.name for paths in runs}
     for row in reference.noise:
         if row.run_id in run_ids:
@@ -173,7 +173,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     Return 3 when a run fails, else 4 when a run is refused as noise, else 0. The other runs' rows are recorded.
     """
     from levelfield.catalog.lookup import find_reference
-    from levelfield.judge.promotion import with_noise
+    from levelfield.judge.promotion import add_noise
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
     from levelfield.studies.variations import variation_entries
@@ -198,7 +198,7 @@ def _calibrate(options: argparse.Namespace) -> int:
             has_failed_run = True
             continue
         try:
-            reference = with_noise(reference, find_run(runs, result.run_id), reason)
+            reference = add_noise(reference, find_run(runs, result.run_id), reason)
         except GateFailed as error:
             refusals.append(str(error))
             continue

@@ -78,7 +78,7 @@ def run_or_show(options: argparse.Namespace) -> int:
 def _print_results(results: list[Result], runs: Path, is_series: bool, as_json: bool, terminal: Terminal) -> int:
     scaling_tables = list(series_scaling(results, runs)) if is_series else []
     if as_json:
-        series_values = [scaling.as_values(table) for table in scaling_tables if not isinstance(table, str)]
+        series_values = [scaling.scaling_json(table) for table in scaling_tables if not isinstance(table, str)]
         print(results_as_json(results, repeats_digests(results, runs), series_values), end="")
     else:
         terminal.print_summary(results, runs)

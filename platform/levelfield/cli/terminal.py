@@ -178,7 +178,7 @@ class Terminal:
             if isinstance(table, str):
                 self.say(table)
             else:
-                print("\n" + format_text(scaling.sheets(table)), end="")
+                print("\n" + format_text(scaling.scaling_sheets(table)), end="")
 
     @contextmanager
     def bytes_progress(self, label: str) -> Iterator[Callable[[int, int], None]]:

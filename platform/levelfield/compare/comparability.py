@@ -1,4 +1,4 @@
-"""Whether sides may be compared: what must be equal, what differs on purpose, and what asks for caution."""
+"""Whether sides may be compared: fields that must be equal, deliberate differences, and what asks for caution."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from levelfield.specs.short_names import short_value
 from levelfield.specs.vendor import HOST_SHARE
 
 _YES, _TOKENS, _FORMULAS = "yes", "tokens of the window", "formulas"
-_WORK_DONE = ("tokens read", "initial weights")  # of equal work they are equal; an unknown one says nothing
+_WORK_DONE = ("tokens read", "initial weights")  # fields that equal work makes equal; an unknown one says nothing
 _PEAK = "peak of MFU"
 HARMLESS_VALUES = {"alignment": "aligned", "source": "as committed"}
 NO_VALUE = "-"
-Reader = Callable[[RunRecord], object]
+FieldReader = Callable[[RunRecord], object]
 
-LONGEST_GAP = timedelta(days=30)
-# By the name of a field, why it asks for caution; a field whose name says it has none.
+MAX_DATE_GAP = timedelta(days=30)
+# By the name of a field, why it asks for caution. A field whose name says why has no entry.
 CAUTION_REASONS = {
     "left out": "these runs do not count; a side that often fails may look fast in the runs that are left",
     "alignment": "only `aligned` says that the training agrees with the reference",
@@ -47,7 +47,7 @@ CAUTION_REASONS = {
     _PEAK: "each MFU refers to its own peak, so the ratio of MFU is not the ratio of speed",
     "date": "the runs are more than 30 days apart, or a date is not known",
 }
-_SAME_FRAMEWORK_READERS: dict[str, Reader] = {  # another framework has another of each
+_SAME_FRAMEWORK_READERS: dict[str, FieldReader] = {  # these always differ between frameworks
     "framework version": lambda r: r.subject.framework_version,
     "environment": lambda r: r.subject.environment,
     "packages": lambda r: r.subject.packages,
@@ -78,15 +78,15 @@ class ComparedField:
         return tuple(", ".join(short_value(value) for value in side) or NO_VALUE for side in self.values)
 
 
-def read_field(name: str, sides: Sequence[ComparedSide], read: Reader) -> ComparedField:
-    """Return a field of the runs that count; of a side without any, of all its runs."""
+def read_field(name: str, sides: Sequence[ComparedSide], read: FieldReader) -> ComparedField:
+    """Return a field with its values on each side: of the runs that count; of all runs where none counts."""
     values = [[read(run) for run in side.counted or side.runs] for side in sides]
     texts = (tuple(NO_VALUE if value is None else str(value) for value in side) for side in values)
     return ComparedField(name, tuple(tuple(dict.fromkeys(side)) for side in texts))
 
 
-def read_fields(sides: Sequence[ComparedSide], readers: Mapping[str, Reader]) -> Iterator[ComparedField]:
-    """Return a field for each reader, under its name."""
+def read_fields(sides: Sequence[ComparedSide], readers: Mapping[str, FieldReader]) -> Iterator[ComparedField]:
+    """Return a field for each reader."""
     return (read_field(name, sides, read) for name, read in readers.items())
 
 
@@ -97,22 +97,22 @@ def chip_of(series: Series) -> str:
 
 @dataclass(frozen=True)
 class Comparability:
-    """What stands for and against a comparison of sides."""
+    """Whether sides may be compared, by the fields of their runs."""
 
-    equal: tuple[ComparedField, ...]  # what must be equal and is
-    unequal: tuple[ComparedField, ...]  # what must be equal and is not, so that there is no ratio
-    on_purpose: tuple[ComparedField, ...]
-    with_caution: tuple[ComparedField, ...]
+    equal: tuple[ComparedField, ...]  # those that must be equal and are
+    unequal: tuple[ComparedField, ...]  # those that must be equal and are not, so that there is no ratio
+    deliberate: tuple[ComparedField, ...]  # those that differ and may
+    cautions: tuple[ComparedField, ...]
 
     @property
-    def holds(self) -> bool:
+    def is_comparable(self) -> bool:
         return not self.unequal
 
 
 def comparability(sides: Sequence[ComparedSide], across_precision: bool = False) -> Comparability:
-    """Return what stands for and against a comparison. across_precision: the precision differs on purpose."""
+    """Return whether sides may be compared. across_precision: the precision differs on purpose."""
     # Across precisions the work must be the same but for its precision.
-    fixed: dict[str, Reader] = (
+    fixed: dict[str, FieldReader] = (
         {"work": lambda r: r.result.work_but_precision}
         if across_precision
         else {"precision": _ON_PURPOSE_READERS["precision"]}
@@ -123,15 +123,15 @@ def comparability(sides: Sequence[ComparedSide], across_precision: bool = False)
 
 
 def equal_and_unequal(
-    sides: Sequence[ComparedSide], fixed: Mapping[str, Reader]
+    sides: Sequence[ComparedSide], fixed_readers: Mapping[str, FieldReader]
 ) -> tuple[tuple[ComparedField, ...], tuple[ComparedField, ...]]:
-    """Return the fields that must be equal and are, and those that are not: status, `fixed` and formulas."""
+    """Return the fields that must be equal and are, and those that are not: status, `fixed_readers`, formulas."""
     differing = [dict.fromkeys(run.verdict for run in side.runs if run.verdict in DIFFERING_VERDICTS) for side in sides]
     run_fields: tuple[ComparedField, ...] = (
         ComparedField("valid and sealed", tuple(_left_out(side) if not side.counted else (_YES,) for side in sides)),
         ComparedField("training", tuple(tuple(verdicts) or (_YES,) for verdicts in differing)),
     )
-    work_fields = [*read_fields(sides, fixed), _formulas(sides)]
+    work_fields = [*read_fields(sides, fixed_readers), _formulas(sides)]
     if not all(side.counted for side in sides):  # only a valid run has these
         work_fields = [field for field in work_fields if field.name not in (_TOKENS, _FORMULAS, *_WORK_DONE)]
     unknown = {field.name for field in work_fields if any(NO_VALUE in side for side in field.values)}.intersection(
@@ -153,12 +153,12 @@ def window_tokens(record: RunRecord) -> int | None:
     return round(speed.tokens_per_second * speed.wall_seconds) if speed else None
 
 
-def _mapping_reader(mapping: str, name: str) -> Reader:
+def _mapping_reader(mapping: str, name: str) -> FieldReader:
     return lambda record: attrgetter(mapping)(record).get(name)
 
 
 _LABELS = {"micro_batch": "micro-batch", "virtual_pipeline": "virtual pipeline"}
-FIXED_READERS: dict[str, Reader] = {
+FIXED_READERS: dict[str, FieldReader] = {
     "work": lambda r: r.series.work,
     "corpus": lambda r: r.series.corpus,
     "scale": lambda r: r.series.scale,
@@ -173,7 +173,7 @@ FIXED_READERS: dict[str, Reader] = {
         else r.series.device_is
     ),
 }
-_ON_PURPOSE_READERS: dict[str, Reader] = {
+_ON_PURPOSE_READERS: dict[str, FieldReader] = {
     "chip": lambda r: chip_of(r.series),
     "framework": lambda r: r.series.framework_label,
     "precision": lambda r: r.series.precision,
@@ -204,7 +204,7 @@ def _formulas(sides: Sequence[ComparedSide]) -> ComparedField:
     )
 
 
-_CAUTION_READERS: dict[str, Reader] = {
+_CAUTION_READERS: dict[str, FieldReader] = {
     "case": lambda r: r.series.case,
     "tuning": tuning_of,
     "platform": lambda r: r.subject.platform_version,
@@ -217,7 +217,7 @@ _CAUTION_READERS: dict[str, Reader] = {
     "cores": lambda r: r.conditions.cores,
     "memory, GiB": lambda r: r.conditions.memory_gib,
     "engine": lambda r: r.conditions.engine,
-    _PEAK: lambda r: peak_of(r),
+    _PEAK: lambda r: peak_text(r),
 }
 
 
@@ -254,13 +254,13 @@ def cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
 
 def cost_cautions(quantity: Quantity, sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
     """Yield what the figure includes on each side, where the sides differ in it."""
-    field = read_field("cost", sides, quantity.covers)
+    field = read_field("cost", sides, quantity.included_costs)
     if field.is_known_to_differ:
         yield field
 
 
 def caution_texts(sides: Sequence[ComparedSide]) -> Iterator[str]:
-    """Yield what a table of speeds must say of the last side: each field of WHY that asks for caution in it."""
+    """Yield what a table of speeds must say about the last side: its fields of CAUTION_REASONS, with their values."""
     for field in cautions(sides):
         value = field.cells[-1]
         if (
@@ -278,11 +278,11 @@ def _repeats_text(side: ComparedSide) -> str | None:
     for run in side.runs:
         start = run.run_id.split("_", 1)[0]
         repeats_by_start[start] = max(repeats_by_start.get(start, 0), run.command_repeats or 1)
-    chosen, existing = len(side.runs), sum(repeats_by_start.values())
-    return f"{chosen} of {existing} repeats of its command" if chosen < existing else None
+    run_count, repeat_count = len(side.runs), sum(repeats_by_start.values())
+    return f"{run_count} of {repeat_count} repeats of its command" if run_count < repeat_count else None
 
 
-def _build_readers(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
+def _build_readers(sides: Sequence[ComparedSide]) -> dict[str, FieldReader]:
     """Return the readers of build and conditions that these sides can share."""
     series = [side.first.series for side in sides]
     readers = dict(_CAUTION_READERS)
@@ -297,7 +297,7 @@ def _build_readers(sides: Sequence[ComparedSide]) -> dict[str, Reader]:
     return readers
 
 
-def peak_of(record: RunRecord) -> str | None:
+def peak_text(record: RunRecord) -> str | None:
     """Return the peak that the MFU refers to; None without one."""
     row = headline_utilisation(record)
     return f"{row.peak_tflops:.4g} TFLOP/s" if row and row.peak_tflops is not None else None
@@ -310,7 +310,7 @@ def _date_cautions(sides: Sequence[ComparedSide]) -> Iterator[ComparedField]:
         yield ComparedField(
             "date", tuple((f"{side_times[0]:%Y-%m-%d}",) if side_times else (NO_VALUE,) for side_times in times)
         )
-    elif max(side_times[-1] for side_times in times) - min(side_times[0] for side_times in times) > LONGEST_GAP:
+    elif max(side_times[-1] for side_times in times) - min(side_times[0] for side_times in times) > MAX_DATE_GAP:
         yield ComparedField("date", tuple((_range_text(side_times, "%Y-%m-%d"),) for side_times in times))
     elif len({record.node for side in sides for record in side.runs}) == 1 and any(
         before[-1] <= after[0] for before, after in permutations(times, 2)

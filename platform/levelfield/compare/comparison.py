@@ -18,7 +18,7 @@ from levelfield.compare.comparability import (
 )
 from levelfield.compare.deciding import deciding_commands
 from levelfield.compare.ratios import DuelArm, HistoricNoise, Ratio, SideValues, historic_noise, ratio
-from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity, exclusion
+from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity, exclusion_reason
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, median_interval
 from levelfield.report.costs import price_lines
@@ -28,8 +28,8 @@ from levelfield.specs.record import DuelConclusion, Point, RunRecord, StoreEvent
 from levelfield.specs.short_names import short_value
 
 _CONSTANT_TOLERANCE = 1e-9  # of logarithms: how far a constant may differ by rounding
-_LARGEST_MEDIAN_GAP = 0.02  # beyond which a note tells the ratio from that of the medians
-NEWEST_NIGHTS = 45  # nights of a history whose noise is taken
+_MAX_MEDIAN_GAP = 0.02  # where the ratio of medians is farther from the ratio, a note has both
+MAX_NOISE_NIGHTS = 45  # nights of a history that show its noise
 Histories = Mapping[str, Sequence[Point]]  # by the digest of a series
 Duels = Sequence[DuelConclusion]  # the newest last
 
@@ -88,24 +88,25 @@ def compare(
     quantities = [
         quantity
         for quantity in QUANTITIES
-        if not quantity.is_optional or any(quantity.read(run) is not None or quantity.reason(run) for run in counted)
+        if not quantity.is_optional
+        or any(quantity.read(run) is not None or quantity.missing_reason(run) for run in counted)
     ]
     quantities += [cost_quantity(prices)] if prices else []
     figures = []
-    for quantity in quantities if field_groups.holds else ():
-        base, *others = [side_values(quantity, side, histories or {}, duels) for side in sides]
+    for quantity in quantities if field_groups.is_comparable else ():
+        base_values, *other_values = [side_values(quantity, side, histories or {}, duels) for side in sides]
         basis_values = dict.fromkeys(str(value) for run in counted if (value := quantity.basis(run)) is not None)
-        ratios = tuple(side_ratio(quantity, side, base) for side in others)
+        ratios = tuple(side_ratio(quantity, side, base_values) for side in other_values)
         if len(basis_values) > 1:
             no_ratio = Ratio(
                 None, None, None, "no ratio", f"the figure rests on different values: {', '.join(basis_values)}"
             )
-            ratios = tuple(no_ratio for _ in others)
-        entries = tuple(side_figure(quantity, side.counted) for side in sides)
-        figures.append(ComparedFigure(quantity, entries, ratios))
+            ratios = tuple(no_ratio for _ in other_values)
+        side_figures = tuple(side_figure(quantity, side.counted) for side in sides)
+        figures.append(ComparedFigure(quantity, side_figures, ratios))
     if prices:
         field_groups = replace(
-            field_groups, with_caution=(*field_groups.with_caution, *cost_cautions(cost_quantity(prices), sides))
+            field_groups, cautions=(*field_groups.cautions, *cost_cautions(cost_quantity(prices), sides))
         )
     return Comparison(tuple(sides), field_groups, tuple(figures), prices)
 
@@ -115,7 +116,9 @@ def side_figure(quantity: Quantity, records: Sequence[RunRecord]) -> SideFigure:
     figures = [(record, quantity.read(record)) for record in records]
     values = tuple(value for _, value in figures if value is not None)
     runs_without_value = [record for record, value in figures if value is None]
-    reason = quantity.reason(runs_without_value[0]) or "result.json has no reason" if runs_without_value else None
+    reason = (
+        quantity.missing_reason(runs_without_value[0]) or "result.json has no reason" if runs_without_value else None
+    )
     return SideFigure(values, median_interval(values, quantity.column.largest_possible) if values else None, reason)
 
 
@@ -135,7 +138,7 @@ def _duel_arms(quantity: Quantity, side: ComparedSide, duels: Duels) -> Iterator
     logarithms = dict[str, tuple[float, float]]()  # of the speed and of the figure
     for run in side.runs if quantity.speed_exponent and duels else ():
         rate, value = RATE.read(run) or 0.0, quantity.read(run) or 0.0
-        if exclusion(run) is None and rate > 0 and 0 < value < math.inf:
+        if exclusion_reason(run) is None and rate > 0 and 0 < value < math.inf:
             logarithms[run.run_id] = math.log(rate), math.log(value)
     for duel in duels:
         for is_b, ids in enumerate(zip(*duel.pairs, strict=True)):
@@ -182,15 +185,15 @@ def _night_noise(quantity: Quantity, side: ComparedSide, points: Sequence[Point]
         is_usable = (p.node, p.conditions) == (record.node, conditions) and p.is_comparable and p.is_trend_point
         if night in nights or not is_usable or p.run_id in own_runs:
             continue
-        if (value := quantity.read_night(record, p)) is not None:
+        if (value := quantity.read_stored_night(record, p)) is not None:
             nights[night] = p.began[:10], value
-        if len(nights) == NEWEST_NIGHTS:
+        if len(nights) == MAX_NOISE_NIGHTS:
             break
     dated_values = [*nights.values()]
     return historic_noise([value for _, value in dated_values], dated_values[-1][0]) if dated_values else None
 
 
-def sheets(comparison: Comparison) -> Iterator[Sheet]:
+def comparison_sheets(comparison: Comparison) -> Iterator[Sheet]:
     """Yield the sides, the fields by what they mean for the comparison, the figures and their ratios."""
     field_groups, names = comparison.comparability, tuple(side.name for side in comparison.sides)
     rows = []
@@ -211,15 +214,15 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
         )
     equal = "; ".join(f"{field.name} {short_value(field.values[0][0])}" for field in field_groups.equal)
     yield Sheet("equal on all sides", notes=(equal or NO_VALUE,))
-    if field_groups.on_purpose:
-        yield _field_sheet("differs on purpose", field_groups.on_purpose, names)
-    if field_groups.with_caution:
+    if field_groups.deliberate:
+        yield _field_sheet("differs on purpose", field_groups.deliberate, names)
+    if field_groups.cautions:
         reasons = tuple(
             f"{field.name}: {CAUTION_REASONS[field.name]}"
-            for field in field_groups.with_caution
+            for field in field_groups.cautions
             if field.name in CAUTION_REASONS
         )
-        yield _field_sheet("cautions", field_groups.with_caution, names, reasons)
+        yield _field_sheet("cautions", field_groups.cautions, names, reasons)
     if comparison.figures:
         yield _figure_sheet(comparison)
         yield _ratio_sheet(comparison)
@@ -228,12 +231,12 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
         yield Sheet(f"prices, {comparison.prices.currency}", notes=tuple(price_lines(comparison.prices, chips)))
 
 
-def as_values(comparison: Comparison) -> dict[str, Any]:
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """Return the comparison as a JSON object, in full precision."""
     field_groups, sides = comparison.comparability, comparison.sides
     return {
         "schema": SCHEMA,
-        "comparable": field_groups.holds,
+        "comparable": field_groups.is_comparable,
         "sides": [
             {
                 "name": side.name,
@@ -248,11 +251,11 @@ def as_values(comparison: Comparison) -> dict[str, Any]:
             }
             for side in sides
         ],
-        "unequal": _field_values(field_groups.unequal, sides),
-        "equal": _field_values(field_groups.equal, sides),
-        "on_purpose": _field_values(field_groups.on_purpose, sides),
-        "with_caution": _field_values(field_groups.with_caution, sides),
-        "figures": [_figure_values(figure, sides) for figure in comparison.figures],
+        "unequal": _fields_json(field_groups.unequal, sides),
+        "equal": _fields_json(field_groups.equal, sides),
+        "on_purpose": _fields_json(field_groups.deliberate, sides),
+        "with_caution": _fields_json(field_groups.cautions, sides),
+        "figures": [_figure_json(figure, sides) for figure in comparison.figures],
         **({"prices": comparison.prices.model_dump(mode="json")} if comparison.prices else {}),
     }
 
@@ -303,15 +306,15 @@ def _ratio_sheet(comparison: Comparison) -> Sheet:
             continue
         name = figure.quantity.column.heading.split(",")[0]  # without the unit: a ratio has none
         digits = 4 if figure.quantity.is_noisy else 7  # a loss is compared far below the noise of a speed
-        for place, (side, entry) in enumerate(zip(others, figure.ratios, strict=True), 1):
+        for side_index, (side, entry) in enumerate(zip(others, figure.ratios, strict=True), 1):
             value = NO_VALUE if entry.value is None else f"{entry.value:.{digits}f}"
             interval = "" if entry.low is None or entry.high is None else f"[{entry.low:.4f}, {entry.high:.4f}]"
             rows.append((name, f"{side.name}/{base.name}", value, interval, entry.difference))
             reasons[f"{entry.standing}: {entry.reason}" if entry.low is None else entry.reason].append(name)
-            ours, theirs = figure.sides[place].interval, figure.sides[0].interval
+            ours, theirs = figure.sides[side_index].interval, figure.sides[0].interval
             if ours and theirs and entry.value and theirs.median > 0:
                 median_ratio = ours.median / theirs.median
-                if not abs(median_ratio / entry.value - 1) <= _LARGEST_MEDIAN_GAP:
+                if not abs(median_ratio / entry.value - 1) <= _MAX_MEDIAN_GAP:
                     reasons[
                         f"{name}: the medians divide to {median_ratio:.4f}; the ratio is of geometric means, which "
                         "count every run, so few runs far from the others move it"
@@ -322,25 +325,25 @@ def _ratio_sheet(comparison: Comparison) -> Sheet:
     header = ("ratio of", "sides", "ratio", "95 % interval", "difference")
     figure_count = len({row[0] for row in rows})
     notes = []
-    for note, names in reasons.items():  # behind the names of its figures, where it is not of all or of none
-        figures = dict.fromkeys(names)
+    for note, figure_names in reasons.items():  # behind the names of its figures, where it is not of all or of none
+        figures = dict.fromkeys(figure_names)
         notes.append(note if len(figures) in (0, figure_count) else f"{', '.join(figures)}: {note}")
     return Sheet(f"against {base.name}", header, tuple(rows), tuple(notes), tuple(commands))
 
 
-def _field_values(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]) -> dict[str, dict[str, list[str]]]:
+def _fields_json(fields: Iterable[ComparedField], sides: Sequence[ComparedSide]) -> dict[str, dict[str, list[str]]]:
     """Return for each field the different values of each side, digests in full."""
     names = [side.name for side in sides]
     return {f.name: {name: list(values) for name, values in zip(names, f.values, strict=True)} for f in fields}
 
 
-def ratio_values(ratio: Ratio, side: ComparedSide, base: ComparedSide) -> dict[str, Any]:
+def ratio_json(ratio: Ratio, side: ComparedSide, base: ComparedSide) -> dict[str, Any]:
     """Return a ratio as JSON; an inconclusive one with the commands that decide it, one a line."""
     commands = deciding_commands(side, base) if ratio.standing == "inconclusive" else ()
     return asdict(ratio) | ({"decided_by": "\n".join(command.text for command in commands)} if commands else {})
 
 
-def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dict[str, Any]:
+def _figure_json(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dict[str, Any]:
     base, *others = sides
     column = figure.quantity.column
     return {
@@ -355,7 +358,7 @@ def _figure_values(figure: ComparedFigure, sides: Sequence[ComparedSide]) -> dic
             for side, entry in zip(sides, figure.sides, strict=True)
         },
         "ratios": {
-            side.name: {"against": base.name, **ratio_values(ratio, side, base)}
+            side.name: {"against": base.name, **ratio_json(ratio, side, base)}
             for side, ratio in zip(others, figure.ratios, strict=True)
         },
     }

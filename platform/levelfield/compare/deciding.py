@@ -23,8 +23,8 @@ class DecidingCommand:
 def deciding_commands(side: ComparedSide, base: ComparedSide) -> tuple[DecidingCommand, ...]:
     """Return the commands that tell two sides apart; none where no further run can.
 
-    Nothing runs a case again with the variables of an earlier run, whose values may be secrets, nor on several nodes,
-    whose names no series has. Two sides of the same command are two builds: it runs only the build that is here.
+    No command can repeat the variables of an earlier run, whose values may be secrets, nor several nodes, whose names
+    no series has. Where both sides have the same command they are two builds, and it runs only the present one.
     """
     ours, theirs = side.first, base.first
     if ours.conditions.variables != theirs.conditions.variables or any(map(_has_chosen_variables, (side, base))):

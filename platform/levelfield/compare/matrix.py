@@ -1,4 +1,4 @@
-"""Matrices case x vendor and case x framework: the latest good result of each cell, and ratios between columns.
+"""Makes the matrices case x vendor and case x framework: the latest good result of each cell, and column ratios.
 
 A row is one training on one kind of machine: everything is equal but the column and the free choices of a tuning. A
 cell is the fastest series of its row and column, by the runs that stand for it. An empty cell says why it is empty. A
@@ -19,21 +19,21 @@ from levelfield.compare.comparison import (
     Duels,
     Histories,
     SideFigure,
-    ratio_values,
+    ratio_json,
     side_figure,
     side_ratio,
     side_values,
 )
 from levelfield.compare.deciding import deciding_commands
-from levelfield.compare.ratios import Pair, Ratio, SideValues, geometric_mean, mean_ratio
+from levelfield.compare.ratios import Ratio, SidePair, SideValues, geometric_mean, mean_ratio
 from levelfield.compare.series_runs import choose_runs
 from levelfield.compare.sides import (
     DIFFERING_VERDICTS,
     RATE,
     ComparedSide,
     disturbance,
-    exclusion,
-    series_exclusion,
+    exclusion_reason,
+    series_exclusion_reason,
     side_of,
     start_time,
     tuned_fields,
@@ -52,7 +52,7 @@ _COLUMNS_PER_TABLE = 3
 
 
 class Training(NamedTuple):
-    """What is equal in all runs of a training: a row of a matrix has it, and a training of the pages."""
+    """What is equal in all runs of a training, in a row of a matrix and on the pages."""
 
     case: str
     scale: str
@@ -65,7 +65,7 @@ class Training(NamedTuple):
 
     @property
     def name_fields(self) -> tuple[str, str, str, int, int]:
-        """What a reader knows it by, which trainings of different digests may share."""
+        """The fields of its name, which trainings of different digests may share."""
         return self.case, self.scale, self.precision, self.nodes, self.devices
 
     @property
@@ -75,7 +75,7 @@ class Training(NamedTuple):
 
     @property
     def digests(self) -> str:
-        """What tells it from a training of the same name: the beginnings of the digests of work and corpus."""
+        """The beginnings of the digests of work and corpus: they tell trainings of the same name apart."""
         return f"{short_digest(self.work, 6)}/{short_digest(self.corpus, 6)}"
 
 
@@ -88,8 +88,8 @@ class MatrixRow:
     """What is equal along a row."""
 
     training: Training
-    other: str  # the framework of a matrix by vendor, the chip of one by framework
-    is_ambiguous: bool = False  # whether another row has its name
+    other: str  # the framework in a matrix by vendor, the chip in one by framework
+    is_ambiguous: bool = False  # another row has the same name
 
     @property
     def label(self) -> str:
@@ -123,15 +123,15 @@ class MatrixCell:
 
 @dataclass(frozen=True)
 class ColumnRatio:
-    """The geometric mean of column over base, over the trainings that both have: of a matrix, its rows."""
+    """The geometric mean of column over base, over the trainings that both have, which are the rows of a matrix."""
 
     column: str
     base: str
     ratio: Ratio
-    trainings: int
-    disturbed_left_out: int = 0  # trainings in which a side is disturbed
-    is_disturbed: bool = False  # all of them are, so none is left out
-    scale: str = ""  # of these trainings
+    trainings: int  # how many are in the mean
+    disturbed_left_out: int = 0  # trainings that are left out, as a side of them is disturbed
+    is_disturbed: bool = False  # a side of every training is disturbed, so none is left out
+    scale: str = ""  # of the trainings in the mean
     outside_mean: tuple[tuple[str, str], ...] = ()  # trainings of both that the mean leaves out, with the reason
 
 
@@ -141,8 +141,8 @@ class TrainingPair:
 
     training: str  # its label
     sides: tuple[ComparedSide, ComparedSide]
-    values: Pair
-    number: int = 0  # of the training, where several have one label
+    values: SidePair  # of the two sides
+    number: int = 0  # tells trainings of one label apart
 
     @property
     def scale(self) -> str:
@@ -154,7 +154,7 @@ class TrainingPair:
 
     @property
     def reason(self) -> str:
-        """Why it is in no mean beside other trainings; empty for a named one that is aligned on both sides."""
+        """Why the pair is in no mean with other trainings; empty for a named case that is aligned on both sides."""
         if DERIVED_MARK in self.sides[0].first.series.case:
             return "a derived case"
         verdicts = dict.fromkeys(run.verdict for side in self.sides for run in side.counted)
@@ -225,9 +225,9 @@ def most_results_first(counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def column_cell(runs: Sequence[RunRecord], histories: Histories, duels: Duels = ()) -> MatrixCell:
-    """Return what stands for a column of a row: its fastest series, by the runs that stand for it.
+    """Return the cell of a row and column: its fastest series, by the runs that stand for it.
 
-    runs: of one training, chip, framework and tuning. Without one that counts: why the newest does not.
+    runs: of one training, chip, framework and tuning. Where none counts, the cell says why the newest does not.
     """
     ordered = sorted(runs, key=lambda run: (str(start_time(run) or ""), run.run_id))
     newest, runs_by_series = ordered[-1], dict[str, list[RunRecord]]()
@@ -236,7 +236,7 @@ def column_cell(runs: Sequence[RunRecord], histories: Histories, duels: Duels = 
     measured, cell_without_speed = [], None
     for members in runs_by_series.values():
         if chosen := choose_runs(members):
-            side = side_of("cell", [run for run in chosen.runs if exclusion(run) is None])
+            side = side_of("cell", [run for run in chosen.runs if exclusion_reason(run) is None])
             rate, values = side_figure(RATE, side.counted), side_values(RATE, side, histories, duels)
             if rate.interval is None:
                 cell_without_speed = MatrixCell("no speed", str(rate.reason), side)
@@ -248,17 +248,20 @@ def column_cell(runs: Sequence[RunRecord], histories: Histories, duels: Duels = 
     if not measured:
         state = newest.verdict if newest.verdict in DIFFERING_VERDICTS else "contradictory"
         state = newest.evidence if newest.evidence != "sealed" else newest.word if newest.word != "valid" else state
-        return cell_without_speed or MatrixCell(state, f"{newest.run_id}: {series_exclusion(newest)}")
+        return cell_without_speed or MatrixCell(state, f"{newest.run_id}: {series_exclusion_reason(newest)}")
     _, chosen, cell = max(measured, key=itemgetter(0))
     note = (
-        "" if (reason := series_exclusion(newest)) is None else f"a newer run does not count: {newest.run_id}: {reason}"
+        ""
+        if (reason := series_exclusion_reason(newest)) is None
+        else f"a newer run does not count: {newest.run_id}: {reason}"
     )
-    if not note and (failed := [run for run in chosen.runs if exclusion(run) is not None]):
-        note = f"{len(failed)} of {len(chosen.runs)} repeats do not count: {failed[-1].run_id}: {exclusion(failed[-1])}"
+    if not note and (failed := [run for run in chosen.runs if exclusion_reason(run) is not None]):
+        last_failed = f"{failed[-1].run_id}: {exclusion_reason(failed[-1])}"
+        note = f"{len(failed)} of {len(chosen.runs)} repeats do not count: {last_failed}"
     disturbed = []
-    if cell.side and not cell.side.is_disturbed:  # others of the column, as its quiet runs stand for it
+    if cell.side and not cell.side.is_disturbed:  # quiet runs stand for the column, so disturbed ones are left out
         ids = {run.run_id for run in chosen.runs}
-        eligible = [run for run in ordered if series_exclusion(run) is None and disturbance(run)]
+        eligible = [run for run in ordered if series_exclusion_reason(run) is None and disturbance(run)]
         disturbed = [run for run in eligible if run.run_id in ids or ordered.index(run) > ordered.index(cell.side.last)]
     left_out = f"{len(disturbed)} left out, as quiet ones are there: " if disturbed else ""
     left_out += "".join(f"{run.run_id}: {disturbance(run)}" for run in disturbed[-1:])
@@ -276,7 +279,7 @@ def _row_cells(
             continue
         if differing := unequal_fields_text(base.side, cell.side):
             cells[column] = replace(cell, state="not comparable", detail=differing)
-    # each measured one with its ratio to the first one, and with its cautions
+    # each measured cell gets its ratio to the first one, and its cautions
     first = cells[columns[0]]
     for column, cell in cells.items():
         if not cell.value or cell.side is None or cell.values is None:
@@ -298,37 +301,37 @@ def unequal_fields_text(base: ComparedSide, side: ComparedSide) -> str:
 def column_ratio(column: str, base: str, pairs: Sequence[TrainingPair]) -> ColumnRatio:
     """Return the geometric mean over the pairs of one scale, of named trainings that are aligned on both sides.
 
-    Full scale comes first, unless only smoke scale has an interval. Others are in it where there is nothing else, and
-    those with a disturbed side where all have one.
+    Full scale comes first, unless only smoke scale has an interval. Other trainings are in it where there are no such
+    ones, and those with a disturbed side where all have one.
     """
     tiers = [[pair for pair in pairs if pair.scale == scale and not pair.reason] for scale in _SCALES_BY_PREFERENCE]
     tiers = [tier for tier in tiers if tier] or [
         [pair for pair in pairs if pair.scale == scale] for scale in _SCALES_BY_PREFERENCE
     ]
     means = [(tier, *_quiet_mean(tier)) for tier in tiers if tier] or [([], [], mean_ratio([]))]
-    tier, used, ratio = next((mean for mean in means if mean[2].low is not None), means[0])
+    tier_pairs, mean_pairs, ratio = next((mean for mean in means if mean[2].low is not None), means[0])
     used_trainings, all_trainings = (
-        len({(pair.training, pair.number) for pair in entries}) for entries in (used, tier)
+        len({(pair.training, pair.number) for pair in entries}) for entries in (mean_pairs, tier_pairs)
     )
-    outside = dict.fromkeys((p.training, p.reason or f"{p.scale} scale") for p in pairs if p not in tier)
+    outside = dict.fromkeys((p.training, p.reason or f"{p.scale} scale") for p in pairs if p not in tier_pairs)
     return ColumnRatio(
         column,
         base,
         ratio,
         used_trainings,
         all_trainings - used_trainings,
-        is_disturbed=bool(used) and all(pair.is_disturbed for pair in used),
-        scale=used[0].scale if used else "",
+        is_disturbed=bool(mean_pairs) and all(pair.is_disturbed for pair in mean_pairs),
+        scale=mean_pairs[0].scale if mean_pairs else "",
         outside_mean=tuple(outside),
     )
 
 
 def _quiet_mean(pairs: Sequence[TrainingPair]) -> tuple[Sequence[TrainingPair], Ratio]:
-    used = [pair for pair in pairs if not pair.is_disturbed] or pairs
-    return used, mean_ratio([pair.values for pair in used])
+    mean_pairs = [pair for pair in pairs if not pair.is_disturbed] or pairs
+    return mean_pairs, mean_ratio([pair.values for pair in mean_pairs])
 
 
-def sheets(results: ResultMatrix) -> Iterator[Sheet]:
+def matrix_sheets(results: ResultMatrix) -> Iterator[Sheet]:
     """Yield tokens/s per device by row and column, the ratios between columns, and what each filled cell is."""
     for begin in range(0, max(1, len(results.columns)), _COLUMNS_PER_TABLE):
         columns = results.columns[begin : begin + _COLUMNS_PER_TABLE]
@@ -357,7 +360,7 @@ def sheets(results: ResultMatrix) -> Iterator[Sheet]:
         yield Sheet("no run was found")
 
 
-def as_values(results: ResultMatrix) -> dict[str, Any]:
+def matrix_json(results: ResultMatrix) -> dict[str, Any]:
     """Return the matrix as a JSON object, in full precision."""
     return {
         "schema": SCHEMA,
@@ -367,7 +370,7 @@ def as_values(results: ResultMatrix) -> dict[str, Any]:
             {
                 **row.training._asdict(),
                 "other": row.other,
-                "cells": {column: _cell_values(results, row, column) for column in results.columns},
+                "cells": {column: _cell_json(results, row, column) for column in results.columns},
             }
             for row in results.rows
         ],
@@ -430,9 +433,9 @@ def _ratio_sheet(results: ResultMatrix) -> Sheet:
 
 
 def _cell_details(results: ResultMatrix) -> Iterator[tuple[str, str, str]]:
-    """Yield the origin of each measured cell, and the reason of each other one that has a run.
+    """Yield the origin of each measured cell, and of every other cell with a run why it has no figure.
 
-    Also what asks for caution in a cell.
+    Each text also names what asks for caution.
     """
     for row in results.rows:
         cells = {column: results.cells[row, column] for column in results.columns}
@@ -464,7 +467,7 @@ def _deciding_commands(results: ResultMatrix) -> Iterator[tuple[str, str]]:
                 yield f"to decide {row.label}, {column}/{first_column}, on {command.machine}", command.text
 
 
-def _cell_values(results: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:
+def _cell_json(results: ResultMatrix, row: MatrixRow, column: str) -> dict[str, Any]:
     cell, first = results.cells[row, column], results.cells[row, results.columns[0]].side
     side, rate = cell.side, cell.rate
     return {
@@ -475,6 +478,6 @@ def _cell_values(results: ResultMatrix, row: MatrixRow, column: str) -> dict[str
         "runs": [record.run_id for record in side.counted] if side else [],
         "series": side.first.series.label if side else None,
         "interval": [rate.interval.low, rate.interval.high] if rate and rate.interval else None,
-        "ratio": ratio_values(cell.ratio, side, first) if cell.ratio and side and first else None,
+        "ratio": ratio_json(cell.ratio, side, first) if cell.ratio and side and first else None,
         "cautions": list(cell.cautions),
     }

@@ -1,8 +1,8 @@
-"""Measured results beside published rows and reported runs of the same case, by one convention, each with its origin.
+"""Puts measured results beside published rows and reported runs of the same case, each figure with its origin.
 
 Published tokens/s are converted to tokens/s per device. MFU is computed from them by the headline formula, of the
 case's own model and Levelfield's peak of the chip. Memory is that of one device in bytes. A figure that cannot be
-converted is absent, with the reason. A reported run is a log that `evidence read` read; its case is the reader's word.
+converted is absent, with the reason. A reported run is a log that `evidence read` read; whoever read it named its case.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class FigureRow:
     origin: str
     name: str
     case: str
-    framework: str
-    hardware: str
+    framework: str  # with its version
+    hardware: str  # nodes, devices and chip
     layout: str
     micro_batch: int | None
     precision: str
     status: str
-    source: str  # the public place, of a reported run with its day; empty for a measured row
+    source: str  # where it was published; of a reported run also its day; empty for a measured row
     tokens_per_second_per_device: float | None
-    tokens_from: str  # as *_from below: the origin of the figure, or the reason why it is absent
+    tokens_from: str  # as mfu_from and memory_from: the origin of the figure, or the reason why it is absent
     mfu_low: float | None  # fractions of the peak, by mfu_formula; they differ only for mixed fp8
     mfu_high: float | None
     mfu_from: str
@@ -85,32 +85,32 @@ class FigureRow:
 
 def figure_rows(results: Sequence[Result], registry: Registry) -> list[FigureRow]:
     """Return the rows of each case: measured ones, then published ones, then reported ones."""
-    lines: list[FigureRow] = []
+    rows: list[FigureRow] = []
     for case in dict.fromkeys(result.case for result in results):
         members = [result for result in results if result.case == case]
-        lines += [measured_row(result) for result in members]
+        rows += [measured_row(result) for result in members]
         if any(result.scale == "full" for result in members):
-            lines += [*published_rows(case, registry), *reported_rows(case, registry)]
-    return lines
+            rows += [*published_rows(case, registry), *reported_rows(case, registry)]
+    return rows
 
 
-def missing_row_remarks(results: Sequence[Result], lines: Sequence[FigureRow]) -> Iterator[str]:
+def missing_row_remarks(results: Sequence[Result], rows: Sequence[FigureRow]) -> Iterator[str]:
     """Return a remark for each case without published rows."""
     for case in dict.fromkeys(result.case for result in results):
         if all(result.scale == "smoke" for result in results if result.case == case):
             yield f"{case}: measured at smoke scale; published rows are full-scale work, so none is shown"
-        elif not any(line.case == case and line.origin != "measured" for line in lines):
+        elif not any(row.case == case and row.origin != "measured" for row in rows):
             yield f"{case}: found no published row of this case"
 
 
 def measured_row(result: Result) -> FigureRow:
-    use, (memory_name, memory_bytes) = (
+    utilisation, (memory_name, memory_bytes) = (
         result_words.find_utilisation(result, HEADLINE_FORMULA),
         result_words.first_known_memory(result),
     )
     speed, memory_reason, status = result.throughput, "no counter gave one", result_words.status_in_words(result)
     if result.status.is_unproven:  # published rows beside it would be a comparison
-        use, memory_bytes, speed, memory_reason = None, None, None, f"the run is {status}"
+        utilisation, memory_bytes, speed, memory_reason = None, None, None, f"the run is {status}"
     return FigureRow(
         origin="measured",
         name=result.run_id,
@@ -124,9 +124,9 @@ def measured_row(result: Result) -> FigureRow:
         source="",
         tokens_per_second_per_device=speed.tokens_per_second_per_device if speed else None,
         tokens_from="measured" if speed else f"the run is {status}",
-        mfu_low=use.low if use else None,
-        mfu_high=use.high if use else None,
-        mfu_from=(use.reason or "measured") if use else f"the run is {status}",
+        mfu_low=utilisation.low if utilisation else None,
+        mfu_high=utilisation.high if utilisation else None,
+        mfu_from=(utilisation.reason or "measured") if utilisation else f"the run is {status}",
         memory_bytes=memory_bytes,
         memory_from=f"{memory_name} peak" if memory_bytes is not None else memory_reason,
     )
@@ -135,13 +135,13 @@ def measured_row(result: Result) -> FigureRow:
 def published_rows(case: str, registry: Registry) -> list[FigureRow]:
     """Return the published rows of this case in all sets, converted."""
     sets = [registry.figures(name) for name in sorted(registry.published)]
-    rows = [(figure_set, row) for figure_set in sets for row in figure_set.rows if row.setting.case == case]
-    if not rows:
+    published = [(figure_set, row) for figure_set in sets for row in figure_set.rows if row.setting.case == case]
+    if not published:
         return []
     work = registry.case(case).work("full")
-    chips = {row.setting.chip: _chip_or_reason(row.setting.chip, registry) for _, row in rows}
-    lines = []
-    for figure_set, row in rows:
+    chips = {row.setting.chip: _chip_or_reason(row.setting.chip, registry) for _, row in published}
+    rows = []
+    for figure_set, row in published:
         setting, (tokens, tokens_from) = row.setting, rate_and_origin(row)
         low, high, mfu_from = _converted_mfu(
             tokens, setting.precision, setting.sequence_length, work, chips[setting.chip]
@@ -167,8 +167,8 @@ def published_rows(case: str, registry: Registry) -> list[FigureRow]:
             memory_bytes=max(memory, default=None),
             memory_from=memory_origin if memory else row.figures.get("memory_bytes", row).status,
         )
-        lines.append(line)
-    return lines
+        rows.append(line)
+    return rows
 
 
 def reported_sets(registry: Registry) -> list[ReportedSet]:
@@ -178,17 +178,17 @@ def reported_sets(registry: Registry) -> list[ReportedSet]:
 
 
 def reported_rows(case: str, registry: Registry) -> list[FigureRow]:
-    """Return the reported runs that their readers take for this case, with what they did otherwise."""
-    rows = [
+    """Return the reported runs that their readers assigned to this case, with what differs from it."""
+    reported = [
         (reported_set, row) for reported_set in reported_sets(registry) for row in reported_set.rows if row.case == case
     ]
-    if not rows:
+    if not reported:
         return []
-    work, unlogged = registry.case(case).work("full"), ReportedFigure(value=None, how="not in the document")
-    lines = []
-    for reported_set, row in rows:
+    work, absent_figure = registry.case(case).work("full"), ReportedFigure(value=None, how="not in the document")
+    rows = []
+    for reported_set, row in reported:
         chip = _chip_or_reason(row.chip, registry) if row.chip else NO_CHIP
-        tokens, memory = row.figures.get(RATE, unlogged), row.figures.get("memory_bytes", unlogged)
+        tokens, memory = row.figures.get(RATE, absent_figure), row.figures.get("memory_bytes", absent_figure)
         length = row.sequence_length or work.training.sequence_length
         low, high, mfu_from = _converted_mfu(tokens.value, row.precision, length, work, chip)
         line = FigureRow(
@@ -210,12 +210,12 @@ def reported_rows(case: str, registry: Registry) -> list[FigureRow]:
             memory_bytes=memory.value,
             memory_from=memory.how,
         )
-        lines.append(line)
-    return lines
+        rows.append(line)
+    return rows
 
 
 def _chip_or_reason(name: str | None, registry: Registry) -> Chip | str:
-    """Return Levelfield's own data of the chip, or the reason why there is none."""
+    """Return Levelfield's data of the chip, or the reason why there is none."""
     if name is None:
         return "the chip is withheld"
     try:
@@ -227,7 +227,7 @@ def _chip_or_reason(name: str | None, registry: Registry) -> Chip | str:
 def _converted_mfu(
     tokens: float | None, precision: Precision | None, length: int, work: Work, chip: Chip | str
 ) -> tuple[float | None, float | None, str]:
-    """Return (low, high, origin): MFU by the headline formula from others' tokens/s, or None with the reason."""
+    """Return (low, high, origin): MFU by the headline formula from published tokens/s, or None with the reason."""
     if tokens is None:
         return None, None, "no tokens/s to convert"
     if isinstance(chip, str):
@@ -235,14 +235,18 @@ def _converted_mfu(
     if precision is None:
         fault = peak_excess(tokens * flops_per_token(HEADLINE_FORMULA, work.model, length), chip, None)
         return None, None, fault or "the log does not print the precision"
-    use = mfu(HEADLINE_FORMULA, work.model, length, tokens, peak_range(precision, chip.peaks))
-    if use.high is None:
-        return None, None, str(use.reason)
-    return use.low, use.high, f"converted: {use.formula} of {use.peak_tflops:g} TFLOP/s, {use.peak_source}"
+    utilisation = mfu(HEADLINE_FORMULA, work.model, length, tokens, peak_range(precision, chip.peaks))
+    if utilisation.high is None:
+        return None, None, str(utilisation.reason)
+    return (
+        utilisation.low,
+        utilisation.high,
+        f"converted: {utilisation.formula} of {utilisation.peak_tflops:g} TFLOP/s, {utilisation.peak_source}",
+    )
 
 
 def differences_from_case(row: ReportedRow, work: Work) -> list[str]:
-    """Return what the log states otherwise than the case: the same model then trains other work."""
+    """Return sentences on what the log states and the case has otherwise: the same model then does other work."""
     training = work.training
     pairs = {
         "global batch": (row.global_batch, training.global_batch),
@@ -296,63 +300,63 @@ def rate_and_origin(row: PublishedRow) -> tuple[float | None, str]:
 
 def format_figure_rows(form: str, results: Sequence[Result], registry: Registry) -> str:
     """Return the table in one of the platform's formats: table, markdown, csv or json."""
-    lines = figure_rows(results, registry)
-    notes = list(missing_row_remarks(results, lines))
-    rows = [asdict(line) for line in lines]
+    rows = figure_rows(results, registry)
+    notes = list(missing_row_remarks(results, rows))
+    dictionaries = [asdict(line) for line in rows]
     writers = {
-        "table": lambda: as_text(lines, notes),
-        "markdown": lambda: as_markdown(lines, notes),
-        "csv": lambda: csv_text(rows),  # raw numbers with units in their names, each with its origin
-        "json": lambda: json_text({"rows": rows, "remarks": notes}) + "\n",
+        "table": lambda: _format_table(rows, notes),
+        "markdown": lambda: _format_markdown(rows, notes),
+        "csv": lambda: csv_text(dictionaries),  # raw numbers with units in their names, each with its origin
+        "json": lambda: json_text({"rows": dictionaries, "remarks": notes}) + "\n",
     }
     return writers[form]()
 
 
-def as_text(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
+def _format_table(rows: Sequence[FigureRow], notes: Sequence[str]) -> str:
     """Return three lines per row and the reasons for absent figures, within 80 columns."""
     text = [wrapped(_CONVENTION, 0), ""]
-    for line in lines:
-        micro_batch = line.micro_batch or words.NONE
-        hardware = f"{line.framework} on {line.hardware}, {line.layout}, micro-batch {micro_batch}, {line.precision}"
-        parts = [f"{hardware}{'' if line.status in ('published', 'valid') else f', {line.status}'}"]
-        if line.origin == "reported":
-            parts.append(f"source: {line.source}")
-        if len(line.absence_reasons) < FIGURES_PER_ROW:
-            parts.append(f"{_tokens_text(line, ' tokens/s/device')}, {gib(line.memory_bytes)}")
-            parts.append(f"{MFU_TITLE} {line.mfu}{_origin_suffix(line, line.mfu_from)}")
-        text.append(wrapped(pad_row((line.origin, line.name), (_INDENT,), gap=""), _INDENT))
-        text += [wrapped(" " * _INDENT + part, _INDENT) for part in (*parts, *_absence_lines(line))]
+    for row in rows:
+        micro_batch = row.micro_batch or words.NONE
+        hardware = f"{row.framework} on {row.hardware}, {row.layout}, micro-batch {micro_batch}, {row.precision}"
+        parts = [f"{hardware}{'' if row.status in ('published', 'valid') else f', {row.status}'}"]
+        if row.origin == "reported":
+            parts.append(f"source: {row.source}")
+        if len(row.absence_reasons) < FIGURES_PER_ROW:
+            parts.append(f"{_tokens_text(row, ' tokens/s/device')}, {gib(row.memory_bytes)}")
+            parts.append(f"{MFU_TITLE} {row.mfu}{_origin_suffix(row, row.mfu_from)}")
+        text.append(wrapped(pad_row((row.origin, row.name), (_INDENT,), gap=""), _INDENT))
+        text += [wrapped(" " * _INDENT + part, _INDENT) for part in (*parts, *_absence_lines(row))]
     return "\n".join([*text, *(wrapped(note, 2) for note in notes)]) + "\n"
 
 
-def _tokens_text(line: FigureRow, unit: str = "") -> str:
-    return f"{format_number(line.tokens_per_second_per_device)}{unit}{_origin_suffix(line, line.tokens_from)}"
+def _tokens_text(row: FigureRow, unit: str = "") -> str:
+    return f"{format_number(row.tokens_per_second_per_device)}{unit}{_origin_suffix(row, row.tokens_from)}"
 
 
-def _absence_lines(line: FigureRow) -> list[str]:
-    return line.absence_reasons if len(line.absence_reasons) < FIGURES_PER_ROW else [f"no figures: {line.status}"]
+def _absence_lines(row: FigureRow) -> list[str]:
+    return row.absence_reasons if len(row.absence_reasons) < FIGURES_PER_ROW else [f"no figures: {row.status}"]
 
 
-def _origin_suffix(line: FigureRow, origin: str) -> str:
-    is_shown = line.origin != "measured" and origin.startswith(("converted", "computed", "printed"))
+def _origin_suffix(row: FigureRow, origin: str) -> str:
+    is_shown = row.origin != "measured" and origin.startswith(("converted", "computed", "printed"))
     return f" ({origin.partition(':')[0]})" if is_shown else ""
 
 
-def as_markdown(lines: Sequence[FigureRow], notes: Sequence[str]) -> str:
+def _format_markdown(rows: Sequence[FigureRow], notes: Sequence[str]) -> str:
     """Return one table; below it the conversion rules and the reasons for absent figures."""
     names = ("", "row", "framework", "devices", "layout", "micro-batch", "precision", "status")
     fields = ("origin", "name", "framework", "hardware", "layout", "micro_batch", "precision", "status")
     figures = ("tokens/s/device", MFU_TITLE, "memory")
-    rows = [
+    table_rows = [
         (
-            *(str(getattr(line, field) or words.NONE) for field in fields),
-            _tokens_text(line),
-            f"{line.mfu}{_origin_suffix(line, line.mfu_from)}",
-            gib(line.memory_bytes),
+            *(str(getattr(row, field) or words.NONE) for field in fields),
+            _tokens_text(row),
+            f"{row.mfu}{_origin_suffix(row, row.mfu_from)}",
+            gib(row.memory_bytes),
         )
-        for line in lines
+        for row in rows
     ]
-    remarks = [f"{line.name}: {reason}" for line in lines for reason in _absence_lines(line)]
-    remarks += [f"{line.name}: from {line.source}" for line in lines if line.origin == "reported"]
-    below = ["", _CONVENTION, "", *(f"- {escape_markdown(text)}" for text in (*remarks, *notes))]
-    return "\n".join([*markdown_table((*names, *figures), rows), *below]) + "\n"
+    remarks = [f"{row.name}: {reason}" for row in rows for reason in _absence_lines(row)]
+    remarks += [f"{row.name}: from {row.source}" for row in rows if row.origin == "reported"]
+    lines_below = ["", _CONVENTION, "", *(f"- {escape_markdown(text)}" for text in (*remarks, *notes))]
+    return "\n".join([*markdown_table((*names, *figures), table_rows), *lines_below]) + "\n"

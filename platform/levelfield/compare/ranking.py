@@ -1,4 +1,4 @@
-"""The sides of one training in order of a figure, and chips or frameworks over all trainings that two of them have.
+"""Ranks the sides of one training by a figure, and chips or frameworks over all trainings that two of them share.
 
 Every ratio is that of `compare`: by the same function, with the same interval, and a word where it has none.
 """
@@ -37,14 +37,14 @@ TRUST_PARTS: tuple[PartName, ...] = get_args(PartName)
 
 @dataclass(frozen=True)
 class Metric:
-    """What sides are ranked by."""
+    """A figure by which sides are ranked."""
 
-    name: str  # in the keys of its texts and the names of its pages
+    name: str  # a part of the keys of its texts and of the names of its pages
     quantity: Quantity
     is_lower_better: bool = False
 
-    def order(self, value: float | None) -> float:
-        """Return what sorts the better value first."""
+    def sort_key(self, value: float | None) -> float:
+        """Return a sort key by which the better value comes first."""
         return (value or 0.0) if self.is_lower_better else -(value or 0.0)
 
 
@@ -53,7 +53,7 @@ _METRICS = (TOKENS, Metric("mfu", MFU), Metric("energy", ENERGY, True))
 
 
 def metrics(prices: Prices | None = None) -> tuple[Metric, ...]:
-    """Return what sides are ranked by, throughput first. With the user's prices also the cost of a token."""
+    """Return the figures by which sides are ranked, throughput first; with prices also the cost of a token."""
     return (*_METRICS, Metric("cost", cost_quantity(prices), True)) if prices else _METRICS
 
 
@@ -77,7 +77,7 @@ class RankedBar:
     value: float  # the geometric mean of its runs, so that two bars divide to their ratio
     low: float | None  # of its 95 % interval; None where no noise is known
     high: float | None
-    ratio: Ratio | None = None  # to the best one; None of the best itself
+    ratio: Ratio | None = None  # to the best one; None for the best itself
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def ranking(contenders: Sequence[Contender], metric: Metric, histories: Historie
     """Return the contenders of a training in order. One that must not be compared with most others has no bar."""
     comparable, unranked = _largest_comparable_group(contenders)
     bars = []
-    for contender in comparable:  # every run of its side must have the figure
+    for contender in comparable:  # it has a bar only where every counted run has the figure
         values = side_values(metric.quantity, contender.side, histories, duels)
         value = geometric_mean(values)
         if value is None or len(values.values) < len(contender.side.counted):
@@ -118,9 +118,9 @@ def ranking(contenders: Sequence[Contender], metric: Metric, histories: Historie
             unranked.append(Unranked(contender, reason))
         else:  # the interval is of logarithms, as the ratio's: it never ends below zero
             bars.append(RankedBar(contender, values, value, *(geometric_mean_interval(values) or (None, None))))
-    bars.sort(key=lambda bar: (metric.order(bar.value), bar.contender.chip, bar.contender.framework))
-    with_ratios = [replace(bar, ratio=side_ratio(metric.quantity, bar.values, bars[0].values)) for bar in bars[1:]]
-    return Ranking((*bars[:1], *with_ratios), tuple(unranked))
+    bars.sort(key=lambda bar: (metric.sort_key(bar.value), bar.contender.chip, bar.contender.framework))
+    other_bars = [replace(bar, ratio=side_ratio(metric.quantity, bar.values, bars[0].values)) for bar in bars[1:]]
+    return Ranking((*bars[:1], *other_bars), tuple(unranked))
 
 
 def _largest_comparable_group(contenders: Sequence[Contender]) -> tuple[list[Contender], list[Unranked]]:
@@ -133,13 +133,13 @@ def _largest_comparable_group(contenders: Sequence[Contender]) -> tuple[list[Con
                 break
         else:
             groups.append([contender])
-    largest = max(groups, key=len, default=[])  # of equal groups the first, which has the fastest
+    largest = max(groups, key=len, default=[])  # of equally large groups the first, which has the fastest contender
     others = [contender for group in groups if group is not largest for contender in group]
     return largest, [Unranked(contender, unequal_fields_text(largest[0].side, contender.side)) for contender in others]
 
 
 def caution_fields(best: Contender, other: Contender, metric: Metric) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return what calls for caution in `other` beside the best, with its values, and other fields that differ."""
+    """Return the fields of `other` beside the best that ask for caution, with their values, and others that differ."""
     sides = [other.side] if other is best else [best.side, other.side]
     fields = [*cautions(sides), *cost_cautions(metric.quantity, sides)]
     explained = [(field.name, field.cells[-1]) for field in fields if field.name in CAUTION_REASONS]
@@ -151,14 +151,14 @@ def caution_fields(best: Contender, other: Contender, metric: Metric) -> tuple[l
 class OverallRanking:
     """Columns over all trainings, the best first."""
 
-    rows: tuple[ColumnRatio, ...]  # the first is against itself
-    is_by_chip: bool  # whether the columns are chips; else they are the frameworks of one chip
-    trainings: int  # of `scale`, in which any column has a bar
+    rows: tuple[ColumnRatio, ...]  # the first is compared with itself
+    is_by_chip: bool  # the columns are chips; else they are the frameworks of one chip
+    trainings: int  # number of trainings of `scale` in which any column has a bar
     left_out: tuple[str, ...] = ()  # columns that share no training with the first
     scale: str = "smoke"  # of the trainings over which the second is compared with the first
 
 
-_Table = dict[str, dict[str, RankedBar]]  # the best bar of each column by what must be equal beside the training
+_Table = dict[str, dict[str, RankedBar]]  # of one training: by column and framework (or an empty text) the best bar
 
 
 def overall_ranking(rankings: Sequence[Ranking], metric: Metric) -> OverallRanking:
@@ -178,7 +178,7 @@ def overall_ranking(rankings: Sequence[Ranking], metric: Metric) -> OverallRanki
         return OverallRanking((), is_by_chip, 0)
     means = [_column_mean(tables, column, columns[0]) for column in columns]
     shared = [mean for mean in means if mean.ratio.value is not None]
-    shared.sort(key=lambda mean: metric.order(mean.ratio.value))
+    shared.sort(key=lambda mean: metric.sort_key(mean.ratio.value))
     rows = [_column_mean(tables, mean.column, shared[0].column) for mean in shared]
     left_out = dict.fromkeys(mean.column for mean in [*means, *rows] if mean.ratio.value is None)
     compared = tuple(row for row in rows if row.ratio.value is not None)
@@ -216,7 +216,7 @@ def trust_parts(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]
     runs = side.counted
     verdicts = ", ".join(dict.fromkeys(run.verdict for run in runs))
     evidence = ", ".join(dict.fromkeys(run.evidence for run in runs))
-    uncertified = ""  # why no certificate of the first such run holds
+    uncertified_reason = ""  # why no certificate of the first such run holds
     for run in runs:
         certificate = run.result.certificate
         if certificate is not None:
@@ -225,13 +225,13 @@ def trust_parts(side: ComparedSide, values: SideValues) -> tuple[TrustPart, ...]
             reason = "not recorded"
         else:  # it needs none: its own verdict is what one shows
             reason = "" if run.verdict == "aligned" else run.verdict
-        uncertified = uncertified or reason
+        uncertified_reason = uncertified_reason or reason
     uses = [run.result.other_use for run in runs]
     is_unrecorded = any(use is None or use.host_in_window.value is None for use in uses)
     disturbed = "not recorded" if is_unrecorded else max(map(excess_use, runs), default=(0.0, ""))[1]
     return (
         TrustPart("aligned", verdicts == "aligned", verdicts),
-        TrustPart("certified", bool(runs) and not uncertified, uncertified),
+        TrustPart("certified", bool(runs) and not uncertified_reason, uncertified_reason),
         TrustPart("sealed", evidence == "sealed", evidence),
         TrustPart("quiet", bool(runs) and not disturbed, disturbed),
         TrustPart("repeats", len(values.values) >= MIN_RUNS or values.history is not None, str(len(values.values))),

@@ -23,7 +23,7 @@ from levelfield.report.sheets import Sheet
 
 RequirementWord = Literal["met", "missed", "undecided", "not comparable"]
 ALIGNED = "aligned"
-LARGEST_LIMIT = 10.0  # a larger one is a percentage, which every ratio of `<=` would meet
+MAX_LIMIT = 10.0  # a larger one is meant as a percentage, and every ratio would meet it by `<=`
 _PATTERN = re.compile(r"\s*(\w+)\s*([<>=!]+)\s*(\S+)\s*")
 
 
@@ -69,13 +69,13 @@ def parse_requirement(text: str, has_prices: bool = False) -> RatioRequirement:
         fault = f"figure '{beginning}'"
     elif operator not in (">=", "<="):
         fault = f"operator '{operator}'"
-    elif not 0 < limit <= LARGEST_LIMIT:
+    elif not 0 < limit <= MAX_LIMIT:
         fault = f"ratio '{number}'"
     else:
         return RatioRequirement(text, figures[0], operator == ">=", limit)
     raise UsageError(
         f"--require '{text}': found {fault}, expected '{ALIGNED}', 'FIGURE>=RATIO' or 'FIGURE<=RATIO' in quotes, with "
-        f"a RATIO above 0 and at most {LARGEST_LIMIT:g}; figures: {', '.join(names)}"
+        f"a RATIO above 0 and at most {MAX_LIMIT:g}; figures: {', '.join(names)}"
     )
 
 
@@ -85,18 +85,18 @@ def judge_requirements(requirements: Sequence[RatioRequirement], comparison: Com
     findings = []
     for requirement in requirements:
         figure = next((entry for entry in comparison.figures if entry.quantity.column.name == requirement.figure), None)
-        for place, side in enumerate(others, start=1):
-            word, reason = _judge_requirement(requirement, comparison, figure, place)
-            ratio = figure.ratios[place - 1] if figure else None
+        for side_index, side in enumerate(others, start=1):
+            word, reason = _judge_requirement(requirement, comparison, figure, side_index)
+            ratio = figure.ratios[side_index - 1] if figure else None
             findings.append(RequirementFinding(requirement.text, side.name, base.name, word, reason, ratio))
     return findings
 
 
 def _judge_requirement(
-    requirement: RatioRequirement, comparison: Comparison, figure: ComparedFigure | None, place: int
+    requirement: RatioRequirement, comparison: Comparison, figure: ComparedFigure | None, side_index: int
 ) -> tuple[RequirementWord, str]:
     """Return the word and its reason. Every comparison with NaN is false, so that NaN meets nothing."""
-    base, side = comparison.sides[0], comparison.sides[place]
+    base, side = comparison.sides[0], comparison.sides[side_index]
     if unequal := comparison.comparability.unequal:
         return "not comparable", f"must be equal: {', '.join(field.name for field in unequal)}"
     if requirement.figure == ALIGNED:
@@ -104,10 +104,10 @@ def _judge_requirement(
         return ("met", "") if set(verdicts) == {ALIGNED} else ("undecided", f"the runs are {', '.join(verdicts)}")
     if figure is None:
         return "undecided", f"no run has {requirement.figure}"
-    reasons = {base.name: figure.sides[0].reason, side.name: figure.sides[place].reason}
+    reasons = {base.name: figure.sides[0].reason, side.name: figure.sides[side_index].reason}
     if missing := "; ".join(f"missing on {name}: {reason}" for name, reason in reasons.items() if reason):
         return "undecided", missing
-    ratio, limit = figure.ratios[place - 1], requirement.limit
+    ratio, limit = figure.ratios[side_index - 1], requirement.limit
     if ratio.low is None or ratio.high is None:
         return "undecided", ratio.reason
     if ratio.low >= limit if requirement.is_least else ratio.high <= limit:

@@ -18,13 +18,13 @@ from typing import Literal
 from levelfield.measure.series import MIN_FOR_INTERVAL
 from levelfield.specs.record import DuelConclusion
 
-MIN_RUNS = MIN_FOR_INTERVAL  # of a side that has to show its own noise
-MIN_HISTORY = 7  # nights of a series that show its noise
+MIN_RUNS = MIN_FOR_INTERVAL  # a side with so many runs shows its own noise
+MIN_NIGHTS_OF_HISTORY = 7  # so many nights of a series show its noise
 # Of the logarithm. Readings are rounded, so equal readings of some runs do not show that there is no noise.
 MIN_DEVIATION = 0.001
-_SAME_RATIO_TOLERANCE = 1e-6  # of logarithms: a ratio that is farther from that of its runs is not theirs
-_MAX_ORIGINS = 2  # origins of noise that a sentence names
-# Two-sided 95 % quantiles of Student's t by degrees of freedom; between two of them, the fewer degrees count.
+_SAME_RATIO_TOLERANCE = 1e-6  # of logarithms: a duel whose ratio is farther from that of the runs is not of them
+_MAX_ORIGINS = 2  # a sentence names no more origins of noise
+# Two-sided 95 % quantiles of Student's t by degrees of freedom; between two entries, the fewer degrees count.
 T_QUANTILES = {
     1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706, 6: 2.4469, 7: 2.3646, 8: 2.3060, 9: 2.2622, 10: 2.2281,
     12: 2.1788, 15: 2.1314, 20: 2.0860, 30: 2.0423, 60: 2.0003, 120: 1.9799,
@@ -38,8 +38,8 @@ class HistoricNoise:
     """How far runs of one series differed."""
 
     deviation: float  # standard deviation of the logarithm
-    runs: int  # one of each night
-    origin: str = "a stated number"  # which these are, in words
+    runs: int  # how many, one of each night
+    origin: str = "a stated number"  # which runs they are, in words
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DuelArm:
     """The runs that a side has in a duel."""
 
     duel: DuelConclusion
-    is_b: bool
+    is_b: bool  # they are B of the duel, not A
     log_speed: float  # the mean of the logarithms of their speeds
     log_mean: float  # the mean of the logarithms of the figure: a constant of the side, times speed ** `speed_exponent`
     speed_exponent: Literal[1, -1] = 1  # 1 for tokens/s, -1 for a cost
@@ -70,8 +70,8 @@ class Ratio:
     low: float | None  # None, as `high`, where there is no interval
     high: float | None
     standing: Standing  # the side against the base, and whether that can be told from noise
-    reason: str  # how, or why not
-    pairs: int | None = None  # of runs in turns that it rests on; None: on independent runs
+    reason: str  # the method of the interval, or why there is none
+    pairs: int | None = None  # number of pairs of runs in turns that it rests on; None: it rests on independent runs
 
     @property
     def label(self) -> str:
@@ -87,7 +87,7 @@ class Ratio:
 
     @property
     def difference(self) -> str:
-        """Return the standing with its size, such as `5.2 % lower`; where the noise hides the size, the standing."""
+        """Return the standing with its size, such as `5.2 % lower`; where noise hides the size, the standing alone."""
         if self.value is None or self.standing not in ("higher", "lower"):
             return self.standing
         return f"{100 * abs(self.value - 1):.1f} % {self.standing}"
@@ -108,7 +108,7 @@ class _Variance:
     freedom: float
 
 
-Pair = tuple[SideValues, SideValues]  # a side and its base
+SidePair = tuple[SideValues, SideValues]  # a side and its base
 
 
 def ratio(side: SideValues, base: SideValues) -> Ratio:
@@ -116,13 +116,13 @@ def ratio(side: SideValues, base: SideValues) -> Ratio:
     return mean_ratio([(side, base)])
 
 
-def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
+def mean_ratio(pairs: Sequence[SidePair]) -> Ratio:
     """Return the geometric mean of the ratios of independent pairs. One of them without an interval leaves it without.
 
     The interval is of the noise of the runs. It says nothing about trainings that are not among the pairs. A duel of
     both sides stands for their runs: its pairs share what differs between other runs.
     """
-    for values in (of.values for pair in pairs for of in pair):
+    for values in (side_values.values for pair in pairs for side_values in pair):
         if geometric_mean(SideValues(values)) is None:
             return Ratio(None, None, None, "no ratio", f"found {list(values)}, expected positive numbers")
     if not pairs:
@@ -144,24 +144,24 @@ def mean_ratio(pairs: Sequence[Pair]) -> Ratio:
         if ours is None or theirs is None:
             reason = (
                 f"{len(base.values)} and {len(side.values)} run(s), expected at least {MIN_RUNS} of each side, or "
-                f"{MIN_HISTORY} stored nights of the series on the same machine: one run does not show how far runs "
-                "differ"
+                f"{MIN_NIGHTS_OF_HISTORY} stored nights of the series on the same machine: one run does not show how "
+                "far runs differ"
             )
-            return Ratio(_exp(difference), None, None, "inconclusive", reason)
+            return Ratio(_bounded_exp(difference), None, None, "inconclusive", reason)
         pair_freedom = _combined_freedom((ours, theirs))
         if ours.freedom != theirs.freedom:
             pair_freedom = min(pair_freedom, min(ours.freedom, theirs.freedom) + 1)
         variances.append(_Variance(ours.value + theirs.value, pair_freedom))
     total, freedom = sum(v.value for v in variances), int(_combined_freedom(variances) + 1e-9)  # less a rounding error
     half_width = _quantile(freedom) * math.sqrt(total) / len(pairs)
-    low, high = _exp(difference - half_width), _exp(difference + half_width)
+    low, high = _bounded_exp(difference - half_width), _bounded_exp(difference + half_width)
     entries = (entry for side, base in pairs for entry in (base, side))
     origins = dict.fromkeys(
         entry.history.origin if entry.history and len(entry.values) < MIN_RUNS else "the runs" for entry in entries
     )
     origin = " and ".join(origins) if len(origins) <= _MAX_ORIGINS else f"the runs and nights of {2 * len(pairs)} sides"
     method = f"95 %, Welch on logarithms, {freedom} degrees of freedom, noise of {origin}"
-    return Ratio(_exp(difference), low, high, standing_of(low, high), method)
+    return Ratio(_bounded_exp(difference), low, high, standing_of(low, high), method)
 
 
 def _paired_ratio(side: SideValues, base: SideValues) -> Ratio | None:
@@ -181,8 +181,8 @@ def _paired_ratio(side: SideValues, base: SideValues) -> Ratio | None:
 
 
 def geometric_mean(side: SideValues) -> float | None:
-    """Return a side's geometric mean: the means of two sides have their ratio. None: not all are positive numbers."""
-    return _exp(_log_mean(side)) if side.values and all(0 < value < math.inf for value in side.values) else None
+    """Return a side's geometric mean, so that two means divide to the ratio; None where a value is not positive."""
+    return _bounded_exp(_log_mean(side)) if side.values and all(0 < value < math.inf for value in side.values) else None
 
 
 def geometric_mean_interval(side: SideValues) -> tuple[float, float] | None:
@@ -191,18 +191,18 @@ def geometric_mean_interval(side: SideValues) -> tuple[float, float] | None:
     if not variance:
         return None
     log_mean, half_width = _log_mean(side), _quantile(int(variance.freedom)) * math.sqrt(variance.value)
-    return _exp(log_mean - half_width), _exp(log_mean + half_width)
+    return _bounded_exp(log_mean - half_width), _bounded_exp(log_mean + half_width)
 
 
 def historic_noise(values: Sequence[float], since: str) -> HistoricNoise | None:
     """Return the noise of a series by a value of each night since a date; None where they are too few."""
     logarithms = [math.log(value) for value in values if 0 < value < math.inf]
-    if len(logarithms) < MIN_HISTORY:
+    if len(logarithms) < MIN_NIGHTS_OF_HISTORY:
         return None
     return HistoricNoise(statistics.stdev(logarithms), len(logarithms), f"{len(logarithms)} nights since {since}")
 
 
-def _exp(logarithm: float) -> float:
+def _bounded_exp(logarithm: float) -> float:
     """Return e to this power, within the numbers that a document can hold."""
     return math.exp(max(-700.0, min(logarithm, 700.0)))
 

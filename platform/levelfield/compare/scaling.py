@@ -1,4 +1,4 @@
-"""Speed-up and efficiency of one training over numbers of devices.
+"""Computes speed-up and efficiency of one training on several numbers of devices.
 
 Strong scaling: the same work on more devices. Weak scaling: the global batch grows with the devices, so each device has
 the same work. Speed-up is tokens/s of all devices over those of the smallest run. Efficiency is the speed-up over the
@@ -15,7 +15,7 @@ from levelfield.compare.comparability import (
     FIXED_READERS,
     NO_VALUE,
     ComparedField,
-    Reader,
+    FieldReader,
     chip_of,
     equal_and_unequal,
     window_tokens,
@@ -29,10 +29,10 @@ from levelfield.report.words import format_number
 from levelfield.specs.derivation import split_name
 from levelfield.specs.record import RunRecord
 
-Kind = Literal["strong", "weak"]
+ScalingKind = Literal["strong", "weak"]
 
 SCHEMA = "levelfield.scaling/1"
-_KINDS = {
+_KIND_TEXTS = {
     "strong": "strong scaling: the same work on every number of devices",
     "weak": "weak scaling: the global batch grows with the devices",
 }
@@ -57,9 +57,9 @@ class ScaledRuns:
 class Scaling:
     """Runs by number of devices, the smallest first."""
 
-    kind: Kind
+    kind: ScalingKind
     rows: tuple[ScaledRuns, ...]
-    unequal: tuple[ComparedField, ...]  # the fields for which nothing is compared
+    unequal: tuple[ComparedField, ...]  # the fields that differ, so that nothing is compared
 
 
 def scaling(records: Sequence[RunRecord]) -> Scaling:
@@ -69,7 +69,7 @@ def scaling(records: Sequence[RunRecord]) -> Scaling:
         numbers = f"{counts[0]} device(s)" if counts else "no device"
         raise UsageError(f"--scaling: found runs of {numbers} only, expected at least two numbers of devices")
     sides = [side_of(f"{n} devices", [record for record in records if record.series.devices == n]) for n in counts]
-    kind: Kind = "strong" if len({record.series.work for record in records}) == 1 else "weak"
+    kind: ScalingKind = "strong" if len({record.series.work for record in records}) == 1 else "weak"
     counted_sides = [side for side in sides if side.counted]
     unequal = (
         equal_and_unequal(counted_sides, _EQUAL_READERS | (_STRONG_READERS if kind == "strong" else _WEAK_READERS))[1]
@@ -102,7 +102,7 @@ def _predicted_rate(side: ComparedSide) -> float | None:
     return rate if rate is not None and rate > 0 else None
 
 
-_EQUAL_READERS: dict[str, Reader] = {
+_EQUAL_READERS: dict[str, FieldReader] = {
     **{name: FIXED_READERS[name] for name in ("scale", "window", "device")},
     "precision": lambda r: r.series.precision,
     "framework": lambda r: r.series.framework_label,
@@ -110,11 +110,11 @@ _EQUAL_READERS: dict[str, Reader] = {
     "chip": lambda r: chip_of(r.series),
     "corpus": FIXED_READERS["corpus"],
 }
-_STRONG_READERS: dict[str, Reader] = {
+_STRONG_READERS: dict[str, FieldReader] = {
     name: FIXED_READERS[name] for name in ("work", "tokens of the window", "tokens read", "initial weights")
 }
-_WEAK_READERS: dict[str, Reader] = {
-    "case": lambda r: without_batch(r.series.case),
+_WEAK_READERS: dict[str, FieldReader] = {
+    "case": lambda r: case_without_batch(r.series.case),
     "parameters": lambda r: r.result.parameters,
     "tokens of the window per device": lambda r: (
         None if (tokens := window_tokens(r)) is None else tokens / r.series.devices
@@ -122,13 +122,13 @@ _WEAK_READERS: dict[str, Reader] = {
 }
 
 
-def without_batch(case: str) -> str:
+def case_without_batch(case: str) -> str:
     """Return the name of a derived case without its batch: `gpt+steps20+batch64` to `gpt+steps20`."""
     name, derivation = split_name(case)
     return name + derivation.model_copy(update={"global_batch": None}).suffix
 
 
-def sheets(result: Scaling) -> Iterator[Sheet]:
+def scaling_sheets(result: Scaling) -> Iterator[Sheet]:
     """Yield the table of speed-up and efficiency; or the fields that differ, and no ratio."""
     yield Sheet(
         "", ("devices", "series"), tuple((str(row.devices), row.side.first.series.label) for row in result.rows)
@@ -152,10 +152,10 @@ def sheets(result: Scaling) -> Iterator[Sheet]:
         *dict.fromkeys((*reasons, *missing)),
         f"predicted: by the planner before the runs, tokens/s/device and efficiency{dash_note}",
     )
-    yield Sheet(_KINDS[result.kind], _HEADER, tuple(map(_cells, result.rows)), notes)
+    yield Sheet(_KIND_TEXTS[result.kind], _HEADER, tuple(map(_row_cells, result.rows)), notes)
 
 
-def as_values(result: Scaling) -> dict[str, Any]:
+def scaling_json(result: Scaling) -> dict[str, Any]:
     """Return the scaling as a JSON object, in full precision."""
     return {
         "schema": SCHEMA,
@@ -181,7 +181,7 @@ def as_values(result: Scaling) -> dict[str, Any]:
     }
 
 
-def _cells(row: ScaledRuns) -> tuple[str, ...]:
+def _row_cells(row: ScaledRuns) -> tuple[str, ...]:
     median, ratio = row.rate.interval.median if row.rate.interval else None, row.efficiency
     efficiency = NO_VALUE if ratio is None or ratio.value is None else f"{ratio.value:.3f}"
     if ratio and ratio.value is not None and ratio.low is not None and ratio.high is not None:

@@ -15,22 +15,22 @@ from levelfield.compare.ratios import MIN_RUNS
 from levelfield.compare.sides import (
     DIFFERING_VERDICTS,
     disturbance,
-    exclusion,
+    exclusion_reason,
     quiet_runs,
-    series_exclusion,
+    series_exclusion_reason,
     start_time,
     tuned_fields,
     tuning_of,
 )
 from levelfield.specs.record import RunRecord
 
-MAX_RUNS = 30  # that are read to find a quiet run, or one with the defaults alone
-_TUNINGS_BY_PREFERENCE = ("base", None, "peak")  # which of them a label means; None is of an earlier version
+MAX_RUNS_READ = 30  # so many are read to find a quiet run, or one with the defaults alone
+_TUNINGS_BY_PREFERENCE = ("base", None, "peak")  # a label means the first that has runs; None: an earlier version
 
 
 @dataclass(frozen=True)
 class ChosenRuns:
-    """The runs that stand for a series, in the order of time, with repeats of them that do not count."""
+    """The runs that stand for a series, in the order of time; also their repeats that do not count."""
 
     runs: tuple[RunRecord, ...]
     left_out: tuple[tuple[RunRecord, str], ...] = ()  # other runs that were read, with the reason
@@ -39,15 +39,16 @@ class ChosenRuns:
 def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
     """Yield the runs of a series, the newest first, until those that stand for it are complete.
 
-    Where these are of a peak, it goes on until those of a base are complete as well, at most for MAX_RUNS runs.
-    MAX_RUNS disturbed runs end the search for a quiet one.
+    Where these are of a peak, it goes on until those of a base are complete as well, at most for MAX_RUNS_READ runs.
+    MAX_RUNS_READ disturbed runs end the search for a quiet one.
     """
-    counted: dict[str | None, list[RunRecord]] = {}  # of each tuning, the newest first
-    first_repeats: dict[str | None, RunRecord] = {}  # of each tuning, repeat 1 of the newest command
-    complete: dict[str | None, bool] = {}  # whether that command has enough repeats
+    # by tuning: the runs that count, the newest first; repeat 1 of the newest command; whether it has enough repeats
+    counted: dict[str | None, list[RunRecord]] = {}
+    first_repeats: dict[str | None, RunRecord] = {}
+    complete: dict[str | None, bool] = {}
     disturbed = 0
     for number, record in enumerate(newest):
-        is_done = bool(counted) and (set(counted) != {"peak"} or number >= MAX_RUNS)
+        is_done = bool(counted) and (set(counted) != {"peak"} or number >= MAX_RUNS_READ)
         for tuning, runs in counted.items():
             first_repeat = first_repeats.get(tuning)
             if first_repeat and record.began != first_repeat.began:
@@ -56,11 +57,11 @@ def recent_runs(newest: Iterable[RunRecord]) -> Iterator[RunRecord]:
         if is_done:
             return
         yield record
-        if series_exclusion(record) is not None:
+        if series_exclusion_reason(record) is not None:
             continue
         if disturbance(record):
             disturbed += 1
-            if not counted and disturbed == MAX_RUNS:
+            if not counted and disturbed == MAX_RUNS_READ:
                 return
             continue
         counted.setdefault(tuning_of(record), []).append(record)
@@ -75,49 +76,51 @@ def choose_runs(records: Sequence[RunRecord]) -> ChosenRuns | None:
     Disturbed runs that are newer are among those that are returned, so that a side names them.
     """
     ordered = sorted(records, key=_time_order)
-    eligible = [run for run in ordered if series_exclusion(run) is None]
+    eligible = [run for run in ordered if series_exclusion_reason(run) is None]
     if not eligible:
         return None
     quiet = quiet_runs(eligible)
     quiet_ids = {run.run_id for run in quiet}
-    newest = quiet[-1]
-    group = newest_group(newest, ordered)
+    newest_quiet = quiet[-1]
+    group = newest_group(newest_quiet, ordered)
     if sum(run.run_id in quiet_ids for run in group) < MIN_RUNS:
-        same_day = [run for run in quiet if is_within_a_day(run.began, newest.began)]
-        same_build = [run for run in same_day if (run.subject, run.node) == (newest.subject, newest.node)]
+        same_day = [run for run in quiet if is_within_a_day(run.began, newest_quiet.began)]
+        same_build = [run for run in same_day if (run.subject, run.node) == (newest_quiet.subject, newest_quiet.node)]
         by_conditions = {run.conditions.fingerprint(): run for run in same_build}  # the newest of each
         groups = (newest_group(run, ordered) for run in sorted(by_conditions.values(), key=_time_order, reverse=True))
         group = next((runs for runs in groups if sum(run.run_id in quiet_ids for run in runs) >= MIN_RUNS), group)
     representative = next(run for run in reversed(group) if run.run_id in quiet_ids)
-    chosen = {run.run_id for run in group if run.verdict not in DIFFERING_VERDICTS}
+    chosen_ids = {run.run_id for run in group if run.verdict not in DIFFERING_VERDICTS}
     newer = ordered[ordered.index(representative) + 1 :]
-    chosen |= {
+    chosen_ids |= {
         run.run_id
         for run in newer
-        if exclusion(run) or (run.run_id not in quiet_ids and run.verdict not in DIFFERING_VERDICTS)
+        if exclusion_reason(run) or (run.run_id not in quiet_ids and run.verdict not in DIFFERING_VERDICTS)
     }
     left_out = []
-    for run in (run for run in ordered if run.run_id not in chosen):
+    for run in (run for run in ordered if run.run_id not in chosen_ids):
         reason = (
             "an earlier command"
             if _time_order(run) < _time_order(representative)
             else "a newer command with too few repeats"
         )
-        left_out.append((run, series_exclusion(run) or reason))
-    return ChosenRuns(tuple(run for run in ordered if run.run_id in chosen), tuple(left_out))
+        left_out.append((run, series_exclusion_reason(run) or reason))
+    return ChosenRuns(tuple(run for run in ordered if run.run_id in chosen_ids), tuple(left_out))
 
 
 def labelled_runs(records: Sequence[RunRecord]) -> ChosenRuns:
     """Return the runs that a label of a series means: of its base, where a run of it counts; else of its peak.
 
-    Where no run of the series counts, they are the newest MAX_RUNS of all.
+    Where no run of the series counts, they are the newest MAX_RUNS_READ of all.
     """
     for tuning in _TUNINGS_BY_PREFERENCE:
         if chosen := choose_runs([run for run in records if tuning_of(run) == tuning]):
             others = [run for run in records if tuning_of(run) != tuning]
-            left_out = [(run, series_exclusion(run) or f"{tuning_of(run)}: {tuned_fields(run)}") for run in others]
+            left_out = [
+                (run, series_exclusion_reason(run) or f"{tuning_of(run)}: {tuned_fields(run)}") for run in others
+            ]
             return ChosenRuns(chosen.runs, (*chosen.left_out, *left_out))
-    return ChosenRuns(tuple(sorted(records, key=_time_order)[-MAX_RUNS:]))
+    return ChosenRuns(tuple(sorted(records, key=_time_order)[-MAX_RUNS_READ:]))
 
 
 def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -128,7 +131,11 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
     """
     command = _command_key(record)
     ordered = sorted(
-        (r for r in records if _command_key(r) == command or (exclusion(r) and _command_key(r)[0] == command[0])),
+        (
+            r
+            for r in records
+            if _command_key(r) == command or (exclusion_reason(r) and _command_key(r)[0] == command[0])
+        ),
         key=_time_order,
     )
     groups: list[list[RunRecord]] = []
@@ -141,13 +148,13 @@ def repeats_around(record: RunRecord, records: Sequence[RunRecord]) -> list[RunR
 
 
 def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the newest run that counts with its repeats, in order.
+    """Return a run, the newest that counts, with its repeats, in order.
 
     Where fewer than MIN_RUNS of these count: all runs of its series, tuning, build, node and conditions that began
     within a day of it, so that one more run hides no earlier ones.
     """
     group = repeats_around(record, records)
-    if sum(series_exclusion(run) is None for run in group) >= MIN_RUNS:
+    if sum(series_exclusion_reason(run) is None for run in group) >= MIN_RUNS:
         return group
     same_day = [
         run
@@ -155,7 +162,7 @@ def newest_group(record: RunRecord, records: Sequence[RunRecord]) -> list[RunRec
         if run.series.fingerprint() == record.series.fingerprint()
         and is_within_a_day(run.began, record.began)
         # one that does not count may not know its build
-        and (is_same_build(run, record) or (exclusion(run) is not None and tuning_of(run) == tuning_of(record)))
+        and (is_same_build(run, record) or (exclusion_reason(run) is not None and tuning_of(run) == tuning_of(record)))
     ]
     return sorted({run.run_id: run for run in (*group, *same_day)}.values(), key=_time_order)
 
@@ -186,5 +193,5 @@ def _command_key(record: RunRecord) -> tuple[tuple[str, str | None], str, str, s
 
 
 def _time_order(record: RunRecord) -> tuple[str, int, str]:
-    """Return what sorts runs by time; repeats that began in one second by their numbers."""
+    """Return a sort key by time; repeats that began in the same second are sorted by their numbers."""
     return str(start_time(record) or ""), record.result.repeat, record.run_id

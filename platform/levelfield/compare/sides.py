@@ -23,7 +23,7 @@ from levelfield.specs.result import Utilisation
 from levelfield.specs.run_figures import HEADLINE_FORMULA, MFU_NAME, RUN_FIGURES, RunFigure, value_at
 from levelfield.specs.vendor import HOST_SHARE
 
-DIFFERING_VERDICTS = ("different", "diverged")  # verdicts of a training that did not do the work
+DIFFERING_VERDICTS = ("different", "diverged")  # the training differs from its reference
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class ComparedSide:
     """One side of a comparison: runs of one series."""
 
     name: str
-    counted: tuple[RunRecord, ...]  # those that may be compared
-    excluded: tuple[tuple[RunRecord, str], ...] = ()  # others, with the reason
-    # further runs of a series that was named by its label, with the reason; they say nothing of this side
+    counted: tuple[RunRecord, ...]  # runs that may be compared
+    excluded: tuple[tuple[RunRecord, str], ...] = ()  # runs of the side that may not, with the reason
+    # runs of a series named by its label that are no part of this side, with the reason
     left_out: tuple[tuple[RunRecord, str], ...] = ()
 
     @property
@@ -78,15 +78,15 @@ def side_of(
     first, *others = records
     for other in others:
         for field in type(first.series).model_fields:
-            mine, theirs = getattr(first.series, field), getattr(other.series, field)
-            if mine != theirs:
+            ours, theirs = getattr(first.series, field), getattr(other.series, field)
+            if ours != theirs:
                 raise UsageError(
-                    f"side {name}: found {field} {mine} in {first.run_id} and {theirs} in {other.run_id}; expected "
+                    f"side {name}: found {field} {ours} in {first.run_id} and {theirs} in {other.run_id}; expected "
                     "runs of one series a side, so give them as two sides"
                 )
-    reasons, originals = [], dict[tuple[float, ...], str]()  # by the seconds of its steps, the first run that took them
+    reasons, originals = [], dict[tuple[float, ...], str]()  # by the seconds of its steps, the first run with these
     for record in records:
-        original, reason = originals.setdefault(record.step_seconds, record.run_id), exclusion(record)
+        original, reason = originals.setdefault(record.step_seconds, record.run_id), exclusion_reason(record)
         if record.step_seconds and original != record.run_id:
             reason = reason or f"a copy of {original}: each of its steps took exactly as long"
         reasons.append((record, reason))
@@ -102,7 +102,7 @@ def side_of(
     return ComparedSide(name, counted, excluded, tuple(left_out))
 
 
-def exclusion(record: RunRecord) -> str | None:
+def exclusion_reason(record: RunRecord) -> str | None:
     """Return why the run is in no comparison; None for one that counts."""
     if record.evidence != "sealed":
         return f"{record.evidence}: {record.evidence_reason}" if record.evidence_reason else record.evidence
@@ -112,9 +112,11 @@ def exclusion(record: RunRecord) -> str | None:
     return next(contradictions(record), None)
 
 
-def series_exclusion(record: RunRecord) -> str | None:
+def series_exclusion_reason(record: RunRecord) -> str | None:
     """Return why the run does not stand for its series: as in any comparison, or its training differs."""
-    return exclusion(record) or (f"the training is {record.verdict}" if record.verdict in DIFFERING_VERDICTS else None)
+    return exclusion_reason(record) or (
+        f"the training is {record.verdict}" if record.verdict in DIFFERING_VERDICTS else None
+    )
 
 
 def disturbance(record: RunRecord) -> str | None:
@@ -160,21 +162,21 @@ class Quantity:
 
     column: FigureColumn
     read: Callable[[RunRecord], float | None]
-    reason: Callable[[RunRecord], str | None]  # why a run has none
+    missing_reason: Callable[[RunRecord], str | None]  # why a run has none
     is_noisy: bool = True  # whether equal runs differ in it
     is_optional: bool = False  # whether it is left out where no run has it
     # what has to be equal on all sides for a ratio, such as the level of a time to a loss
     basis: Callable[[RunRecord], object] = lambda record: None
-    # what the figure includes; where sides differ in it, the ratio asks for caution
-    covers: Callable[[RunRecord], str | None] = lambda record: None
+    # what the figure includes, in words; where sides differ in it, the ratio asks for caution
+    included_costs: Callable[[RunRecord], str | None] = lambda record: None
     # the figure of a stored night of a run's series; None where nights do not store it
-    read_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
+    read_stored_night: Callable[[RunRecord, Point], float | None] = lambda record, point: None
     # The figure is a constant of the side x speed ** this. 0: it depends on more than the speed, such as on energy.
     speed_exponent: Literal[1, 0, -1] = 0
 
 
 def count_steady_runs(runs: Sequence[RunRecord]) -> tuple[int, int]:
-    """Return how many runs have step times without a trend or shift, and in how many that was checked."""
+    """Return how many runs have step times without a trend or shift, and how many were checked for one."""
     steps = [run.result.throughput.step_seconds for run in runs if run.result.throughput]
     checked = [step.flags for step in steps if step.unchecked is None]
     return sum(not flags for flags in checked), len(checked)
@@ -192,32 +194,34 @@ def tuning_of(record: RunRecord) -> str | None:
 
 
 def tuned_fields(record: RunRecord) -> str | None:
-    """Return the chosen fields with who chose them; None where none was."""
+    """Return the chosen fields, each with who chose it, as a text; None where none was chosen."""
     chosen = record.result.tuning.chosen if record.result.tuning else {}
     return ", ".join(f"{name} ({who})" for name, who in chosen.items()) or None
 
 
 def _quantity(figure: RunFigure) -> Quantity:
-    def entry(record: RunRecord) -> tuple[float | None, str | None]:
+    def value_and_reason(record: RunRecord) -> tuple[float | None, str | None]:
         return figure.value_and_reason(record.result, record.series.device_is == HOST_SHARE)
 
-    read = attrgetter(figure.store_column) if figure.store_column else lambda record: entry(record)[0]
+    read = attrgetter(figure.store_column) if figure.store_column else lambda record: value_and_reason(record)[0]
     return Quantity(
         FIGURE_COLUMNS[figure.name],
         read,
-        lambda record: entry(record)[1],
+        lambda record: value_and_reason(record)[1],
         is_noisy=figure.is_noisy,
         is_optional=figure.is_optional,
         basis=lambda record: value_at(record.result, *figure.basis) if figure.basis else None,
-        read_night=(lambda record, point: read(point)) if figure.store_column else lambda record, point: None,
+        read_stored_night=(lambda record, point: read(point)) if figure.store_column else lambda record, point: None,
         speed_exponent=1 if figure.name in ("tokens_per_second_per_device", MFU_NAME) else 0,
     )
 
 
-QUANTITY = {figure.name: _quantity(figure) for figure in RUN_FIGURES if figure.is_compared}
-QUANTITIES = tuple(QUANTITY.values())
-RATE, ENERGY, MFU = (QUANTITY[name] for name in ("tokens_per_second_per_device", "joules_per_token", MFU_NAME))
-NODE_ENERGY = QUANTITY["node_joules_per_token"]
+QUANTITIES_BY_NAME = {figure.name: _quantity(figure) for figure in RUN_FIGURES if figure.is_compared}
+QUANTITIES = tuple(QUANTITIES_BY_NAME.values())
+RATE, ENERGY, MFU = (
+    QUANTITIES_BY_NAME[name] for name in ("tokens_per_second_per_device", "joules_per_token", MFU_NAME)
+)
+NODE_ENERGY = QUANTITIES_BY_NAME["node_joules_per_token"]
 
 
 def cost_quantity(prices: Prices) -> Quantity:
@@ -226,22 +230,22 @@ def cost_quantity(prices: Prices) -> Quantity:
     def cost_of(record: RunRecord) -> Cost:
         rate, series = record.tokens_per_second_per_device, record.series
         total_rate = None if rate is None else rate * series.devices
-        joules, reason, node_joules = ENERGY.read(record), ENERGY.reason(record), NODE_ENERGY.read(record)
+        joules, reason, node_joules = ENERGY.read(record), ENERGY.missing_reason(record), NODE_ENERGY.read(record)
         is_host_share = series.device_is == HOST_SHARE
         use = ResourceUse(
             series.chip, is_host_share, series.nodes, series.devices, total_rate, joules, reason, node_joules
         )
         return cost_per_million_tokens(use, prices)
 
-    def covers(record: RunRecord) -> str | None:
-        price, paid = prices.chips.get(record.series.chip), cost_of(record)
-        if price is None or paid.value is None:
+    def included_costs(record: RunRecord) -> str | None:
+        price, cost = prices.chips.get(record.series.chip), cost_of(record)
+        if price is None or cost.value is None:
             return None
         if price.own is None:
             return f"rent per {price.per}, with all power"
-        return f"owned, per {price.per}, with the power of its {paid.power_of} alone"
+        return f"owned, per {price.per}, with the power of its {cost.power_of} alone"
 
-    def read_night(record: RunRecord, point: Point) -> float | None:
+    def read_stored_night(record: RunRecord, point: Point) -> float | None:
         if NODE_ENERGY.read(record) is not None:
             return None  # a stored night has the chips' energy alone
         names = ("tokens_per_second_per_device", "joules_per_token")
@@ -252,7 +256,7 @@ def cost_quantity(prices: Prices) -> Quantity:
         lambda record: cost_of(record).value,
         lambda record: cost_of(record).reason,
         basis=lambda record: (covered := cost_of(record).power_of) and f"with the power of {covered}",
-        covers=covers,
-        read_night=read_night,
+        included_costs=included_costs,
+        read_stored_night=read_stored_night,
         speed_exponent=-1,
     )

@@ -1,4 +1,4 @@
-"""Which runs may enter the noise rows of a reference: a faulty run would widen the limits until it passes them.
+"""Checks which runs may become noise rows of a reference: a faulty run would widen the limits until it passes them.
 
 A run must pass the limits that the reference's rows give. Fewer than CALIBRATION_ROWS rows give no useful limits. Then
 the run must be of the reference's own framework, and within ROUNDING_CEILINGS.
@@ -23,10 +23,10 @@ from levelfield.specs.reference import NoiseRow, Reference
 from levelfield.specs.result import Result
 
 CALIBRATION_ROWS = 5  # the earliest rows, whose limits are the first calibration
-# What rounding alone can reach, from above (docs/alignment.md has the largest differences that were measured): first
-# step, gradients, curve, and the norms and projections of final weights. 1e300: no ceiling. A key's bias has no
-# gradient but rounding, and Adam makes steps of full size from it.
+# A key's bias has no gradient but rounding, and Adam makes steps of full size from it, so it has no ceiling.
 _UNLIMITED_PLACES: dict[Place, float] = {(KEY_BIAS, "norm"): NO_LIMIT, (KEY_BIAS, "projection"): NO_LIMIT}
+# Upper bounds of what rounding alone can reach, for first step, gradients, curve, and final weights. docs/alignment.md
+# has the largest differences that were measured.
 # bf16, gradients and final weights: torch's LayerNorm on a processor sums a bias's gradient in bf16. Its norm with one
 # thread is 0.19 from that with two, and the bias ends 0.36 away (gpt3_6.7B at smoke scale).
 ROUNDING_CEILINGS: dict[Precision, tuple[float, float, float, float]] = {
@@ -101,12 +101,12 @@ class WidenedLimit(NamedTuple):
 
     layer: str
     place: Place
-    first_limit: float  # of the first calibration
-    limit: float
+    first_limit: float  # by the first calibration
+    limit: float  # with the row
 
 
 def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
-    """Raise GateFailed where the row of a run moves a limit beyond the ceiling.
+    """Raise GateFailed where the row of a run moves a limit beyond the ceiling. before, after: without it, with it.
 
     A limit that an earlier row moved there, with a reason, may stay. It may not move further.
     """
@@ -115,11 +115,15 @@ def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
         return
     widened, calibrations = list[WidenedLimit](), [limits_from(first), limits_from(before), limits_from(after)]
     for layer, name in _LIMIT_FIELDS.items():
-        first_limits, present_limits, limits = (_limits_by_place(getattr(side, name)) for side in calibrations)
+        first_limits, present_limits, limits = (
+            _limits_by_place(getattr(reference, name)) for reference in calibrations
+        )
         for place, limit in limits.items() if first_limits else ():
-            at_first = _limit_at(first_limits, place)
-            if not limit <= max(_limit_at(present_limits, place) * _DIGIT_TOLERANCE, at_first * MAX_WIDENING[layer]):
-                widened.append(WidenedLimit(layer, place, at_first, limit))
+            first_limit = _limit_of_place(first_limits, place)
+            if not limit <= max(
+                _limit_of_place(present_limits, place) * _DIGIT_TOLERANCE, first_limit * MAX_WIDENING[layer]
+            ):
+                widened.append(WidenedLimit(layer, place, first_limit, limit))
     if widened:
         worst = max(widened, key=lambda row: row.limit / row.first_limit)
         times, where = worst.limit / worst.first_limit, _place_text(worst.place)
@@ -159,8 +163,8 @@ def _limits_by_place(limit: Limit | None) -> PlaceValues:
     return {None: limit} if isinstance(limit, (int, float)) else limit
 
 
-def _limit_at(limits: PlaceValues, place: Place) -> float:
-    """Return the limit of a place; of one that no row has, the largest."""
+def _limit_of_place(limits: PlaceValues, place: Place) -> float:
+    """Return the limit of a place; of a place that no row has, the largest limit."""
     return limits.get(place, limits.get(None, max(limits.values(), default=0.0)))
 
 
@@ -178,5 +182,10 @@ def is_wider(noise: Noise, other: Noise) -> bool:
         return True
     names = ("gradient", "curve", "weights", "norms", "window")
     compared = ((getattr(noise, name), getattr(other, name)) for name in names)
-    pairs = ((value, _limit_at(old, place)) for part, old in compared if part and old for place, value in part.items())
+    pairs = (
+        (value, _limit_of_place(old_limits, place))
+        for differences, old_limits in compared
+        if differences and old_limits
+        for place, value in differences.items()
+    )
     return any(not value <= limit * _DIGIT_TOLERANCE for value, limit in pairs)

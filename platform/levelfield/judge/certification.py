@@ -24,13 +24,13 @@ from levelfield.specs.result import Alignment, CertificateFinding, Result
 from levelfield.specs.variables import arithmetic_variables
 
 
-def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: CertificateSubject) -> Certificate:
+def make_certificate(paths: RunPaths, plan: Plan, result: Result, subject: CertificateSubject) -> Certificate:
     """Return the certificate that rests on a run. Raises GateFailed for a run that is not aligned or of other code."""
     if result.status.word != "valid":
         raise GateFailed(f"its run {result.run_id} is {result.status.word}")
-    verdict, software = result.alignment, software_digest(paths)
-    if verdict.verdict != "aligned":
-        raise GateFailed(f"its run {result.run_id} is {verdict.verdict}: {verdict.reason}")
+    alignment, software = result.alignment, software_digest(paths)
+    if alignment.verdict != "aligned":
+        raise GateFailed(f"its run {result.run_id} is {alignment.verdict}: {alignment.reason}")
     difference = subject_mismatch(subject, plan)
     if difference is None:
         reference = load(Reference, paths.reference)
@@ -46,14 +46,14 @@ def certificate_from(paths: RunPaths, plan: Plan, result: Result, subject: Certi
             case=plan.case,
             scale=plan.scale,
             precision=plan.work.training.precision,
-            reference=verdict.reference or "",
+            reference=alignment.reference or "",
             run_id=plan.run_id,
             layout=str(plan.tuning.layout),
             framework_version=result.framework_version,
             software=software,
             verdict="aligned",
-            reason=verdict.reason,
-            layers=verdict.layers,
+            reason=alignment.reason,
+            layers=alignment.layers,
             made=utc_now(),
         )
     except ValidationError as error:
@@ -86,7 +86,7 @@ def certificate_finding(
     )
 
 
-def with_certificate(alignment: Alignment, plan: Plan, certificate: CertificateFinding | None) -> Alignment:
+def apply_certificate(alignment: Alignment, plan: Plan, certificate: CertificateFinding | None) -> Alignment:
     """Return the verdict together with the certificate: `aligned` becomes `consistent` where none holds."""
     if certificate is None:
         return alignment
@@ -127,15 +127,15 @@ def software_digest(paths: RunPaths) -> str | None:
     """
     try:
         provenance: dict[str, Any] = json.loads(read_regular(paths.provenance, "provenance"))
-        counted = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
+        facts = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
         if elsewhere := _elsewhere_digests(event_or_none(read_regular(paths.outcome, "outcome")) or {}):
-            counted["elsewhere"] = elsewhere
-        counted["inherited"] = arithmetic_variables(provenance.get("inherited", {}), provenance.get("inherited_are"))
+            facts["elsewhere"] = elsewhere
+        facts["inherited"] = arithmetic_variables(provenance.get("inherited", {}), provenance.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not counted["environment_packages"]:
+    if not facts["environment_packages"]:
         return None
-    return sha256_of(json.dumps(counted, sort_keys=True).encode())
+    return sha256_of(json.dumps(facts, sort_keys=True).encode())
 
 
 def _certificate_mismatch(
@@ -165,10 +165,10 @@ def _elsewhere_digests(outcome: JsonObject) -> list[str]:
 
 
 def elsewhere_warning(outcome: JsonObject) -> tuple[str, ...]:
-    """Return a warning for a run that imported files from elsewhere (`_elsewhere_digests`). It names no path, as a
-    bundle has others.
+    """Return a warning for a run that imported files from elsewhere, else nothing. `_elsewhere_digests` says which.
 
-    So it cannot say either whether they are installed packages, as where an environment is on top of another one.
+    It names no path, because a bundle has other ones. So it cannot tell whether they are packages of an environment
+    below the run's own.
     """
     if number := len(_elsewhere_digests(outcome)):
         files = "1 imported file is" if number == 1 else f"{number:,} imported files are"

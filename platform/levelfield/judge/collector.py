@@ -10,13 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from levelfield.errors import DocumentError
-from levelfield.judge.certification import certificate_finding, elsewhere_warning, with_certificate
+from levelfield.judge.certification import apply_certificate, certificate_finding, elsewhere_warning
 from levelfield.judge.doubtful_facts import doubtful_facts
-from levelfield.judge.implausibility import unless_implausible
-from levelfield.judge.node_figures import device_load, energy, memory, other_use
-from levelfield.judge.outlying_steps import find_disturbance, unless_disturbed
+from levelfield.judge.implausibility import reject_implausible
+from levelfield.judge.node_figures import device_load, run_energy, run_memory, use_by_others
+from levelfield.judge.outlying_steps import find_disturbance, reject_disturbed
 from levelfield.judge.status import judge_run, missing_evidence_warnings, node_results
-from levelfield.judge.verdict import Redaction, sealed_status, training_verdict, unless_tampered, verdict_under_status
+from levelfield.judge.verdict import (
+    Redaction,
+    sealed_status,
+    training_verdict,
+    verdict_under_status,
+    withhold_if_tampered,
+)
 from levelfield.measure.flops import FORMULAS, Recomputation, repeated_layers
 from levelfield.measure.parameter_counts import count_parameters
 from levelfield.measure.raw_facts import StepRecord, values_by_step
@@ -83,27 +89,27 @@ RECOMPUTATION_KINDS: dict[Recompute, tuple[Recomputation, ...]] = {
 def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction | None = None) -> Result:
     """Return the result of a run directory, from its plan and raw files only. Raises DocumentError for a bad plan.
 
-    raw: the raw files, where they were read already. redaction: for the files of a bundle, what the bundle keeps of
-    those that were redacted.
+    raw: the raw files, where they were read already. redaction: of the files of a bundle, what it stores about the
+    original ones.
     """
     plan, raw = read_plan(paths), raw or read_raw(paths)
     seal = redaction.seal if redaction else seal_finding(paths)
     parts = node_parts(plan, raw)
     disturbance, disturbance_reason = find_disturbance(plan, raw, parts)
-    status_before_checks = unless_disturbed(judge_run(plan, raw, paths), disturbance_reason)
-    measured = _measure_window(plan, raw, parts, status_before_checks)
-    status = sealed_status(unless_implausible(status_before_checks, plan, parts, *measured), seal)
+    status_before_checks = reject_disturbed(judge_run(plan, raw, paths), disturbance_reason)
+    figures = _measure_window(plan, raw, parts, status_before_checks)
+    status = sealed_status(reject_implausible(status_before_checks, plan, parts, *figures), seal)
     if status.word != status_before_checks.word:
-        measured = _measure_window(plan, raw, parts, status)
-    throughput, peaks, used_energy = measured
+        figures = _measure_window(plan, raw, parts, status)
+    throughput, peaks, energy = figures
     versions = (str(event["version"]) for event in raw.framework_events.values() if event.get("version"))
     identity, version = _identity(plan, raw), next(versions, plan.implementation.version)
     reference = load(Reference, paths.reference) if paths.reference.exists() else None
-    alignment = unless_tampered(training_verdict(plan, raw, identity, reference), seal)
+    alignment = withhold_if_tampered(training_verdict(plan, raw, identity, reference), seal)
     certificate = certificate_finding(paths, plan, version, redaction.software if redaction else None)
-    verdict = verdict_under_status(with_certificate(alignment, plan, certificate), status)
+    verdict = verdict_under_status(apply_certificate(alignment, plan, certificate), status)
     recompute = recomputation_kind(plan.tuning.recompute, raw.framework_events.get(0))
-    (others, other_warnings), nodes = other_use(plan, parts), node_results(plan, raw, parts)
+    (other_use, other_warnings), nodes = use_by_others(plan, parts), node_results(plan, raw, parts)
     return Result(
         **_planned_fields(plan),
         framework_version=version,
@@ -120,10 +126,10 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
         throughput=throughput,
         utilisation=_utilisation(plan, throughput, recompute),
         memory=peaks,
-        energy=used_energy,
+        energy=energy,
         system=raw.system,
         load=device_load(plan, parts),
-        other_use=others,
+        other_use=other_use,
         disturbance=disturbance,
         identity=identity,
         alignment=verdict,
@@ -156,7 +162,11 @@ def _measure_window(
             throughput, absence_reason = measure_window(times, begin, first, last, plan.world_size), ""
         except WindowError as error:
             absence_reason = str(error)
-    return throughput, memory(plan, parts, status), energy(plan, parts, raw.node_power, throughput, absence_reason)
+    return (
+        throughput,
+        run_memory(plan, parts, status),
+        run_energy(plan, parts, raw.node_power, throughput, absence_reason),
+    )
 
 
 def _planned_fields(plan: Plan) -> dict[str, Any]:
@@ -266,17 +276,19 @@ def _time_to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verd
     """Return the time to the reference's level. Only an aligned run has one: another curve may fall by an error."""
     training, first, tail = plan.work.training, plan.work.window.first_step, plan.work.acceptance.tail_steps
     level = loss_level(reference.losses, tail) if reference else None
-    place: LossCrossing | str = f"the training is {verdict}, expected aligned"
+    crossing_or_reason: LossCrossing | str = f"the training is {verdict}, expected aligned"
     if verdict == "aligned" and level is not None:
         last = plan.work.window.last_step
         times, begin = (
             step_ends(raw.steps, first, last),
             raw.first_step_start_ns.get(clock_rank(raw.steps, first, last)),
         )
-        place = loss_crossing(
+        crossing_or_reason = loss_crossing(
             loss_curve(raw.steps), window_spans(times, begin, first, last, plan.world_size), level, tail
         )
-    step, seconds = (None, None) if isinstance(place, str) else (place.step, place.seconds)
+    step, seconds = (
+        (None, None) if isinstance(crossing_or_reason, str) else (crossing_or_reason.step, crossing_or_reason.seconds)
+    )
     source = None
     if reference and level:
         end = level_step(len(reference.losses))
@@ -290,7 +302,7 @@ def _time_to_loss(plan: Plan, raw: RawRecords, reference: Reference | None, verd
         tokens=step and step * training.global_batch * training.sequence_length,
         seconds=seconds,
         uncounted_steps=first - 1,
-        reason=place if isinstance(place, str) else None,
+        reason=crossing_or_reason if isinstance(crossing_or_reason, str) else None,
     )
 
 
@@ -318,29 +330,29 @@ def _identity(plan: Plan, raw: RawRecords) -> Identity:
     )
 
 
-def attention_kernel(frameworks: Mapping[int, JsonObject]) -> AttentionKernelFound | None:
+def attention_kernel(framework_events: Mapping[int, JsonObject]) -> AttentionKernelFound | None:
     """Return the kernel that all ranks name, or why it is not known; None where no rank reported one.
 
-    frameworks: each rank's event of that name.
+    framework_events: the event `framework` of each rank.
     """
-    report = _common_name(frameworks, "attention_kernel", ATTENTION_KERNELS, "kernels")
+    report = _common_name(framework_events, "attention_kernel", ATTENTION_KERNELS, "kernels")
     return AttentionKernelFound(name=report[0], reason=report[1]) if report else None
 
 
-def fp8_library(frameworks: Mapping[int, JsonObject]) -> Fp8LibraryFound | None:
+def fp8_library(framework_events: Mapping[int, JsonObject]) -> Fp8LibraryFound | None:
     """Return the library that all ranks name, as `attention_kernel` does."""
-    report = _common_name(frameworks, "fp8_library", FP8_LIBRARIES, "libraries")
+    report = _common_name(framework_events, "fp8_library", FP8_LIBRARIES, "libraries")
     return Fp8LibraryFound(name=report[0], reason=report[1]) if report else None
 
 
 def _common_name(
-    frameworks: Mapping[int, JsonObject], key: str, allowed: tuple[Name, ...], plural: str
+    framework_events: Mapping[int, JsonObject], key: str, allowed: tuple[Name, ...], plural: str
 ) -> tuple[Name | None, str | None] | None:
     """Return the allowed name that all ranks have under this key of their details, or the reason why there is none.
 
-    None where no rank has a name. what: the plural noun for the reason.
+    None where no rank has a name. plural: the noun for the reason.
     """
-    names = {rank: mapping(event.get("details")).get(key) for rank, event in sorted(frameworks.items())}
+    names = {rank: mapping(event.get("details")).get(key) for rank, event in sorted(framework_events.items())}
     if all(name is None for name in names.values()):
         return None
     texts = {rank: "none" if name is None else repr(name)[:40] for rank, name in names.items()}
@@ -361,24 +373,24 @@ def compile_seconds(steps: Iterable[StepRecord]) -> float | None:
     return max((seconds for seconds in times if 0 < seconds < math.inf), default=None)
 
 
-def fused_kernels(frameworks: Mapping[int, JsonObject]) -> tuple[FusedKernel, ...] | None:
+def fused_kernels(framework_events: Mapping[int, JsonObject]) -> tuple[FusedKernel, ...] | None:
     """Return the fused kernels that all ranks list; None where a rank lists none, others, or an unknown name.
 
-    frameworks: as of `attention_kernel`.
+    framework_events: as in `attention_kernel`.
     """
-    lists = [mapping(event.get("details")).get("kernels") for event in frameworks.values()]
+    lists = [mapping(event.get("details")).get("kernels") for event in framework_events.values()]
     if not lists or not isinstance(lists[0], list) or any(names != lists[0] for names in lists):
         return None
     kernels = tuple(kernel for kernel in FUSED_KERNELS if kernel in lists[0])
     return kernels if len(kernels) == len(lists[0]) else None
 
 
-def recomputation_kind(chosen: Recompute, framework: JsonObject | None) -> Recomputation:
-    """Return what the training recomputed. framework: its event of that name; `details.repeats` has the kind.
+def recomputation_kind(chosen: Recompute, framework_event: JsonObject | None) -> Recomputation:
+    """Return what the training recomputed. framework_event: its `details.repeats` has the kind.
 
     A report that contradicts the chosen recomputation counts as none.
     """
-    reported = mapping(mapping(framework).get("details")).get("repeats")
+    reported = mapping(mapping(framework_event).get("details")).get("repeats")
     return next((kind for kind in RECOMPUTATION_KINDS[chosen] if kind == reported), RECOMPUTATION_KINDS[chosen][0])
 
 

@@ -1,4 +1,4 @@
-"""What is doubtful in the facts of a run that breaks no rule, as sentences of its result.
+"""Finds doubtful facts of a run that breaks no rule, as sentences of its result.
 
 A doubt is no proof: each of these facts may have an honest cause, so it changes neither status nor figures. It says
 what a reader should look at before a figure counts. Limits lie far from what honest runs showed
@@ -21,12 +21,13 @@ from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.reference import Reference
 
-# Steps before the window, from the second one on: the first compiles, and fewer than these show no level.
+# Steps before the window, without the first one, which compiles: fewer show no level.
 MIN_EARLIER_STEPS = 4
-# Of the fastest step before the window. Frameworks that still compile there are slower in some steps, not in all.
+# Of the fastest step before the window. A framework that still compiles there is slower in some steps, not in all.
 MIN_STEP_SHARE = 0.5
 MIN_EVEN_STEPS = 10
-EVEN_NANOSECONDS = 1_000  # no clock of a training repeats itself so well: the least spread of a step is some ten times
+# Steps that differ by less are suspect: the least spread of real steps is some ten times as large.
+EVEN_NANOSECONDS = 1_000
 
 
 def doubtful_facts(
@@ -53,7 +54,7 @@ def _step_doubts(plan: Plan, raw: RawRecords) -> Iterator[str]:
             f"half of the window's steps lasted at most {median(inside):.4g} s, and the fastest of the {len(earlier)} "
             f"steps before it {min(earlier):.4g} s: they computed less, or something slowed the steps before"
         )
-    # a clock that a test or a program made up; the platform saw these steps happen
+    # only where the platform saw the steps happen: tests make up their clocks
     if raw.seen and len(inside) >= MIN_EVEN_STEPS and (max(inside) - min(inside)) * NANOSECONDS <= EVEN_NANOSECONDS:
         yield (
             f"the window's {len(inside)} steps last the same to a microsecond ({inside[0]:.6g} s): their times were "

@@ -1,7 +1,7 @@
-"""Whether a valid run did the work that its figures state: `invalid (implausible)` where it cannot have.
+"""Whether a valid run did the work that its figures state: it is `invalid (implausible)` where it cannot have.
 
-Each rule returns a sentence with what was found and the least that is expected, with its reason. It returns None where
-the run has enough, or where a fact is not known. Limits lie far below what any real training showed
+Each rule returns a sentence with what was found, the least that is expected, and why. It returns None where the run
+has enough, or where a fact is not known. Limits lie far below what any real training showed
 (docs/decisions/least-work.md).
 """
 
@@ -20,21 +20,21 @@ from levelfield.rundir.node_parts import NodePart
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import IMPLAUSIBLE, Energy, Memory, Status, Throughput
 
-_STATES = ("weights", "gradients", "optimizer_states")
-_REPORTED = {"allocated peak": ALLOCATED, "reserved peak": RESERVED, "process peak": PROCESS}
+_STATE_PARTS = ("weights", "gradients", "optimizer_states")
+_MEMORY_KEYS_BY_NAME = {"allocated peak": ALLOCATED, "reserved peak": RESERVED, "process peak": PROCESS}
 # Least share of weights, gradients and optimizer states: all exist at once at the update. The least of 30
 # rehearsals is 1.07.
 STATES_SHARE = 0.5
-# Of the memory that the operating system shows of a rank, whose peak is no less; it counts some pages late.
+# Least share of the memory that the operating system shows of a rank: the peak is no less, but some pages count late.
 RESIDENT_SHARE = 0.9
 # Least share of the processor time that the products take at the peak: a probe may have been disturbed, and two threads
 # of one core share its rate.
 PROCESSOR_SHARE = 1 / 8
-# Least power over the power before the training, and the share of the peak from which on it is expected.
+# Least ratio of power to the power before the training; expected from this share of the peak on.
 IDLE_FACTOR, BUSY_SHARE = 1.1, 0.1
 
 
-def unless_implausible(
+def reject_implausible(
     status: Status,
     plan: Plan,
     parts: Sequence[NodePart],
@@ -42,7 +42,7 @@ def unless_implausible(
     memory: Memory,
     energy: Energy,
 ) -> Status:
-    """Return the status; `invalid` in place of `valid` for a run that has less than its training needs at least."""
+    """Return the status; `invalid` in place of `valid` for a run with less than the least that its training needs."""
     if status.word != "valid":
         return status
     reasons = [
@@ -56,18 +56,21 @@ def unless_implausible(
 
 def _memory_reasons(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> Iterator[str]:
     """Compare each known figure with the states of the rank that needs most, as the planner counts them."""
-    states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATES)
-    ranks, on_host = records_by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
+    states = sum(plan.expected_memory.parts.get(name, 0) for name in _STATE_PARTS)
+    ranks, is_host = records_by_rank([record for part in parts for record in part.steps]), plan.hardware.is_host
     peaks, figures = dict[str, dict[str, float | None]](), dict[str, float | None]()
-    for name, kind in _REPORTED.items():
+    for name, kind in _MEMORY_KEYS_BY_NAME.items():
         # a step without a peak hides nothing: each step needs the states
         sizes = {rank: [step.memory.get(kind) for step in steps] for rank, steps in ranks.items()}
-        largest = {rank: max((size for size in row if size is not None), default=None) for rank, row in sizes.items()}
+        largest = {
+            rank: max((size for size in rank_sizes if size is not None), default=None)
+            for rank, rank_sizes in sizes.items()
+        }
         peaks[name] = {f"rank {rank}": peak for rank, peak in largest.items()}
-        if (name == "process peak") == on_host:  # unknown where one rank has none: it may be the fullest
+        if (name == "process peak") == is_host:  # unknown where one rank has none: it may be the fullest
             reported = [peak for peak in largest.values() if peak is not None]
             figures[name] = max(reported) if reported and len(reported) == len(largest) else None
-    if not on_host:
+    if not is_host:
         figures["device-used peak"] = memory.device_used_peak.value
         peaks["device-used peak"] = {place: used for part in parts for place, used in _device_peaks(plan, part)}
     if reason := zero_memory_reason(peaks) or memory_reason(figures, states):
@@ -119,7 +122,7 @@ def _work_reasons(plan: Plan, parts: Sequence[NodePart], throughput: Throughput,
     if plan.hardware.is_host:
         yield from _processor_reasons(plan, parts, flops, steps, seconds)
         return
-    # a measured peak is a plugin's word: one that is too high would call every device idle
+    # a plugin states a measured peak, and with one that is too high every device would seem idle
     peak = (
         published_peak.tflops
         if published_peak
@@ -164,9 +167,9 @@ def _idle_watts(parts: Sequence[NodePart]) -> float | None:
     """Return the power of all devices before the training; None where one's is not known, or it may not be idle."""
     watts: list[float] = []
     for part in parts:
-        before = {reading.device: reading for reading in part.telemetry.readings if reading.before}
+        readings_before = {reading.device: reading for reading in part.telemetry.readings if reading.before}
         for index in part.device_indices:
-            reading = before.get(index)
+            reading = readings_before.get(index)
             if (
                 reading is None
                 or reading.power_watts is None
@@ -180,10 +183,10 @@ def _idle_watts(parts: Sequence[NodePart]) -> float | None:
 def memory_reason(figures: Mapping[str, float | None], states: int) -> str | None:
     """Return why the memory does not hold the states. figures: bytes of the fullest rank or device, by name."""
     least = STATES_SHARE * states
-    low = {name: size for name, size in figures.items() if size is not None and not size >= least}
-    if not low:
+    low_figures = {name: size for name, size in figures.items() if size is not None and not size >= least}
+    if not low_figures:
         return None
-    name, size = min(low.items(), key=lambda item: item[1])
+    name, size = min(low_figures.items(), key=lambda item: item[1])
     return (
         f"the {name} is {size:,.0f} bytes, expected at least {least:,.0f}: {STATES_SHARE:.0%} of the {states:,} "
         "bytes of weights, gradients and optimizer states on a rank"

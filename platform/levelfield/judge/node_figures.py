@@ -1,4 +1,4 @@
-"""Memory, energy, load and use by others: each machine's readings over the window on its own clock, then all machines.
+"""Computes memory, energy, load and use by others: of each machine on its own clock, then over all machines.
 
 A node without telemetry makes a figure unknown, with a reason that names the node. The rest alone is never summed.
 """
@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from levelfield.contracts.readings import MIN_WATTS
-from levelfield.measure import energy as energies
-from levelfield.measure import memory as memories
+from levelfield.measure import energy, memory
 from levelfield.measure.device_use import describe_device_use, is_used_by_others
 from levelfield.measure.memory import compare_with_estimate
 from levelfield.measure.other_use import HostUse, describe_host_use, host_use
@@ -22,21 +21,21 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.result import DeviceUse, Energy, Figure, Memory, NodeEnergy, OtherUse, Status, Throughput
 
 
-def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
+def run_memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     """Return the memory of the fullest device and of the worst rank over all machines."""
-    peaks = {part.name: _peaks(plan, part) for part in parts}
+    peaks = {part.name: _memory_peaks(plan, part) for part in parts}
     nodes = {name: figures for name, figures in peaks.items() if name is not None}
-    measured = memories.fullest_over_nodes(nodes) if nodes else peaks[None]
+    measured = memory.fullest_over_nodes(nodes) if nodes else peaks[None]
     absence_reason = None if status.has_figures else f"the run is {status.word}"  # it may not have reached its peak
     stages, main_peak = None, measured.process if plan.hardware.is_host else measured.used
     if main_peak.peak_bytes is not None:
         rank_peaks: list[int | None] = []
         for part in sorted(parts, key=lambda part: part.ranks.start):
             if plan.hardware.is_host:
-                rank_peaks += memories.process_peaks(part.steps)
+                rank_peaks += memory.process_peaks(part.steps)
             else:
-                rank_peaks += memories.used_peaks(part.telemetry.readings, part.device_indices)
-        stages = memories.stage_peaks(rank_peaks, plan.tuning.layout.pipeline, plan.world_size)
+                rank_peaks += memory.used_peaks(part.telemetry.readings, part.device_indices)
+        stages = memory.stage_peaks(rank_peaks, plan.tuning.layout.pipeline, plan.world_size)
     return Memory(
         device_used_peak=_figure(measured.used.peak_bytes, "B", measured.used.reason),
         allocated_peak=_figure(measured.allocated.peak_bytes, "B", measured.allocated.reason),
@@ -51,11 +50,11 @@ def memory(plan: Plan, parts: Sequence[NodePart], status: Status) -> Memory:
     )
 
 
-def _peaks(plan: Plan, part: NodePart) -> memories.MemoryPeaks:
+def _memory_peaks(plan: Plan, part: NodePart) -> memory.MemoryPeaks:
     capacity, shares = plan.hardware.memory_bytes_per_device, plan.hardware.devices_per_node // len(part.device_indices)
-    device_capacity = capacity * max(1, shares) if capacity else None  # the tool reads a divided host as one device
+    device_capacity = capacity * max(1, shares) if capacity else None  # to the tool, a divided host is one device
     sizes, window_ns = dict.fromkeys(part.device_indices, device_capacity), part.window_ns(plan.work.window)
-    peaks = memories.memory_peaks(part.telemetry.readings, part.steps, sizes, window_ns)
+    peaks = memory.memory_peaks(part.telemetry.readings, part.steps, sizes, window_ns)
     if peaks.used.peak_bytes is not None:
         return peaks
     reason = part.silence_reason or _append_cause(peaks.used.reason, part.tool_reason("memory_used_bytes", "tool"))
@@ -66,45 +65,45 @@ def _figure(value: float | None, unit: str, reason: str | None) -> Figure:
     return Figure(value=value, unit=unit, reason=reason if value is None else None)
 
 
-def energy(
+def run_energy(
     plan: Plan,
     parts: Sequence[NodePart],
-    power: Mapping[int, NodePowerTrace],
+    power_by_node: Mapping[int, NodePowerTrace],
     throughput: Throughput | None,
     absence_reason: str,
 ) -> Energy:
     """Return the energy of all machines over the window; where there is none, with the reason.
 
-    power: the power of whole nodes, by node. absence_reason: why there is no throughput, hence no energy.
+    power_by_node: the power of whole nodes, by node. absence_reason: why there is no throughput, hence no energy.
     """
-    chips = energies.DeviceEnergyUse(reason=absence_reason)
+    chips = energy.DeviceEnergyUse(reason=absence_reason)
     window = plan.work.window
     tokens = plan.work.training.tokens_per_step * (window.last_step - window.first_step + 1)
     if throughput is not None:
-        uses = {part.name: _chip_energy(plan, part, tokens) for part in parts}
+        uses = {part.name: _device_energy(plan, part, tokens) for part in parts}
         nodes = {name: use for name, use in uses.items() if name is not None}
-        chips = energies.sum_over_nodes(nodes) if nodes else uses[None]
+        chips = energy.sum_over_nodes(nodes) if nodes else uses[None]
     return Energy(
         joules=Figure(value=chips.joules, unit="J", reason=chips.reason),
         joules_per_token=Figure(value=chips.joules_per_token, unit="J/token", reason=chips.reason),
         mean_watts=Figure(value=chips.mean_watts, unit="W", reason=chips.reason),
-        boundary=energies.BOUNDARY,
-        nodes=_node_energy(plan, parts, power, chips, tokens, absence_reason if throughput is None else None),
+        boundary=energy.BOUNDARY,
+        nodes=_node_energy(plan, parts, power_by_node, chips, tokens, absence_reason if throughput is None else None),
     )
 
 
 def _node_energy(
     plan: Plan,
     parts: Sequence[NodePart],
-    power: Mapping[int, NodePowerTrace],
-    chips: energies.DeviceEnergyUse,
+    power_by_node: Mapping[int, NodePowerTrace],
+    chips: energy.DeviceEnergyUse,
     tokens: int,
     absence_reason: str | None,
 ) -> NodeEnergy | None:
     """Return the energy of the whole nodes beside that of their chips; None where the plan has no power of nodes."""
     if plan.node_power is None:
         return None
-    traces = [power.get(node, NodePowerTrace()) for node in range(len(parts))]
+    traces = [power_by_node.get(node, NodePowerTrace()) for node in range(len(parts))]
     uses = [_node_use(plan, part, trace) for part, trace in zip(parts, traces, strict=True)]
     reasons_by_node = [
         part.labelled(use.reason or "") for part, use in zip(parts, uses, strict=True) if use.joules is None
@@ -132,33 +131,33 @@ def _node_energy(
     )
 
 
-def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energies.NodeEnergyUse:
+def _node_use(plan: Plan, part: NodePart, trace: NodePowerTrace) -> energy.NodeEnergyUse:
     """Return the energy of a node over its window: on this machine's clock, for another node by the time of day."""
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None:
-        return energies.NodeEnergyUse(None, f"rank {part.ranks.start} lacks an end of the window")
+        return energy.NodeEnergyUse(None, f"rank {part.ranks.start} lacks an end of the window")
     if not trace.readings:
-        return energies.NodeEnergyUse(None, f"no reading of its power: {trace.error or 'nothing was read'}")
+        return energy.NodeEnergyUse(None, f"no reading of its power: {trace.error or 'nothing was read'}")
     if plan.launch is None:
-        use = energies.node_energy(trace.readings, *window_ns)
+        use = energy.node_energy(trace.readings, *window_ns)
     elif part.telemetry.wall_clock:
         readings = [replace(reading, time_ns=reading.epoch_ns) for reading in trace.readings]
-        use = energies.node_energy(readings, *map(part.time_of_day_ns, window_ns))
+        use = energy.node_energy(readings, *map(part.time_of_day_ns, window_ns))
     else:
-        return energies.NodeEnergyUse(None, "it left no time of day, which the readings of its power have")
+        return energy.NodeEnergyUse(None, "it left no time of day, which the readings of its power have")
     return replace(use, reason=_append_cause(use.reason, trace.error and f"node power: {trace.error}"))
 
 
-def _chip_energy(plan: Plan, part: NodePart, tokens: int) -> energies.DeviceEnergyUse:
+def _device_energy(plan: Plan, part: NodePart, tokens: int) -> energy.DeviceEnergyUse:
     window_ns = part.window_ns(plan.work.window)
     if window_ns is None or part.silence_reason:
         reason = f"rank {part.ranks.start} lacks an end of the window" if window_ns is None else part.silence_reason
-        return energies.DeviceEnergyUse(reason=reason)
+        return energy.DeviceEnergyUse(reason=reason)
     if len(part.device_indices) > 1 and not plan.hardware.device_indices and plan.hardware.is_host:
         reason = f"the tool shows {len(part.device_indices)} devices of a host that is one"
-        return energies.DeviceEnergyUse(reason=f"{reason}, so which of them trained is unknown")
+        return energy.DeviceEnergyUse(reason=f"{reason}, so which of them trained is unknown")
     least_watts = 0.0 if plan.hardware.is_host else MIN_WATTS
-    use = energies.device_energy(part.telemetry.readings, part.device_indices, *window_ns, tokens, least_watts)
+    use = energy.device_energy(part.telemetry.readings, part.device_indices, *window_ns, tokens, least_watts)
     if use.joules is not None:
         return use
     causes = (part.tool_reason(figure) for figure in ("energy_joules", "power_watts"))
@@ -188,7 +187,7 @@ def _append_cause(reason: str | None, cause: str | None) -> str | None:
     return f"{reason} ({cause})" if reason and cause else reason or cause
 
 
-def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, tuple[str, ...]]:
+def use_by_others(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, tuple[str, ...]]:
     """Return what others used of each machine, and a sentence for each figure that is above its limit.
 
     Of several machines the processors' figures are those of the busiest one.
@@ -222,7 +221,7 @@ def other_use(plan: Plan, parts: Sequence[NodePart]) -> tuple[OtherUse | None, t
 
 def _device_use(plan: Plan, part: NodePart, index: str, reading: Reading | None) -> tuple[DeviceUse, str | None]:
     """Return the use of a device, and a warning where others use it, or where nothing of it could be read."""
-    name, memory = part.device_name(index), plan.hardware.memory_bytes_per_device
+    name, capacity = part.device_name(index), plan.hardware.memory_bytes_per_device
     unread_sentence = f"device {name} could not be read before the training"
     if reading is None:
         reason = part.silence_reason or part.tool_reason("tool") or "the vendor's tool gave no reading in time"
@@ -230,9 +229,9 @@ def _device_use(plan: Plan, part: NodePart, index: str, reading: Reading | None)
         return use, f"{unread_sentence}: {reason}"
     used, load = reading.memory_used_bytes, reading.utilisation
     figure = _figure(used, "B", reading.reasons.get("memory_used_bytes", "the vendor's tool gave no figure"))
-    use = DeviceUse(device=name, memory_used=figure, load=load, in_use=is_used_by_others(used, memory, load))
+    use = DeviceUse(device=name, memory_used=figure, load=load, in_use=is_used_by_others(used, capacity, load))
     if use.in_use:
-        return use, describe_device_use(name, used, memory, load, "before the training")
+        return use, describe_device_use(name, used, capacity, load, "before the training")
     is_silent = use.in_use is None and reading.power_watts is None and reading.energy_joules is None
     return use, f"{unread_sentence}: {figure.reason}" if is_silent else None
 

@@ -1,4 +1,4 @@
-"""The noise rows of a reference: made from a run, read back as differences by place, and turned into limits."""
+"""Makes the noise rows of a reference, reads them back as differences by place, and turns them into limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from levelfield.specs.reference import NoiseRow, Reference
 from levelfield.user_folders import user_name
 
 _DIGITS = 3  # of a stored difference
-NO_LIMIT = 1e300
+NO_LIMIT = 1e300  # larger than any difference
 _MEANINGLESS_LIMIT = 1.0  # a relative difference as large as the value itself
 
 
@@ -71,7 +71,7 @@ def noise_of(row: NoiseRow, reference: Reference) -> Noise:
 def varied_setting(row: NoiseRow, reference: Reference) -> str:
     """Return the most important thing that the row's run varied: framework, version, layout, processor, or a setting.
 
-    Older references do not have their own settings: then threads and micro-batch cannot be told apart.
+    Older references do not store their settings: then threads and micro-batch cannot be told apart.
     """
     framework, layout, *settings = row.changed.split(", ")
     name, _, version = framework.partition(" ")
@@ -97,9 +97,9 @@ def reference_device(reference: Reference) -> str:
 def noise_row(
     noise: Noise, changed: str, run_id: str, hardware: str, reason: str | None, changed_choices: Mapping[int, int]
 ) -> NoiseRow:
-    """Return the row that stores `noise`, by this user and at this time. changed_choices: of experts, by step.
+    """Return the row that stores `noise`, with this user and the present time.
 
-    reason: for a run beyond the limits.
+    changed_choices: by step, how many choices of experts differ. reason: why a run beyond the limits is accepted.
     """
     return NoiseRow.model_validate(
         {

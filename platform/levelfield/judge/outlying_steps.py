@@ -1,4 +1,4 @@
-"""What single steps cost the window, what telemetry read around the slowest one, and whether the run is still valid.
+"""Finds what outlying steps cost the window, what telemetry read around the slowest, and whether the run stays valid.
 
 The rules are in measure/throughput.py.
 """
@@ -28,8 +28,8 @@ from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Disturbance, ReadingAround, SlowestStep, Status
 
-NOTABLE_MEAN_RATIO = 1.1  # the mean step over the median one
-Summary = Callable[[Sequence[float]], float]
+NOTABLE_MEAN_RATIO = 1.1  # of the mean step to the median one
+Summary = Callable[[Sequence[float]], float]  # such as a mean
 
 
 def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> tuple[Disturbance | None, str | None]:
@@ -40,14 +40,14 @@ def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> 
     first, last = plan.work.window.first_step, plan.work.window.last_step
     rank = clock_rank(raw.steps, first, last)
     try:
-        steps = window_spans(
+        spans = window_spans(
             step_ends(raw.steps, first, last), raw.first_step_start_ns.get(rank), first, last, plan.world_size
         )
     except WindowError:
         return None, None
-    outliers, window = step_outliers(steps), StepSpan(0, steps[0].begin_ns, steps[-1].end_ns)
+    outliers, window = step_outliers(spans), StepSpan(0, spans[0].begin_ns, spans[-1].end_ns)
     unexplained = [span for span in outliers.outliers if not _is_explained(outliers, span, parts)]
-    lost, limit = outliers.lost_part(unexplained), plan.work.window.disturbance_limit
+    unexplained_share, limit = outliers.lost_part(unexplained), plan.work.window.disturbance_limit
     least, most = raw.seen[0].seconds if 0 in raw.seen else (0.0, 0.0)
     # The node of the rank with the clock; parts[0] where the plan lacks that rank.
     clock_part = next((part for part in parts if rank in part.ranks), parts[0])
@@ -55,18 +55,18 @@ def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> 
         slowest=_slowest_step(clock_part, outliers, window),
         outliers=len(outliers.outliers),
         lost=outliers.lost_part(outliers.outliers),
-        unexplained=lost,
+        unexplained=unexplained_share,
         limit=limit,
         mean_over_median=outliers.mean_seconds / outliers.median_seconds,
         platform_seconds=(max(0.0, least), most) if 0 in raw.seen else None,
         flags=(),
     )
     figures = figures.model_copy(update={"flags": tuple(_flags(figures))})
-    if not is_disturbed(lost, window.seconds, limit):
+    if not is_disturbed(unexplained_share, window.seconds, limit):
         return figures, None
     return figures, (
-        f"disturbed: outlying steps cost {lost:.1%} of the window without a known cause, and the case allows "
-        f"{limit:.1%}; {_slowest_text(figures.slowest)}. Run again on an idle machine"
+        f"disturbed: outlying steps cost {unexplained_share:.1%} of the window without a known cause, and the case "
+        f"allows {limit:.1%}; {_slowest_text(figures.slowest)}. Run again on an idle machine"
     )
 
 
@@ -82,7 +82,7 @@ def _is_explained(outliers: StepOutliers, span: StepSpan, parts: Sequence[NodePa
     )
 
 
-def unless_disturbed(status: Status, reason: str | None) -> Status:
+def reject_disturbed(status: Status, reason: str | None) -> Status:
     """Return the status; `invalid` in place of `valid` when there is a reason: the window was disturbed."""
     if status.word != "valid" or reason is None:
         return status
@@ -103,8 +103,8 @@ def _flags(figures: Disturbance) -> Iterator[str]:
 
 
 def _slowest_text(slowest: SlowestStep) -> str:
-    at = f", begun at {slowest.began}" if slowest.began else ""
-    return f"step {slowest.step} lasted {slowest.seconds:.3g} s, {slowest.over_median:.1f} times the median{at}"
+    begin_text = f", begun at {slowest.began}" if slowest.began else ""
+    return f"step {slowest.step} lasted {slowest.seconds:.3g} s, {slowest.over_median:.1f} times the median{begin_text}"
 
 
 def _slowest_step(part: NodePart, outliers: StepOutliers, window: StepSpan) -> SlowestStep:
@@ -142,19 +142,19 @@ def _host_use(part: NodePart, span: StepSpan) -> HostUse:
 
 
 def _device_readings(part: NodePart, span: StepSpan, window: StepSpan) -> Iterator[ReadingAround]:
-    """Yield what the devices' readings in a step and in the window are, over all devices."""
+    """Yield each quantity that the devices' tool read, in a step and in the window, over all devices."""
     quantities: tuple[tuple[str, str, Callable[[Reading], float | None], Summary], ...] = (
         ("power", "W", lambda r: r.power_watts, fmean),
         ("load", "1", lambda r: r.utilisation, fmean),
         ("temperature", "degrees Celsius", lambda r: r.temperature_celsius, max),
     )
-    for what, unit, read, summary in quantities:
-        step, whole = (_summarized(part.telemetry.readings, read, summary, s) for s in (span, window))
-        if whole is not None or step is not None:  # a tool that has no such value says so elsewhere
-            yield _reading_around(what, unit, step, whole, "no reading fell into the step")
+    for quantity, unit, read, summary in quantities:
+        in_step, in_window = (_summarise(part.telemetry.readings, read, summary, s) for s in (span, window))
+        if in_window is not None or in_step is not None:  # a tool that has no such value says so elsewhere
+            yield _reading_around(quantity, unit, in_step, in_window, "no reading fell into the step")
 
 
-def _summarized(
+def _summarise(
     readings: Sequence[Reading], read: Callable[[Reading], float | None], summary: Summary, span: StepSpan
 ) -> float | None:
     values = [value for r in readings if span.begin_ns <= r.time_ns <= span.end_ns and (value := read(r)) is not None]

@@ -23,7 +23,7 @@ from levelfield.user_folders import user_name
 from levelfield.worker.choices import digest_of, joined
 
 
-def reference_from(paths: RunPaths, reason: str) -> Reference:
+def make_reference(paths: RunPaths, reason: str) -> Reference:
     """Return a reference made from a run, with the reason for it. Raises UsageError for a run that is not valid."""
     plan, result = read_plan(paths), collect(paths)
     _require_valid(result)
@@ -54,13 +54,13 @@ def reference_from(paths: RunPaths, reason: str) -> Reference:
     )
 
 
-def promoted_reference(paths: RunPaths, reason: str, current: Reference | None, replace: bool) -> Reference:
-    """Return the new reference. Raises GateFailed for a run that fails against the current one, unless `replace`.
+def promoted_reference(paths: RunPaths, reason: str, current: Reference | None, is_forced: bool) -> Reference:
+    """Return the new reference. Raises GateFailed for a run that fails against the current one, unless `is_forced`.
 
     Recorded noise of the same work stays: it belongs to the case, not to one run. A row of the promoted run
     itself is removed.
     """
-    reference, plan = reference_from(paths, reason), read_plan(paths)
+    reference, plan = make_reference(paths, reason), read_plan(paths)
     if plan.work.model.experts is not None and reference.choices is None:
         raise UsageError(
             f"{plan.run_id} has not all choices of its experts, which runs of a mixture are compared by. A run of one "
@@ -70,7 +70,7 @@ def promoted_reference(paths: RunPaths, reason: str, current: Reference | None, 
     if current is None or current.identity.work != reference.identity.work:
         return reference
     verdict = collect(paths).alignment
-    if verdict.verdict in ("diverged", "different", "not comparable") and not replace:
+    if verdict.verdict in ("diverged", "different", "not comparable") and not is_forced:
         raise GateFailed(
             f"{paths.root.name} is {verdict.verdict} against the present reference ({verdict.reason}); "
             "use --replace to promote it anyway"
@@ -96,7 +96,7 @@ def add_bf16_gradients(reference: Reference, plan: Plan, others: Iterable[Refere
     return reference.model_copy(update={"in_bf16": bf16_reference.gradients[min(reference.gradients)]})
 
 
-def with_noise(reference: Reference, paths: RunPaths, reason: str | None = None) -> Reference:
+def add_noise(reference: Reference, paths: RunPaths, reason: str | None = None) -> Reference:
     """Return the reference with one more row of noise, in place of the same run's earlier row.
 
     reason: why a run beyond the limits is accepted; the row stores it. Raises UsageError for an invalid run or
@@ -114,16 +114,19 @@ def with_noise(reference: Reference, paths: RunPaths, reason: str | None = None)
     if reason is None:
         check_admissible(reference, training, result)
     expected = reference_curve(reference)
-    noise, rerouted = noise_between(training, expected), routing_difference(training.routing, expected.routing).changed
-    if any(rerouted.values()) and choice_limits(reference) and reason is None:
+    noise, changed_choices = (
+        noise_between(training, expected),
+        routing_difference(training.routing, expected.routing).changed,
+    )
+    if any(changed_choices.values()) and choice_limits(reference) and reason is None:
         raise GateFailed(
             f"{result.run_id} chose other experts than {reference.name} and did not follow its choices: its "
             f"differences are no noise. Train it again with this checkout, which follows them. {OVERRIDE_HINT}"
         )
-    row = noise_row(noise, settings_text(plan, result), plan.run_id, hardware_of(plan, result), reason, rerouted)
+    row = noise_row(noise, settings_text(plan, result), plan.run_id, hardware_of(plan, result), reason, changed_choices)
     current = next((r for r in reference.noise if r.run_id == row.run_id), None)
     if current is not None and reason is None:
-        row = row.model_copy(update={"recorded": current.recorded})  # its place among the first rows stays
+        row = row.model_copy(update={"recorded": current.recorded})  # so it keeps its place in the order of rows
     rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
     updated = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
     if reason is None:

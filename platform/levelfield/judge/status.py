@@ -24,15 +24,15 @@ from levelfield.specs.result import INTERRUPTED, PRETENDED, NodeResult, Status, 
 
 _LIBRARY = re.compile(r"(lib[\w.+-]+\.so[\d.]*): cannot open shared object file")
 _MODULE = re.compile(r"No module named '(\w+)")
-# What gloo, NCCL, HCCL and torch's store say of a peer that has ended. The cause is that peer's.
+# Messages of gloo, NCCL, HCCL and torch's store about a peer that has ended: the cause is with that peer.
 _LOST_PEER = re.compile(
     r"closed by (remote )?peer|reset by peer|broken pipe|remote process exit|connection was likely closed"
     r"|communicator was aborted|socket (is )?closed|connection refused|timed out waiting",
     re.I,
 )
-_PIPE_ERRORS = ("BrokenPipeError", "ConnectionResetError")  # Python's, as of a process that feeds the data
-_LOST_PEER_LIKELIHOOD = 2  # of an error that follows from another rank's; see `_consequence_likelihood`
-_LOG_TAIL_BYTES = 2**20  # bytes in which the last line is looked for
+_PIPE_ERRORS = ("BrokenPipeError", "ConnectionResetError")  # of Python, such as of a process that feeds the data
+_LOST_PEER_LIKELIHOOD = 2  # the value of `_consequence_likelihood` for a lost peer
+_LOG_TAIL_BYTES = 2**20  # the last line of a log is looked for in these
 _WORD_BY_ERROR_CLASS: dict[str, StatusWord] = {"oom": "oom", "non-finite": "invalid", "unsupported": "unsupported"}
 # Ends of a run that do not depend on its training: word, class of failure, reason.
 _STATUS_BY_CAUSE: dict[str, tuple[StatusWord, str | None, str]] = {
@@ -56,7 +56,7 @@ _STATUS_BY_CAUSE: dict[str, tuple[StatusWord, str | None, str]] = {
     "time-limit": ("timeout", "time limit", "the engine's time limit ended the job"),
 }
 
-GOOD_ENDS = ("ended", "stopped")  # ends of a node that show no cause
+GOOD_ENDS = ("ended", "stopped")  # words for the end of a node that is no cause of a failure
 _MAX_NODES_SHOWN = 3  # in a line of evidence
 
 
@@ -65,7 +65,7 @@ def judge_run(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     cause = raw.outcome.get("cause")
     if cause is None and not raw.steps:
         return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
-    if cause is None:  # the platform was killed, or its disk was full
+    if cause is None:  # the platform was killed, or the disk was full
         reason = "the platform ended before it could say how the run did"
         return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
     if unkillable := [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]:

@@ -22,10 +22,10 @@ from levelfield.specs.reference import Identity, Reference
 from levelfield.specs.result import Alignment, AlignmentLayer, Status
 from levelfield.worker.choices import digest_of
 
-# The verdicts that get the status into their reason. `not comparable` and `unchecked` compare nothing by themselves.
+# Verdicts whose reason also names a bad status. `not comparable` and `unchecked` have compared nothing.
 _COMPARISON_VERDICTS = ("diverged", "different", "inconclusive")
-# Of the way from bf16's gradients to the fp8 reference's: honest runs in bf16 lie at -0.01 to 0.01, in fp8 at 0.73
-# to 1.
+# Of the way from bf16's gradients to those of the fp8 reference: honest runs in bf16 are at -0.01 to 0.01, in fp8 at
+# 0.73 to 1.
 MIN_FP8_SHARE = 0.5
 
 
@@ -44,8 +44,10 @@ def _reference_verdict(plan: Plan, raw: RawRecords, identity: Identity, referenc
         return Alignment(verdict="not comparable", reason=reason, reference=reference.name)
     training = run_curve(plan.work, raw, identity)
     verdict = compare_with_reference(training, reference_curve(reference), reference)
-    unshown = unproven_precision(plan, training, reference) if verdict.verdict == "aligned" else None
-    return verdict.model_copy(update={"verdict": "consistent", "reason": unshown}) if unshown else verdict
+    unproven_reason = unproven_precision(plan, training, reference) if verdict.verdict == "aligned" else None
+    return (
+        verdict.model_copy(update={"verdict": "consistent", "reason": unproven_reason}) if unproven_reason else verdict
+    )
 
 
 def unproven_precision(plan: Plan, training: rules.TrainingCurve, reference: Reference) -> str | None:
@@ -64,11 +66,11 @@ def unproven_precision(plan: Plan, training: rules.TrainingCurve, reference: Ref
     step = min(reference.gradients)
     if not reference.in_bf16:
         return f"{start}: its reference has no gradients of the same training in bf16 to differ from"
-    part = rules.interpolation_position(training.gradients.get(step, {}), reference.in_bf16, reference.gradients[step])
-    if part >= MIN_FP8_SHARE:
+    share = rules.interpolation_position(training.gradients.get(step, {}), reference.in_bf16, reference.gradients[step])
+    if share >= MIN_FP8_SHARE:
         return None
-    way = f"lie {part:.0%} of the way from bf16's to the reference's, expected at least half"
-    return f"{start}: its gradients of step {step} {way}"
+    distance_text = f"lie {share:.0%} of the way from bf16's to the reference's, expected at least half"
+    return f"{start}: its gradients of step {step} {distance_text}"
 
 
 def first_step_beyond_noise(raw: RawRecords, reference: Reference) -> int | None:
@@ -86,7 +88,7 @@ def compare_with_reference(run: rules.TrainingCurve, other: rules.TrainingCurve,
         reason=finding.reason,
         reference=f"{reference.name} ({reference.run_id})",
         limits=limits.source,
-        layers=tuple(_layer(layer) for layer in finding.layers),
+        layers=tuple(_finite_layer(layer) for layer in finding.layers),
         flagperf_mean_error=figure if figure is not None and math.isfinite(figure) else None,
     )
 
@@ -94,7 +96,7 @@ def compare_with_reference(run: rules.TrainingCurve, other: rules.TrainingCurve,
 def run_curve(work: Work, raw: RawRecords, identity: Identity) -> rules.TrainingCurve:
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == 0 and r.grad_norm is not None and not r.skipped}
     by_parameter, first = gradient_norms(raw.gradients), work.window.first_step
-    in_16_bits = work.training.precision in ("bf16", "fp16")  # in 8 bits honest trainings part too far
+    in_16_bits = work.training.precision in ("bf16", "fp16")  # in 8 bits honest trainings drift too far apart
     return rules.TrainingCurve(
         work.training.steps,
         loss_curve(raw.steps),
@@ -126,7 +128,7 @@ def reference_curve(reference: Reference) -> rules.TrainingCurve:
     )
 
 
-def _layer(layer: rules.Layer) -> AlignmentLayer:
+def _finite_layer(layer: rules.Layer) -> AlignmentLayer:
     """Return the layer for JSON. A value that is not finite becomes None; the layer's detail names it."""
     fields = asdict(layer)
     for key in ("value", "limit"):
@@ -136,7 +138,7 @@ def _layer(layer: rules.Layer) -> AlignmentLayer:
 
 @dataclass(frozen=True)
 class Redaction:
-    """What a bundle stores of the original files where it holds redacted ones."""
+    """What a bundle stores about the original files, as its own are redacted."""
 
     seal: SealFinding  # of the files before redaction
     software: str | None  # the digest of the packages and of the vendor's software
@@ -149,7 +151,7 @@ def sealed_status(status: Status, seal: SealFinding) -> Status:
     return Status(word=seal.word, reasons=(seal.reason or seal.word,))
 
 
-def unless_tampered(verdict: Alignment, seal: SealFinding | None) -> Alignment:
+def withhold_if_tampered(verdict: Alignment, seal: SealFinding | None) -> Alignment:
     """Return the verdict on the training; no verdict where the files were changed."""
     if seal is None or seal.word != "tampered":
         return verdict

@@ -197,7 +197,7 @@ def write_pages(
     price_notes: list[str] = []  # the prices of the chips that have a cost, each with what the cost includes
     if prices:
         sides = [bar.contender.side.first for training in views[-1].trainings for bar in training.ranking.bars]
-        covers = {side.series.chip: views[-1].metric.quantity.covers(side) for side in sides}
+        covers = {side.series.chip: views[-1].metric.quantity.included_costs(side) for side in sides}
         price_notes = [f"{line} ({covers[chip]})" for chip in covers for line in price_lines(prices, [chip])]
     switch = {"file_by_metric": file_by_metric, "missing_reasons": missing_reasons, "price_notes": price_notes}
     nodes = nodes_view(content, documents)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import GateFailed, NotHere, UsageError
-from levelfield.judge.certification import certificate_from, subject_mismatch
+from levelfield.judge.certification import make_certificate, subject_mismatch
 from levelfield.plan.certificate_need import certifying_entry, fp32_smoke_reference, shared_code_digest
 from levelfield.run import certificate_store, runner
 from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
@@ -81,7 +81,7 @@ class CertificateMaker:
         paths = RunPaths(self.runs.absolute() / result.run_id)
         try:
             plan = read_plan(paths)
-            certificate = certificate_from(paths, plan, result, subject)
+            certificate = make_certificate(paths, plan, result, subject)
             if shared_code_digest(Path(plan.implementation.folder)) != subject.code:
                 raise GateFailed(
                     f"its run {result.run_id} certifies nothing: the code of the frameworks or of the worker changed "

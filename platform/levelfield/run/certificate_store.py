@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.errors import DocumentError, GateFailed
-from levelfield.judge.certification import certificate_from
+from levelfield.judge.certification import make_certificate
 from levelfield.judge.collector import collect
 from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.rundir.event_lines import DAMAGE_ERRORS
@@ -96,7 +96,7 @@ def _mismatch(certificate: Certificate) -> str | None:
     if not paths.plan.is_file():
         return "they are not kept beside it"
     try:
-        recomputed = certificate_from(paths, read_plan(paths), collect(paths), certificate.subject)
+        recomputed = make_certificate(paths, read_plan(paths), collect(paths), certificate.subject)
     except GateFailed as error:
         return str(error)
     except (DocumentError, OSError, *DAMAGE_ERRORS) as error:

@@ -26,7 +26,7 @@ from levelfield.errors import (
 )
 from levelfield.explain.explanation import Explanation
 from levelfield.judge.collector import collect
-from levelfield.judge.node_figures import other_use
+from levelfield.judge.node_figures import use_by_others
 from levelfield.measure.other_use import HOST_LIMIT, use_beyond_limits
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
 from levelfield.node.process_identity import live_ranks_of_this_process
@@ -279,11 +279,11 @@ def _execute(
 def load_before(plan: Plan, paths: RunPaths) -> str | None:
     """Return a sentence about what other programs use of this machine before the training; None within the limits.
 
-    The figures are those of `other_use` in the result. Nodes that a launcher reaches write theirs later.
+    The figures are those of `use_by_others` in the result. Nodes that a launcher reaches write theirs later.
     """
     if plan.launch:
         return None
-    use, _ = other_use(plan, node_parts(plan, read_raw(paths)))
+    use, _ = use_by_others(plan, node_parts(plan, read_raw(paths)))
     cores, text = use_beyond_limits(use)
     if use is None or not text:
         return None

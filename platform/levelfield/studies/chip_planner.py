@@ -1,4 +1,4 @@
-"""The plan of one chip: the planner's question behind a request, what it assumes, and the rows that answer it."""
+"""Plans a training on one chip: makes the planner's question from a request, and finds the rows that answer it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import HOST_SHARE, Chip, PeakDtype, VendorFile
 
-NVFP4: PeakDtype = "nvfp4"  # of products alone: values in memory and messages are those of fp8
+NVFP4: PeakDtype = "nvfp4"  # for products alone: values in memory and messages are those of fp8
 _PRIVATE_CHIPS = "vendor.yaml or a private chips file (--chips, docs/private-chips.md)"
 
 
@@ -66,11 +66,11 @@ class PlanRequest:
     network: str | None  # the rate of a node, such as 8x400Gb/s
     precision: PeakDtype | None
     constraints: SearchConstraints
-    beyond: int  # rows that do not fit, and rows that the framework does not offer
+    extra_rows: int  # how many rows that do not fit, and that the framework does not offer, are wanted too
     program: str | None
     attention: AttentionKernel | None
     tensor_overlap: float | None
-    calibrate: str | None  # a run of `runs` that sets one rate
+    calibration_run: str | None  # a run of `runs` that sets one rate
     runs: Path
     tokens: float | None  # of the training whose time is wanted
     prices: Prices | None
@@ -87,11 +87,11 @@ class PlanRequest:
 
 
 class Devices(NamedTuple):
-    """The devices of a plan. network_bytes_per_second: of a node; None: of a single node nothing is stated."""
+    """The devices of a plan."""
 
     nodes: int
     per_node: int
-    network_bytes_per_second: float | None
+    network_bytes_per_second: float | None  # of a node; None for a single node without a stated rate
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class AnsweredPlan:
     devices: Devices
     precision: PeakDtype  # of the products
     assumed: tuple[str, ...]  # sentences about what the user gave no value for
-    remarks: tuple[str, ...]  # these, and what the question itself assumes
-    assumes_rates: bool  # rates of another chip put the rows in an order, so that no speed is known
+    remarks: tuple[str, ...]  # `assumed`, and what the question itself assumes
+    assumes_rates: bool  # the rows are in the order that rates of another chip give, so no speed is known
     ranking: LayoutRanking
     not_offered: Sequence[LayoutEstimate]  # rows that need what the framework does not offer
 
@@ -124,14 +124,14 @@ class AnsweredPlan:
         return row.tokens_per_second * flops / (peak.tflops * 1e12)
 
     def interval(self, row: LayoutEstimate) -> list[float] | None:
-        """Return between which speeds 90 of 100 runs lie; None where no published run is near: mixtures, hosts, unknown
-        rates, other makers' chips."""
+        """Return the two speeds between which 90 of 100 runs are; None where no published run is near: mixtures, hosts,
+        unknown rates, other makers' chips."""
         shares = speed_interval(self.vendor, self.question.on_host, self.question.work.model.experts is not None)
         return [share * row.tokens_per_second for share in shares] if shares and not self.assumes_rates else None
 
     @property
     def row_errors(self) -> RowErrors | None:
-        """How far published runs like these rows were from their plans; None where there are none, or no speed."""
+        """How far published runs like these rows were from their plans; None without such runs or a speed."""
         is_mixture, is_program = self.question.work.model.experts is not None, self.request.program is not None
         kind = RowKind(self.vendor, self.request.framework, self.precision, is_mixture, is_program)
         return None if self.assumes_rates else ROW_ERRORS.get(kind)
@@ -163,13 +163,15 @@ class AnsweredPlan:
 
 @dataclass(frozen=True)
 class ChipPlan:
-    """A plan, and its fastest row that leaves memory free, else its fastest; None where no layout fits."""
+    """A plan with the row that stands for it."""
 
     plan: AnsweredPlan
-    row: LayoutEstimate | None
-    name: str  # of the chip
+    row: LayoutEstimate | None  # the fastest that leaves memory free, else the fastest; None where no layout fits
+    chip_name: str  # of the chip
     speed: float | None  # tokens/s of a device; None where no layout fits, and where the chip's rates are not known
-    not_calibrated: str | None  # why the speed is in no ratio; None where published runs on chips of this vendor set it
+    not_calibrated_reason: (
+        str | None
+    )  # why the speed is in no ratio; None where published runs on chips of this vendor set it
 
 
 def chip_plan(plan: AnsweredPlan) -> ChipPlan:
@@ -184,17 +186,17 @@ def chip_plan(plan: AnsweredPlan) -> ChipPlan:
 
 @dataclass(frozen=True)
 class RatioBase:
-    """What the speeds are divided by: the first chip's."""
+    """The speed by which the speeds of all chips are divided: that of the first chip."""
 
     speed: float | None
-    name: str | None  # of the chip; None where nothing is divided by its speed
-    reason: str | None  # of a missing base: no published run shows its error
+    chip_name: str | None  # of the chip; None where nothing is divided by its speed
+    reason: str | None  # why no chip has a ratio: no published run shows the error of the first one
     error: float  # how far the ratio of two plans may be off: that of published pairs, or of rows like the base
 
     def error_beside(self, plan: ChipPlan) -> float | None:
         """Return the error that is larger than the difference of a chip's speed from the first's; None where the
         difference is larger."""
-        if not plan.speed or not self.speed or plan.name == self.name:
+        if not plan.speed or not self.speed or plan.chip_name == self.chip_name:
             return None
         error = max(self.error, plan.plan.row_errors.median_error if plan.plan.row_errors else 0.0)
         return error if max(plan.speed / self.speed, self.speed / plan.speed) - 1 <= error else None
@@ -202,23 +204,25 @@ class RatioBase:
     def ratio(self, plan: ChipPlan) -> tuple[float | None, str | None]:
         """Return the speed of a chip over that of the first, and why there is none. A chip without a speed has
         neither."""
-        missing = (plan.not_calibrated or self.reason) if plan.speed else None
+        missing = (plan.not_calibrated_reason or self.reason) if plan.speed else None
         if not missing and (error := self.error_beside(plan)):
-            missing = f"the difference from {self.name} is within the error, {error:.0%}"
+            missing = f"the difference from {self.chip_name} is within the error, {error:.0%}"
         return None if missing or not (plan.speed and self.speed) else plan.speed / self.speed, missing
 
 
 def ratio_base(plans: Sequence[ChipPlan]) -> RatioBase:
     """Return the base of plans in the order of their chips: the first with a speed, or without a calibrated one."""
-    first = next((plan for plan in plans if plan.speed or plan.not_calibrated), plans[0])
+    first = next((plan for plan in plans if plan.speed or plan.not_calibrated_reason), plans[0])
     errors = first.plan.row_errors
     error = max(CHIP_RATIO_ERRORS[0], errors.median_error if errors else 0.0)
-    if first.not_calibrated:
-        return RatioBase(first.speed, None, f"{first.name}, the first chip, is of {first.not_calibrated}", error)
-    return RatioBase(first.speed, first.name if first.speed else None, None, error)
+    if first.not_calibrated_reason:
+        return RatioBase(
+            first.speed, None, f"{first.chip_name}, the first chip, is of {first.not_calibrated_reason}", error
+        )
+    return RatioBase(first.speed, first.chip_name if first.speed else None, None, error)
 
 
-def _devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
+def _resolve_devices(request: PlanRequest, chip: Chip) -> tuple[Devices, list[str]]:
     """Return the devices of the request, and what is assumed of them. Raises UsageError for counts that do not
     divide into nodes."""
     if (devices := (request.nodes or 1) * (request.devices or 1)) > MAX_RANKS:
@@ -259,7 +263,7 @@ class ChipPlanner:
         self, request: PlanRequest, registry: Registry, vendor: VendorFile, chip: Chip, say: Callable[[str], None]
     ) -> None:
         self.request, self.registry, self.vendor, self.chip, self.say = request, registry, vendor, chip, say
-        self.devices, self.assumed = _devices(request, chip)
+        self.devices, self.assumed = _resolve_devices(request, chip)
         self.host_rates: HostRates | None = None  # of a plan on this host, once they are needed
         self.case = registry.case(request.case)
         self.work = self.case.work(request.scale)
@@ -277,7 +281,7 @@ class ChipPlanner:
         """Search the rows."""
         request, assumed = self.request, (*self.assumed, *self._chip_assumptions())
         question, calibrated = self._calibrated_question(
-            self._constrained_question(self._question(self.work, self.devices))
+            self._constrained_question(self._plain_question(self.work, self.devices))
         )
         try:
             ranking = search_layouts(question)
@@ -297,8 +301,8 @@ class ChipPlanner:
             (*assumed, *calibrated, *self._remarks(question)),
             assumes_rates=bool(self.assumed_rates),
             ranking=ranking,
-            not_offered=unsupported_rows(question)[: request.beyond]
-            if request.beyond and not request.constraints.layout
+            not_offered=unsupported_rows(question)[: request.extra_rows]
+            if request.extra_rows and not request.constraints.layout
             else (),
         )
 
@@ -327,7 +331,7 @@ class ChipPlanner:
         if chip.memory_bytes is None and not self.vendor.is_host:
             yield f"enough memory: that of {chip.name} is not public, so every layout counts as fitting"
 
-    def _question(self, work: Work, devices: Devices) -> LayoutQuestion:
+    def _plain_question(self, work: Work, devices: Devices) -> LayoutQuestion:
         framework, kind = self.request.framework, self.vendor.device_kind
         products = NVFP4 if self.precision == NVFP4 else None
         if not self.vendor.is_host:
@@ -378,12 +382,12 @@ class ChipPlanner:
     def _calibrated_question(self, question: LayoutQuestion) -> tuple[LayoutQuestion, tuple[str, ...]]:
         """Return the question with the rate that a run set, and what changed. Raises UsageError for a run of other
         devices or of another framework, and for one without a valid speed."""
-        if self.request.calibrate is None:
+        if self.request.calibration_run is None:
             return question, ()
         from levelfield.judge.collector import collect
 
-        option = f"--calibrate {self.request.calibrate}"
-        paths = find_finished_run(self.request.runs, self.request.calibrate)
+        option = f"--calibrate {self.request.calibration_run}"
+        paths = find_finished_run(self.request.runs, self.request.calibration_run)
         plan = read_plan(paths)
         expected = {"chip": self.chip.name, "framework": question.constants.framework}
         actual = {"chip": plan.hardware.chip.name, "framework": plan.implementation.framework}
@@ -394,21 +398,21 @@ class ChipPlanner:
         speed = collect(paths).throughput
         if speed is None:
             raise UsageError(
-                f"{option}: found no speed, expected a valid run; `report {self.request.calibrate}` says why"
+                f"{option}: found no speed, expected a valid run; `report {self.request.calibration_run}` says why"
             )
         nodes, per_node = plan.hardware.nodes, plan.hardware.devices_per_node
         devices = Devices(nodes, per_node, machines.port_rate(self.chip) * per_node if nodes > 1 else None)
-        run_question = self._question(plan.work, devices)
+        run_question = self._plain_question(plan.work, devices)
         try:
-            fit = questions.calibrate(run_question, plan.tuning, speed.tokens_per_second_per_device)
+            calibration = questions.calibrate(run_question, plan.tuning, speed.tokens_per_second_per_device)
         except UsageError as error:
             raise UsageError(f"{option}: {error}") from None
         change = (
-            f"{questions.RATE_WORDS[fit.rate_name]} at {fit.new_rate:.3g} of the chip's rate, not at {fit.old_rate:.3g}"
-            f": run {plan.run_id} had {fit.measured_speed:,.0f} tokens/s on each device, and "
-            f"{fit.row.tokens_per_second:,.0f} were expected. What else differs is in this rate too"
+            f"{questions.RATE_WORDS[calibration.rate_name]} at {calibration.new_rate:.3g} of the chip's rate, not at "
+            f"{calibration.old_rate:.3g}: run {plan.run_id} had {calibration.measured_speed:,.0f} tokens/s on each "
+            f"device, and {calibration.row.tokens_per_second:,.0f} were expected. What else differs is in this rate too"
         )
-        return replace(question, constants=fit.apply_to(question.constants, question.on_host)), (change,)
+        return replace(question, constants=calibration.apply_to(question.constants, question.on_host)), (change,)
 
     def _remarks(self, question: LayoutQuestion) -> Iterator[str]:
         """Yield what the question itself assumes, and what nothing here runs."""

@@ -1,4 +1,4 @@
-"""Where a comparison finds its runs, in a folder, the store or a bundle, and which of them a side of it stands for."""
+"""Finds the runs of a comparison in a folder, the store or a bundle, and those that a side's name stands for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _STAMP_LENGTH = len("20261122T030405Z")  # the beginning of a run id
 _DatedFolder = tuple[str, int, Path]  # stamp, repeat and folder of a run
-_BUNDLE = re.compile(r"(.+\.zip)(?::(.*))?")  # of a side: a file, and which of its runs
+_BUNDLE = re.compile(r"(.+\.zip)(?::(.*))?")  # FILE.zip:NAME, the file of a bundle and which of its runs
 _EVERY_RUN = "*"
 _WILDCARDS = re.compile(r"[*?\[]")
 

@@ -1,4 +1,4 @@
-"""Finds where two frameworks differ: the first step and, in it, the first tensor beyond rounding.
+"""Finds where two frameworks differ: the first step, and in it the first tensor that differs by more than rounding.
 
 A probe trains both up to a step, in one process each, and compares the tensors of that step (measure/tensors.py). A
 binary search finds the step, between a step where all tensors agree and one where a tensor differs.
@@ -29,11 +29,11 @@ from levelfield.worker.parameters import list_parameters
 
 @dataclass(frozen=True)
 class ComparedTraining:
-    """One of the two trainings: a case string for one process, its free choices, and the given interpreter."""
+    """One of the two trainings."""
 
-    text: str
+    case_string: str  # a case string for one process
     choice: TuningChoice
-    python: str | None = None
+    python: str | None = None  # the interpreter, where the user named one
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class StepComparison:
     """One step of both trainings."""
 
     step: int
-    inputs: tuple[str, ...]  # sentences about different weights and tokens
-    tensors: tuple[TensorDifference, ...]  # in order
+    inputs: tuple[str, ...]  # sentences about initial weights and tokens that differ
+    tensors: tuple[TensorDifference, ...]  # in the order of the computation
 
     @property
     def agrees(self) -> bool:
@@ -64,7 +64,7 @@ class Diagnosis:
 
     def probe(self, step: int) -> StepComparison:
         if step not in self.probes:
-            self.listener.say(f"step {step}: training {self.diagnosed.text} and {self.expected.text}")
+            self.listener.say(f"step {step}: training {self.diagnosed.case_string} and {self.expected.case_string}")
             plan, ours = self._train(self.diagnosed, step)
             _, theirs = self._train(self.expected, step)
             training = plan.work.training
@@ -78,12 +78,12 @@ class Diagnosis:
 
     def _train(self, side: ComparedTraining, step: int) -> tuple[Plan, RunPaths]:
         request = UserRequest(self.scale, side.choice, repeat=1, python=side.python, capture_step=step)
-        (job,) = scheduler.jobs(self.registry, [Entry(side.text, request)], self.corpus)
+        (job,) = scheduler.jobs(self.registry, [Entry(side.case_string, request)], self.corpus)
         short_job = scheduler.Job(shorten_plan(job.plan, step), job.vendor)
         (result,) = scheduler.run_all(iter([short_job]), self.folder, self.listener, lambda plan: None)
         paths = RunPaths(self.folder.absolute() / result.run_id)
         if result.status.word in ("failed", "unsupported", "not-run"):
-            raise RunFailed(f"{side.text} up to step {step}: {result.status.word}: {result.status.evidence}")
+            raise RunFailed(f"{side.case_string} up to step {step}: {result.status.word}: {result.status.evidence}")
         return short_job.plan, paths
 
 
@@ -103,7 +103,7 @@ def shorten_plan(plan: Plan, step: int) -> Plan:
 
 
 def first_difference(diagnosis: Diagnosis, last_step: int) -> StepComparison | None:
-    """Return the first step of 1 to `suspect` in which something differs; None when step `suspect` agrees.
+    """Return the first step of 1 to `last_step` in which something differs; None when step `last_step` agrees.
 
     The search expects that a difference stays in all later steps, as it does in training.
     """

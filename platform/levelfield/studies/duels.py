@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from levelfield.compare.comparison import Comparison, as_values, compare, sheets
+from levelfield.compare.comparison import Comparison, compare, comparison_json, comparison_sheets
 from levelfield.compare.ratios import MIN_RUNS, Ratio, standing_of
-from levelfield.compare.sides import RATE, count_steady_runs, disturbance, excess_use, exclusion, side_of
+from levelfield.compare.sides import RATE, count_steady_runs, disturbance, excess_use, exclusion_reason, side_of
 from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFailed, UsageError
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
@@ -36,7 +36,7 @@ _ALPHA_BY_PAIRS = {
     7: 0.011,
 }  # in each direction, in all .025
 _ALPHA_OF_ONE_LOOK = 0.025
-_MUST_MATCH = ("work", "corpus", "scale", "precision", "device_is")
+_EQUAL_FIELDS = ("work", "corpus", "scale", "precision", "device_is")
 _WORDS_OF_RULINGS: dict[str, DuelWord] = {
     "regression": "slower",
     "improvement": "faster",
@@ -44,7 +44,7 @@ _WORDS_OF_RULINGS: dict[str, DuelWord] = {
 }
 
 RecordedPair = tuple[RunRecord, RunRecord]  # of A and of B
-StartRun = Callable[[str, int], RunRecord]  # `a` or `b` and the number of its repeat -> its record
+StartRun = Callable[[str, int], RunRecord]  # takes `a` or `b` and the number of its repeat; returns its record
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class DuelOutcome:
     looks: Looks
     pairs: Sequence[RecordedPair]  # at least one
     ruling: PairRuling
-    stopped: str | None = None  # why it ended before the test did
+    stop_reason: str | None = None  # why it ended before the test did
     exit_code: int = 0
-    pair_seconds: float = 0.0  # the mean of a pair, including installations
-    waited_seconds: float = 0.0  # for a quiet machine
+    pair_seconds: float = 0.0  # mean time of a pair, including installations
+    waited_seconds: float = 0.0  # how long it waited for a quiet machine
 
     @property
     def word(self) -> DuelWord:
@@ -89,7 +89,7 @@ class DuelOutcome:
         return sum(bool(disturbance(run)) for pair in self.pairs for run in pair)
 
     def event(self, at: str) -> StoreEvent | None:
-        """Return the conclusion as a statement for the store; None for too few pairs. It has no words of the user."""
+        """Return the conclusion as an event for the store; None for too few pairs. No text of the user is in it."""
         if self.ruling.pairs < MIN_RUNS or not (self.ratio.value and self.ratio.low and self.ratio.high):
             return None
         a, b = (run.series for run in self.pairs[0])
@@ -117,7 +117,7 @@ def duel_looks(repeats: int | None, least_percent: float) -> Looks:
 
 def refuse_other_work(a: Series, b: Series) -> None:
     """Raise GateFailed before any run starts if the planned runs are not comparable."""
-    for name in _MUST_MATCH:
+    for name in _EQUAL_FIELDS:
         actual, expected = getattr(b, name), getattr(a, name)
         if actual != expected:
             raise GateFailed(
@@ -125,28 +125,28 @@ def refuse_other_work(a: Series, b: Series) -> None:
             )
 
 
-def duel(cases: Sequence[str], looks: Looks, start: StartRun, quiet: QuietWait) -> DuelOutcome:
+def run_duel(cases: Sequence[str], looks: Looks, start_run: StartRun, quiet_wait: QuietWait) -> DuelOutcome:
     """Run pairs until the test decides or an error stops them. Raises that error where it stopped the first pair.
 
-    quiet: waits for a quiet machine before each pair.
+    quiet_wait: waits for a quiet machine before each pair.
     """
     pairs: list[RecordedPair] = []
     rates: list[Pair] = []
-    started = {"a": 0, "b": 0}
+    run_counts = {"a": 0, "b": 0}
 
     def next_repeat(arm: str) -> RunRecord:
-        started[arm] += 1
-        record = start(arm, started[arm])
-        if reason := exclusion(record):
+        run_counts[arm] += 1
+        record = start_run(arm, run_counts[arm])
+        if reason := exclusion_reason(record):
             raise RunFailed(f"{cases['ab'.index(arm)]}: {record.run_id} is {reason}")
         return record
 
-    stopped, exit_code = None, 0
+    stop_reason, exit_code = None, 0
     began = time.monotonic()
     try:
-        for pair in alternating_pairs(max(looks.alpha), next_repeat, quiet):
+        for pair in alternating_pairs(max(looks.alpha), next_repeat, quiet_wait):
             pairs.append(pair)
-            if not _compare_arms(pairs).comparability.holds:
+            if not _compare_arms(pairs).comparability.is_comparable:
                 raise GateFailed("the sides are not comparable")
             rates.append((RATE.read(pair[0]), RATE.read(pair[1])))
             if pairs_so_far(rates, FIGURE, 0, looks=looks).word != "more pairs":
@@ -154,12 +154,12 @@ def duel(cases: Sequence[str], looks: Looks, start: StartRun, quiet: QuietWait) 
     except (LevelfieldError, KeyboardInterrupt) as stop:
         if not pairs:
             raise
-        stopped, exit_code = (
+        stop_reason, exit_code = (
             (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
         )
-    pair_seconds = (time.monotonic() - began - quiet.waited) / len(pairs)
+    pair_seconds = (time.monotonic() - began - quiet_wait.waited) / len(pairs)
     ruling = pairs_so_far(rates, FIGURE, 0, looks=looks, is_last=True)
-    return DuelOutcome(cases, looks, pairs, ruling, stopped, exit_code, pair_seconds, quiet.waited)
+    return DuelOutcome(cases, looks, pairs, ruling, stop_reason, exit_code, pair_seconds, quiet_wait.waited)
 
 
 def _compare_arms(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:
@@ -168,7 +168,7 @@ def _compare_arms(pairs: Sequence[RecordedPair], prices: Prices | None = None) -
     return compare(sides, prices=prices)
 
 
-def comparison_of(outcome: DuelOutcome, prices: Prices | None = None) -> Comparison:
+def duel_comparison(outcome: DuelOutcome, prices: Prices | None = None) -> Comparison:
     """Return the comparison of both sides, with the ratio of the speed by pairs."""
     comparison = _compare_arms(outcome.pairs, prices)
     paired = (replace(f, ratios=(outcome.ratio,)) if f.quantity is RATE else f for f in comparison.figures)
@@ -177,11 +177,11 @@ def comparison_of(outcome: DuelOutcome, prices: Prices | None = None) -> Compari
 
 def conclusion(outcome: DuelOutcome) -> str:
     """Return what the duel shows in a sentence, with the load of the machine where others used it."""
-    sentence = _shown(outcome)
+    sentence = _result_sentence(outcome)
     return f"{sentence}; disturbed: {outcome.disturbance}" if outcome.disturbance else sentence
 
 
-def _shown(outcome: DuelOutcome) -> str:
+def _result_sentence(outcome: DuelOutcome) -> str:
     (a, b), ratio, n = outcome.cases, outcome.ratio, outcome.ruling.pairs
     if ratio.value is None:
         return f"inconclusive: {ratio.reason}"
@@ -196,14 +196,14 @@ def _shown(outcome: DuelOutcome) -> str:
 def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Sheet]:
     """Return the comparison of both sides, the pairs in their order, and last, where a terminal ends, the conclusion.
 
-    Below it stands what to know about it, and what to do next.
+    Its notes say what to know about it, and what to do next.
     """
     rows, rate_text = [], RATE.column.text
     for number, (a, b) in enumerate(outcome.pairs):
         first, second = RATE.read(a), RATE.read(b)
         ratio = f"{second / first:.3f}" if first and second else ""
         rows.append((str(number + 1), "B A" if number % 2 else "A B", rate_text(first), rate_text(second), ratio))
-    notes = [f"stopped: {outcome.stopped}. The runs so far are kept"] if outcome.stopped else []
+    notes = [f"stopped: {outcome.stop_reason}. The runs so far are kept"] if outcome.stop_reason else []
     runs = [run for pair in outcome.pairs for run in pair]
     if runs[0].series.scale == "smoke":
         notes.append("at smoke scale: this says nothing about the full case")
@@ -217,7 +217,7 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
             f"'{DISTURBED}', so repeat the duel on an idle machine"
         )
     n = outcome.ruling.pairs
-    if outcome.word == "inconclusive" and n > 1 and not outcome.stopped:
+    if outcome.word == "inconclusive" and n > 1 and not outcome.stop_reason:
         needed = n + (outcome.ruling.more_pairs or 0)
         cost = f"{2 * needed} runs, about {duration(needed * outcome.pair_seconds)}"
         if needed > MAX_REPEATS:
@@ -230,14 +230,14 @@ def duel_sheets(outcome: DuelOutcome, prices: Prices | None = None) -> list[Shee
     )
     header = ("pair", "order", "A, tokens/s/device", "B, tokens/s/device", "B/A")
     pairs = Sheet("pairs, in their order", header, tuple(rows))
-    return [*sheets(comparison_of(outcome, prices)), pairs, Sheet(conclusion(outcome), notes=tuple(notes))]
+    return [*comparison_sheets(duel_comparison(outcome, prices)), pairs, Sheet(conclusion(outcome), notes=tuple(notes))]
 
 
-def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
+def duel_json(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str, Any]:
     """Return the duel as a JSON object: that of the comparison, with what the pairs show."""
     steady, checked = count_steady_runs([run for pair in outcome.pairs for run in pair])
     return {
-        **as_values(comparison_of(outcome, prices)),
+        **comparison_json(duel_comparison(outcome, prices)),
         "duel": {
             "cases": list(outcome.cases),
             "word": outcome.word,
@@ -249,6 +249,6 @@ def duel_values(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str,
             "disturbed": outcome.disturbance or None,
             "disturbed_runs": outcome.disturbed_runs,
             "waited_seconds": outcome.waited_seconds,
-            "stopped": outcome.stopped,
+            "stopped": outcome.stop_reason,
         },
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from levelfield.compare import scaling
-from levelfield.compare.scaling import Scaling, without_batch
+from levelfield.compare.scaling import Scaling, case_without_batch
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.plan.request import Entry
 from levelfield.specs.base import MAX_NODES
@@ -64,7 +64,7 @@ def series_scaling(results: Sequence[Result], runs: Path) -> Iterator[Scaling | 
     """Yield the scaling of each training and framework; a sentence where there is none."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for result in results:
-        groups.setdefault((without_batch(result.case), result.framework, result.chip), []).append(result.run_id)
+        groups.setdefault((case_without_batch(result.case), result.framework, result.chip), []).append(result.run_id)
     folder = FolderRuns(runs)
     for (case, framework, _), run_ids in groups.items():
         try:

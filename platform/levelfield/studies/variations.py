@@ -21,7 +21,7 @@ from levelfield.specs.result import Result
 from levelfield.specs.selector import Selector, versioned_framework
 from levelfield.specs.tuning import TuningChoice
 
-# The parallelism that an implementation must offer, and a layout with it over two processes.
+# By the parallelism that an implementation must offer: a layout with it over two processes.
 TWO_PROCESS_LAYOUTS = {"data": "DP2", "tensor": "TP2", "pipeline": "PP2", "zero1": "DP2SH1SP2"}
 
 
@@ -32,7 +32,7 @@ class PredictedRun:
     row: LayoutEstimate
     result: Result | None
     measured_rate: float | None  # tokens/s per device
-    rate_difference: float | None  # how far the prediction is off, as a share of the measurement
+    rate_difference: float | None  # prediction / measurement - 1
     measured_memory: float | None  # of the fullest device, in bytes
 
 
@@ -73,7 +73,7 @@ def host_rates(registry: Registry, say: Callable[[str], None]) -> HostRates:
 def local_question(
     registry: Registry, selection: Selection, work: Work, devices: int, rates: HostRates | None
 ) -> LayoutQuestion:
-    """Return the question about the devices here. rates: of a host, and of no other chip."""
+    """Return the question about devices of this machine. rates: those of a host; None for any other chip."""
     framework, vendor = selection.implementation.framework, selection.vendor
     if rates is None:
         return chip_question(registry, framework, work, selection.chip, vendor.device_kind, 1, devices, None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from compared_records import CORPUS, WORK, other_use, record, repeats, with_result
 from levelfield.compare.comparability import FIXED_READERS, NO_VALUE, Comparability, ComparedField, comparability
-from levelfield.compare.sides import contradictions, exclusion, side_of
+from levelfield.compare.sides import contradictions, exclusion_reason, side_of
 from levelfield.errors import UsageError
 from levelfield.specs.layout import Layout
 from levelfield.specs.record import RunRecord
@@ -35,11 +35,11 @@ def numbers(message: str) -> list[str]:
 
 def test_equal_sides_are_comparable_and_differ_in_nothing() -> None:
     outcome = other()
-    assert outcome.holds and not outcome.on_purpose
+    assert outcome.is_comparable and not outcome.deliberate
     assert [field.values for field in outcome.equal[:2]] == [(("yes",), ("yes",))] * 2  # counted, and one training
     recorded = [name for name in FIXED_READERS if name not in ("tokens read", "initial weights")]
     assert names(outcome.equal)[1:] == ["training", *recorded, "precision", "formulas"]
-    assert names(outcome.with_caution) == ["run order"]
+    assert names(outcome.cautions) == ["run order"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_equal_sides_are_comparable_and_differ_in_nothing() -> None:
 )
 def test_a_difference_where_none_may_be_is_named_with_both_values(field: str, change: dict[str, Any]) -> None:
     outcome = other(**change)
-    assert not outcome.holds and field in names(outcome.unequal)
+    assert not outcome.is_comparable and field in names(outcome.unequal)
     (unequal,) = (run for run in outcome.unequal if run.name == field)
     assert len(unequal.cells) == 2 and unequal.cells[0] != unequal.cells[1]
 
@@ -78,12 +78,12 @@ def test_runs_that_read_or_began_with_other_values_are_not_the_same_training(nam
     """Neither has a reference: both are unchecked, and nothing else tells them apart."""
     ours, theirs = repeats(1000, verdict="unchecked"), repeats(500, first=10, verdict="unchecked")
     outcome = against(*done(theirs), base=done(ours))
-    assert outcome.holds and name in names(outcome.equal)
+    assert outcome.is_comparable and name in names(outcome.equal)
     outcome = against(*done(theirs, **{key: "sha256:" + "8" * 64}), base=done(ours))
     assert names(outcome.unequal) == [name] and outcome.unequal[0].cells[1] == "sha256:888888888888"
     assert "training" not in names(outcome.equal) and outcome.equal[0].values == (("yes",), ("yes",))
     outcome = against(*done(theirs, **{key: None}), base=done(ours))  # of a record that lacks it
-    assert outcome.holds and name not in names(outcome.equal)
+    assert outcome.is_comparable and name not in names(outcome.equal)
     failed = done(repeats(500, first=10, word="failed"), **{key: "8"})  # it did a part of the steps
     (status,) = against(*failed, base=done(ours)).unequal
     assert status.cells == ("yes", f"{failed[0].run_id}: failed")
@@ -97,7 +97,7 @@ def test_the_words_of_a_side_without_a_good_run_name_run_and_reason() -> None:
 
 
 def test_formulas_that_one_side_lacks_are_no_difference() -> None:
-    assert other(formulas=("palm/1", "new/1")).holds
+    assert other(formulas=("palm/1", "new/1")).is_comparable
 
 
 def test_unknown_formulas_on_both_sides_are_a_difference() -> None:
@@ -123,7 +123,7 @@ def test_formulas_of_two_versions_within_one_side_are_a_difference() -> None:
 )  # fmt: skip
 def test_a_free_choice_differs_on_purpose(field: str, change: dict[str, Any]) -> None:
     outcome = other(**change)
-    assert outcome.holds and names(outcome.on_purpose) == [field]
+    assert outcome.is_comparable and names(outcome.deliberate) == [field]
 
 
 def test_precision_differs_on_purpose_where_that_was_requested() -> None:
@@ -135,7 +135,7 @@ def test_precision_differs_on_purpose_where_that_was_requested() -> None:
     same = with_digest(other_precision, "sha256:8")
     assert names(against(*same, base=base).unequal) == ["work", "precision"]
     outcome = against(*same, base=base, across_precision=True)
-    assert outcome.holds and names(outcome.on_purpose) == ["precision"]
+    assert outcome.is_comparable and names(outcome.deliberate) == ["precision"]
     for digest in ("sha256:9", None):
         changed = with_digest(other_precision, digest)
         assert names(against(*changed, base=base, across_precision=True).unequal) == ["work"]
@@ -158,7 +158,7 @@ def test_precision_differs_on_purpose_where_that_was_requested() -> None:
 )  # fmt: skip
 def test_what_surrounds_a_run_asks_for_caution(field: str, change: dict[str, Any]) -> None:
     outcome = other(**change)
-    assert outcome.holds and field in names(outcome.with_caution)
+    assert outcome.is_comparable and field in names(outcome.cautions)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_surrounds_a_run_asks_for_caution(field: str, change: dict[str, Any
 )
 def test_a_machine_that_others_used_asks_for_caution(used: Any, repeats_cells: str | None) -> None:
     runs = [with_result(run, other_use=used) for run in repeats(500, first=10)]
-    outcome = [field.cells for field in against(*runs).with_caution if field.name == "other programs"]
+    outcome = [field.cells for field in against(*runs).cautions if field.name == "other programs"]
     assert outcome == ([("-", repeats_cells)] if repeats_cells else [])
 
 
@@ -192,22 +192,22 @@ def test_different_kernels_of_attention_ask_for_caution(outcome: Any, base: Any,
         return [with_result(run, attention_kernel=kernel) for run in made]
 
     result = against(*runs(outcome, 10), base=runs(base, 1))
-    assert result.holds
-    assert [f.cells for f in result.with_caution if f.name == "attention kernel"] == ([cells] if cells else [])
+    assert result.is_comparable
+    assert [f.cells for f in result.cautions if f.name == "attention kernel"] == ([cells] if cells else [])
 
 
 def test_twenty_nine_days_ask_for_no_caution() -> None:
-    assert "date" not in names(other(began="2026-12-21T10:00:10+00:00").with_caution)
+    assert "date" not in names(other(began="2026-12-21T10:00:10+00:00").cautions)
 
 
 def test_sides_that_ran_in_turn_have_no_order() -> None:
     base = [record(n, 1000) for n in (1, 3, 5)]
-    assert not against(*(record(n, 1000) for n in (2, 4, 6)), base=base).with_caution
+    assert not against(*(record(n, 1000) for n in (2, 4, 6)), base=base).cautions
 
 
 def test_versions_of_another_framework_are_not_listed() -> None:
     outcome = other(framework="paddle", framework_version="3.3.1", environment="sha256:" + "0" * 64)
-    assert not {"framework version", "environment"} & set(names(outcome.with_caution))
+    assert not {"framework version", "environment"} & set(names(outcome.cautions))
 
 
 def test_shares_of_a_host_are_other_devices_when_their_number_differs() -> None:
@@ -223,7 +223,7 @@ def test_one_invalid_repeat_is_left_out_and_named() -> None:
     side = side_of("B", runs)
     (excluded,) = side.excluded
     assert len(side.counted) == 3 and excluded == (runs[3], f"invalid: {runs[3].reason}")
-    (left,) = (field for field in against(*runs).with_caution if field.name == "left out")
+    (left,) = (field for field in against(*runs).cautions if field.name == "left out")
     assert left.cells == ("-", f"{runs[3].run_id}: {excluded[1]}")
 
 
@@ -238,7 +238,7 @@ def test_a_side_that_lies_before_another_one_is_told_also_where_a_third_lies_acr
 
     first, across, last = side(1, 3), side(2, 10, framework="paddle"), side(5, 6, framework="jax")
     outcome = comparability([side_of("ABC"[i], runs) for i, runs in enumerate((first, across, last))])
-    assert "run order" in names(outcome.with_caution)
+    assert "run order" in names(outcome.cautions)
 
 
 def test_runs_of_two_series_are_no_side() -> None:
@@ -277,7 +277,10 @@ class TestFiguresThatContradictEachOther:
         return with_result(run, throughput=speed)
 
     def test_an_honest_record_has_none(self) -> None:
-        assert exclusion(record(1)) is None and exclusion(record(1, devices=4, layout=Layout(data=4))) is None
+        assert (
+            exclusion_reason(record(1)) is None
+            and exclusion_reason(record(1, devices=4, layout=Layout(data=4))) is None
+        )
 
     @pytest.mark.parametrize("factor", [1.01, 0.99, 4.0])
     def test_a_shifted_speed(self, factor: float) -> None:
@@ -308,11 +311,11 @@ def test_base_beside_peak_asks_for_caution_and_the_chosen_fields_are_listed() ->
         return with_result(run, tuning=tuning)
 
     mixed = comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2, layout="suite", threads="vendor")])])
-    assert ("tuning", ("base", "peak")) in [(field.name, field.cells) for field in mixed.with_caution]
-    tuning_field = next(field for field in mixed.on_purpose if field.name == "chosen fields")
+    assert ("tuning", ("base", "peak")) in [(field.name, field.cells) for field in mixed.cautions]
+    tuning_field = next(field for field in mixed.deliberate if field.name == "chosen fields")
     assert [cell.split(", ") for cell in tuning_field.cells] == [["-"], ["layout (suite)", "threads (vendor)"]]
     both = comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2)])])
-    assert "tuning" not in [field.name for field in both.with_caution]
+    assert "tuning" not in [field.name for field in both.cautions]
 
 
 def test_some_of_the_repeats_of_a_command_ask_for_caution() -> None:
@@ -323,7 +326,7 @@ def test_some_of_the_repeats_of_a_command_ask_for_caution() -> None:
     others = repeats(400, first=10, framework="paddle")
 
     def repeats_cells(*chosen: RunRecord) -> list[tuple[str, ...]]:
-        outcome = comparability([side_of("A", chosen), side_of("B", others)]).with_caution
+        outcome = comparability([side_of("A", chosen), side_of("B", others)]).cautions
         return [field.cells for field in outcome if field.name == "repeats"]
 
     ((cell, other_cell),) = repeats_cells(runs[1])
@@ -334,5 +337,5 @@ def test_some_of_the_repeats_of_a_command_ask_for_caution() -> None:
 def test_other_numbers_of_devices_ask_for_caution() -> None:
     two = repeats(900, first=10, devices=2, layout=Layout(data=2))
     outcome = comparability([side_of("A", repeats(1000)), side_of("B", two)])
-    (devices,) = (field for field in outcome.with_caution if field.name == "devices")
+    (devices,) = (field for field in outcome.cautions if field.name == "devices")
     assert [cell.split(" x ") for cell in devices.cells] == [["1", "1"], ["1", "2"]]

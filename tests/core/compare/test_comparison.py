@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from compared_records import point, record, repeats, time_to_loss, with_result
 from levelfield.compare.comparability import CAUTION_REASONS
-from levelfield.compare.comparison import Comparison, as_values, compare, sheets
+from levelfield.compare.comparison import Comparison, compare, comparison_json, comparison_sheets
 from levelfield.compare.sides import side_of
 from levelfield.errors import UsageError
 from levelfield.measure.series import median_interval
@@ -50,15 +50,19 @@ def test_a_side_without_energy_has_no_ratio_and_a_reason(three: Comparison) -> N
 
 def test_a_figure_that_no_side_has_is_one_sentence() -> None:
     outcome = of(repeats(*A, joules=None), repeats(*B, first=10, joules=None))
-    text = format_text(sheets(outcome))
+    text = format_text(comparison_sheets(outcome))
     assert text.count("J/token") == 1 and "A, B:" in text
-    assert "joules_per_token" in [entry["name"] for entry in as_values(outcome)["figures"]]
+    assert "joules_per_token" in [entry["name"] for entry in comparison_json(outcome)["figures"]]
 
 
 def test_sides_that_are_not_comparable_have_no_figure_at_all() -> None:
     outcome = of(repeats(*A), repeats(*B, first=10, scale="full"))
-    text = format_text(sheets(outcome))
-    assert outcome.figures == () and as_values(outcome)["figures"] == [] and as_values(outcome)["comparable"] is False
+    text = format_text(comparison_sheets(outcome))
+    assert (
+        outcome.figures == ()
+        and comparison_json(outcome)["figures"] == []
+        and comparison_json(outcome)["comparable"] is False
+    )
     assert "NOT COMPARABLE" in text and "0.4" not in text and "1,000" not in text
     assert "scale" in text and "smoke" in text and "full" in text
 
@@ -73,7 +77,10 @@ def test_one_run_a_side_is_inconclusive() -> None:
     outcome = of([record(1, 1000)], [record(2, 500)])
     (ratio,) = figure(outcome, "tokens_per_second_per_device").ratios
     assert ratio.standing == "inconclusive" and ratio.value == pytest.approx(0.5) and ratio.low is None
-    assert "inconclusive" in format_text(sheets(outcome)) and re.findall(r"\d+", ratio.reason)[:2] == ["1", "1"]
+    assert "inconclusive" in format_text(comparison_sheets(outcome)) and re.findall(r"\d+", ratio.reason)[:2] == [
+        "1",
+        "1",
+    ]
 
 
 def test_steps_of_one_run_are_never_taken_for_runs() -> None:
@@ -108,7 +115,7 @@ class TestOneRunWithAHistory:
 
     def test_the_source_of_the_interval_is_said(self) -> None:
         outcome = of(*self.SIDES, histories=self.histories())
-        text = " ".join(format_text(sheets(outcome)).split())
+        text = " ".join(format_text(comparison_sheets(outcome)).split())
         reason = figure(outcome, "tokens_per_second_per_device").ratios[0].reason
         assert "10 nights" in reason and "since 2026-11-01" in reason
         assert reason in text and "to decide" not in text
@@ -147,8 +154,8 @@ class TestOneRunWithAHistory:
     def test_without_one_the_deciding_command_is_said(self, changes: dict[str, Any], command: str) -> None:
         """A duel needs one machine with both sides."""
         outcome = of([record(1, 1000)], [record(2, 900, framework="paddle", **changes)])
-        assert command in " ".join(format_text(sheets(outcome)).replace("\\\n", "").split())
-        assert as_values(outcome)["figures"][0]["ratios"]["B"]["decided_by"].endswith(command)
+        assert command in " ".join(format_text(comparison_sheets(outcome)).replace("\\\n", "").split())
+        assert comparison_json(outcome)["figures"][0]["ratios"]["B"]["decided_by"].endswith(command)
 
     def test_the_history_of_one_does_not(self) -> None:
         both = self.histories()
@@ -171,12 +178,12 @@ class TestOneRunWithAHistory:
 def test_one_truth_in_text_markdown_and_json(three: Comparison) -> None:
     """The median and its interval are those of `report` over repeats."""
     expected = median_interval(A)
-    values = json.loads(json.dumps(as_values(three), allow_nan=False))
+    values = json.loads(json.dumps(comparison_json(three), allow_nan=False))
     side = values["figures"][0]["sides"]["A"]
     assert (side["median"], side["low"], side["high"], side["n"]) == (1000.0, expected.low, expected.high, 3)
     assert side["values"] == list(A) and values["figures"][0]["ratios"]["B"]["against"] == "A"
     cells = ["1,000.0", f"[{expected.low:,.1f}, {expected.high:,.1f}]"]
-    for text in (format_text(sheets(three)), format_markdown(sheets(three))):
+    for text in (format_text(comparison_sheets(three)), format_markdown(comparison_sheets(three))):
         assert all(
             cell.replace("[", "") in text.replace("\\[", "").replace("[", "").replace("\\]", "]") for cell in cells
         )
@@ -189,13 +196,13 @@ def test_it_fits_eighty_columns_with_three_sides_and_long_names() -> None:
                 node=f"node{i}" * 9, software={"driver": f"{i}." * 40})
         for i in range(3)
     ]  # fmt: skip
-    assert max(map(len, format_text(sheets(of(*sides))).splitlines())) <= 80
+    assert max(map(len, format_text(comparison_sheets(of(*sides))).splitlines())) <= 80
 
 
 def test_what_a_run_says_is_harmless() -> None:
     hostile = "\x1b]0;x\x07\n| <script> `x` \u202e"
     outcome = of(repeats(*A), repeats(*B, first=10, framework_version=hostile, software={hostile: hostile}))
-    text, markdown = format_text(sheets(outcome)), format_markdown(sheets(outcome))
+    text, markdown = format_text(comparison_sheets(outcome)), format_markdown(comparison_sheets(outcome))
     assert not {"\x1b", "\x07", "\u202e"} & set(text + markdown) and "<script" not in markdown
 
 
@@ -220,15 +227,15 @@ def test_times_to_a_loss_are_compared_at_one_level_only() -> None:
 
 def test_medians_that_do_not_divide_to_the_ratio_are_told() -> None:
     """By hand: geometric means 1592.7 and 400.0 give 0.2511, and the medians 400 / 1010 = 0.3960."""
-    text = format_text(sheets(of(repeats(1000, 1010, 4000), repeats(*B, first=10))))
+    text = format_text(comparison_sheets(of(repeats(1000, 1010, 4000), repeats(*B, first=10))))
     assert "0.3960" in text and "0.2511" in text
-    assert "medians" not in format_text(sheets(of(repeats(*A), repeats(*B, first=10))))
+    assert "medians" not in format_text(comparison_sheets(of(repeats(*A), repeats(*B, first=10))))
 
 
 def test_notes_of_some_figures_name_them() -> None:
     """The speeds are noisy on one side alone, so their interval has fewer degrees of freedom than that of memory."""
     outcome = of(repeats(1000, 1300, 800), repeats(*B, first=10))
-    notes = " ".join(next(entry for entry in sheets(outcome) if entry.heading == "against A").notes)
+    notes = " ".join(next(entry for entry in comparison_sheets(outcome) if entry.heading == "against A").notes)
     freedoms = re.findall(r"([^:]+?): 95 %[^:]*?(\d+) degrees", notes)
     assert freedoms[0] == ("tokens/s/device", "2")
     assert freedoms[1][0].split()[-4:] == ["memory,", "J/token,", "MFU", "(megatron)"] and freedoms[1][1] == "4"
@@ -249,12 +256,12 @@ def test_costs_of_a_rent_and_of_an_owned_node_ask_for_caution() -> None:
     }
     prices = Prices.model_validate({"currency": "EUR", "chips": chips})
     rented, owned, other = (repeats(*A, first=9 * i + 1, chip=chip) for i, chip in enumerate(chips))
-    text = " ".join(format_text(sheets(of(rented, owned, prices=prices))).split())
+    text = " ".join(format_text(comparison_sheets(of(rented, owned, prices=prices))).split())
     outcome = of(rented, owned, prices=prices)
-    cost = outcome.comparability.with_caution[-1]
+    cost = outcome.comparability.cautions[-1]
     assert cost.name == "cost" and outcome.figures[-1].ratios[0].value is not None
     assert ["per device" in cost.cells[0], "per node" in cost.cells[1]] == [
         True,
         True,
     ] and f"cost: {CAUTION_REASONS['cost']}" in text
-    assert "cost" not in [field.name for field in of(rented, other, prices=prices).comparability.with_caution]
+    assert "cost" not in [field.name for field in of(rented, other, prices=prices).comparability.cautions]

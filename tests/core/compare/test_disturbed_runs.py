@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 from compared_records import other_use, record, repeats, with_result
 from levelfield.catalog.registry import Registry
-from levelfield.compare.comparison import as_values, compare, sheets
-from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix
-from levelfield.compare.matrix import as_values as matrix_values
-from levelfield.compare.matrix import sheets as matrix_sheets
+from levelfield.compare.comparison import compare, comparison_json, comparison_sheets
+from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix, matrix_json, matrix_sheets
 from levelfield.compare.ranking import TOKENS
-from levelfield.compare.scaling import scaling
-from levelfield.compare.scaling import sheets as scaling_sheets
-from levelfield.compare.series_runs import MAX_RUNS, recent_runs
+from levelfield.compare.scaling import scaling, scaling_sheets
+from levelfield.compare.series_runs import MAX_RUNS_READ, recent_runs
 from levelfield.compare.sides import disturbance, side_of
 from levelfield.pages.content import read_content
 from levelfield.pages.first_view import FirstView, first_view, read_trainings
@@ -64,18 +61,18 @@ def test_a_side_leaves_disturbed_runs_out_and_says_which() -> None:
     assert run.tokens_per_second_per_device == 100 and WHY in reason and "quiet" in reason
     outcome = compare([side, side_of("B", [quiet(4, 500), loud(5, 2000)])])
     assert outcome.figures[0].ratios[0].value == pytest.approx(500 / 1005, rel=1e-3)
-    counts = [re.findall(r"\d+", row[-1]) for row in next(sheets(outcome)).rows]
+    counts = [re.findall(r"\d+", row[-1]) for row in next(comparison_sheets(outcome)).rows]
     assert counts == [["2", "3"], ["1", "2"]]
-    (left_out,) = [field for field in outcome.comparability.with_caution if field.name == "left out"]
+    (left_out,) = [field for field in outcome.comparability.cautions if field.name == "left out"]
     assert all(WHY in values[0] for values in left_out.values)
-    assert [len(entry["left_out"]) for entry in as_values(outcome)["sides"]] == [1, 1]
+    assert [len(entry["left_out"]) for entry in comparison_json(outcome)["sides"]] == [1, 1]
 
 
 def test_a_side_of_disturbed_runs_alone_is_shown_with_the_word() -> None:
     outcome = compare([side_of("A", [quiet(1, 1000)]), side_of("B", [loud(2, 100), loud(3, 90)])])
     assert outcome.sides[1].is_disturbed and len(outcome.sides[1].counted) == 2
-    assert "2, disturbed" in format_text(sheets(outcome))
-    assert [entry["disturbed"] for entry in as_values(outcome)["sides"]] == [False, True]
+    assert "2, disturbed" in format_text(comparison_sheets(outcome))
+    assert [entry["disturbed"] for entry in comparison_json(outcome)["sides"]] == [False, True]
 
 
 @pytest.mark.parametrize(("cores", "of"), [(None, 2), (0.2, 2), (1.0, None)])
@@ -112,7 +109,7 @@ def test_a_cell_of_disturbed_runs_alone_has_the_word() -> None:
     outcome = matrix([loud(1, 100)], "framework")
     assert cell(outcome).value == 100 and cell(outcome).is_disturbed
     assert "! disturbed" in format_text(matrix_sheets(outcome))
-    (row,) = matrix_values(outcome)["rows"]
+    (row,) = matrix_json(outcome)["rows"]
     assert [entry["disturbed"] for entry in row["cells"].values()] == [True]
 
 
@@ -281,4 +278,4 @@ def test_a_series_is_read_until_a_quiet_run_or_so_many_disturbed_ones() -> None:
     few = Newest([*noisy[:5], good])
     assert list(recent_runs(few.newest(good.series)))[-1] == good
     many = Newest([*noisy, good])
-    assert len(list(recent_runs(many.newest(good.series)))) == MAX_RUNS == many.read
+    assert len(list(recent_runs(many.newest(good.series)))) == MAX_RUNS_READ == many.read

@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 from compared_records import other_use, record, repeats, with_result
 from levelfield.compare.comparability import comparability
-from levelfield.compare.comparison import compare
-from levelfield.compare.comparison import sheets as comparison_sheets
-from levelfield.compare.matrix import matrix
-from levelfield.compare.matrix import sheets as matrix_sheets
+from levelfield.compare.comparison import compare, comparison_sheets
+from levelfield.compare.matrix import matrix, matrix_sheets
 from levelfield.compare.ratio_requirements import judge_requirements, parse_requirement, requirement_sheet
-from levelfield.compare.scaling import scaling
-from levelfield.compare.scaling import sheets as scaling_sheets
+from levelfield.compare.scaling import scaling, scaling_sheets
 from levelfield.compare.sides import contradictions, side_of
 from levelfield.errors import UsageError
 from levelfield.report.sheets import format_text

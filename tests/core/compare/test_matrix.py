@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from compared_records import other_use, record, repeats, with_result
 from levelfield.compare.comparison import compare
-from levelfield.compare.matrix import MatrixCell, ResultMatrix, as_values, matrix, sheets
+from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix, matrix_json, matrix_sheets
 from levelfield.compare.sides import side_of
 from levelfield.pages.series_history import InMemoryStore
 from levelfield.report.sheets import format_markdown, format_text
@@ -92,7 +92,7 @@ def test_a_newer_run_that_does_not_count_is_named_and_not_shown(bad: dict[str, A
     results = matrix([record(1, 900), record(2, 5000, **bad)], "framework")
     newest = cell(results, "gpt", "torch")
     assert newest.value == 900 and record(2).run_id in newest.detail
-    assert "900.0 *" in format_text(sheets(results))
+    assert "900.0 *" in format_text(matrix_sheets(results))
 
 
 def test_a_cell_without_a_good_run_says_why() -> None:
@@ -106,7 +106,7 @@ def test_a_cell_without_a_good_run_says_why() -> None:
 def test_cells_that_nobody_ran_are_shown() -> None:
     results = matrix([record(1)], "framework", expected=["paddle"], cases=["gpt", "llama"])
     assert cell(results, "gpt", "paddle").state == "not run" and results.not_run == ("llama",)
-    text = format_text(sheets(results))
+    text = format_text(matrix_sheets(results))
     assert "not run" in text and "llama" in text
 
 
@@ -173,7 +173,7 @@ def test_numbers_of_devices_and_precisions_are_rows_of_their_own() -> None:
 def test_tables_fit_eighty_columns_with_long_names_and_many_columns() -> None:
     names = [f"framework-number-{i}-of-somebody-with-a-long-name" for i in range(7)]
     results = matrix([record(i, framework=name, case="c" * 60) for i, name in enumerate(names)], "framework")
-    text = format_text(sheets(results))
+    text = format_text(matrix_sheets(results))
     # a word of a command line is never broken
     assert all(len(line) <= 80 or len(line.split()) <= 2 for line in text.splitlines())
     newest = "".join(text.split())
@@ -187,15 +187,15 @@ def test_json_and_markdown_say_the_same() -> None:
         record(3, framework="oneflow", word="failed", reason="a|b"),
     ]
     results = matrix(runs, "framework")
-    values = json.loads(json.dumps(as_values(results), allow_nan=False))
+    values = json.loads(json.dumps(matrix_json(results), allow_nan=False))
     assert values["rows"][0]["cells"]["paddle"]["tokens_per_second_per_device"] == 400.0
     assert values["rows"][0]["cells"]["oneflow"]["state"] == "failed"
-    assert "a\\|b" in format_markdown(sheets(results)) and "400.0" in format_markdown(sheets(results))
+    assert "a\\|b" in format_markdown(matrix_sheets(results)) and "400.0" in format_markdown(matrix_sheets(results))
 
 
 def test_no_run_is_said() -> None:
     results = matrix([], "vendor")
-    assert format_text(sheets(results)).split() and as_values(results)["rows"] == []
+    assert format_text(matrix_sheets(results)).split() and matrix_json(results)["rows"] == []
 
 
 def test_the_newest_run_is_so_by_its_time_and_not_by_its_name() -> None:
@@ -217,9 +217,9 @@ def test_a_ratio_that_compare_calls_inconclusive_is_no_number_in_the_matrix() ->
     sides = [side_of("A", runs[:1]), side_of("B", runs[1:])]
     assert compare(sides).figures[0].ratios[0].standing == "inconclusive"
     results = matrix(runs, "framework")
-    text = format_text(sheets(results))
+    text = format_text(matrix_sheets(results))
     assert "0.213" not in text and "4.695" not in text and text.count("inconclusive") >= 2
-    assert results.ratios[0].ratio.low is None and as_values(results)["ratios"][0]["standing"] == "inconclusive"
+    assert results.ratios[0].ratio.low is None and matrix_json(results)["ratios"][0]["standing"] == "inconclusive"
 
 
 def test_repeats_give_the_ratio_of_compare_with_its_interval() -> None:
@@ -227,7 +227,9 @@ def test_repeats_give_the_ratio_of_compare_with_its_interval() -> None:
     expected = compare([side_of("A", b), side_of("B", a)]).figures[0].ratios[0]
     results = matrix([*a, *b], "framework")
     assert results.columns[0] == "paddle" and cell(results, "gpt", "torch").ratio == expected == results.ratios[0].ratio
-    assert f"({expected.value:.3f})" in format_text(sheets(results)) and expected.ends in format_text(sheets(results))
+    assert f"({expected.value:.3f})" in format_text(matrix_sheets(results)) and expected.ends in format_text(
+        matrix_sheets(results)
+    )
 
 
 def test_the_history_of_a_series_gives_a_cell_of_one_run_its_noise() -> None:
@@ -250,23 +252,23 @@ def test_cautions_stand_at_the_cell_as_in_compare() -> None:
         "torch": ("run order 11-22 10:00",),
     }
     assert {name: cell(results, "gpt", name).cautions for name in results.columns} == expected
-    compared = compare([side_of("A", [paddle]), side_of("B", [torch])]).comparability.with_caution
+    compared = compare([side_of("A", [paddle]), side_of("B", [torch])]).comparability.cautions
     assert {field.name for field in compared} == {"alignment", "other programs", "run order"}
-    text = format_text(sheets(results))
+    text = format_text(matrix_sheets(results))
     assert "213.0 !" in text and "(inconclusive) !" in text
 
 
 def test_an_inconclusive_cell_has_the_command_that_decides_it() -> None:
     results = matrix([record(1, framework="paddle"), record(2)], "framework")
     command = "run_benchmarks.py compare duel gpt:paddle:X1:1:1 gpt:torch:X1:1:1 --scale smoke"
-    assert as_values(results)["rows"][0]["cells"]["torch"]["ratio"]["decided_by"] == command
-    markdown = format_markdown(sheets(results))
+    assert matrix_json(results)["rows"][0]["cells"]["torch"]["ratio"]["decided_by"] == command
+    markdown = format_markdown(matrix_sheets(results))
     assert command in markdown.replace("\\\n        ", "")
 
 
 def test_a_difference_within_noise_has_a_mark() -> None:
     runs = [*three((1000, 1030, 970), 1), *three((1001, 1031, 971), 5, framework="paddle")]
-    assert "~)" in format_text(sheets(matrix(runs, "framework")))
+    assert "~)" in format_text(matrix_sheets(matrix(runs, "framework")))
 
 
 def tuned(run: RunRecord, **chosen: str) -> RunRecord:
@@ -281,8 +283,8 @@ def test_base_and_peak_have_a_column_each() -> None:
     assert results.columns == ("torch base", "torch peak", "paddle")
     assert cell(results, "gpt", "torch base").value == 1000 and cell(results, "gpt", "torch peak").value == 1300
     assert cell(results, "llama", "torch peak").state == "not run"
-    assert "layout (suite)" in " ".join(format_text(sheets(results)).split())
-    assert as_values(results)["rows"][0]["cells"]["torch peak"]["tokens_per_second_per_device"] == 1300
+    assert "layout (suite)" in " ".join(format_text(matrix_sheets(results)).split())
+    assert matrix_json(results)["rows"][0]["cells"]["torch peak"]["tokens_per_second_per_device"] == 1300
     assert matrix(runs, "vendor").columns == ("acme X1 base", "acme X1 peak")
     older = matrix([record(4, 800), *runs], "framework")
     assert cell(older, "gpt", "torch").value == 800 and len(older.columns) == 3, "an earlier version says neither"

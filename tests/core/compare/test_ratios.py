@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from levelfield.compare.ratios import (
     MIN_DEVIATION,
-    MIN_HISTORY,
+    MIN_NIGHTS_OF_HISTORY,
     T_QUANTILES,
     HistoricNoise,
     Ratio,
@@ -90,8 +90,8 @@ def test_a_history_shows_the_noise_of_one_run() -> None:
 
 
 def test_a_short_history_shows_no_noise() -> None:
-    assert historic_noise([100.0] * (MIN_HISTORY - 1), "2026-10-11") is None
-    assert historic_noise([100.0] * (MIN_HISTORY - 1) + [float("nan")], "2026-10-11") is None
+    assert historic_noise([100.0] * (MIN_NIGHTS_OF_HISTORY - 1), "2026-10-11") is None
+    assert historic_noise([100.0] * (MIN_NIGHTS_OF_HISTORY - 1) + [float("nan")], "2026-10-11") is None
 
 
 def test_a_wild_history_makes_a_wide_interval() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from compared_records import record, with_result
-from levelfield.compare.scaling import Scaling, as_values, scaling, sheets
+from levelfield.compare.scaling import Scaling, scaling, scaling_json, scaling_sheets
 from levelfield.errors import UsageError
 from levelfield.report.sheets import format_text
 from levelfield.specs.layout import Layout
@@ -79,7 +79,7 @@ def test_what_is_not_the_same_training_has_no_ratio(field: str, change: dict[str
     result = scaling([*on(1, 1000, tokens=1000, case="gpt"), *on(2, 950, **other)])
     assert field in [entry.name for entry in result.unequal]
     assert result.rows[1].efficiency is None and result.rows[1].speed_up is None
-    assert "NOT COMPARABLE" in format_text(sheets(result)) and as_values(result)["comparable"] is False
+    assert "NOT COMPARABLE" in format_text(scaling_sheets(result)) and scaling_json(result)["comparable"] is False
 
 
 def test_strong_scaling_with_other_tokens_has_no_ratio() -> None:
@@ -90,7 +90,7 @@ def test_strong_scaling_with_other_tokens_has_no_ratio() -> None:
 def test_a_number_of_devices_that_failed_keeps_the_others() -> None:
     result = scaling([*on(1, 1000), *on(2, 980), *on(8, 1.0, runs=1, word="oom", reason="tight")])
     assert result.rows[2].reason == "oom: tight" and result.rows[1].speed_up is not None
-    assert "8 devices:" in format_text(sheets(result)) and ": oom: tight" in format_text(sheets(result))
+    assert "8 devices:" in format_text(scaling_sheets(result)) and ": oom: tight" in format_text(scaling_sheets(result))
 
 
 def test_the_smallest_run_that_failed_is_no_base() -> None:
@@ -106,8 +106,8 @@ def test_one_number_of_devices_is_no_scaling(runs: list[RunRecord]) -> None:
 
 def test_the_table_fits_eighty_columns_and_json_is_whole() -> None:
     result = strong(case="c" * 70, chip="a-chip-with-a-very-long-name-of-its-own")
-    assert max(map(len, format_text(sheets(result)).splitlines())) <= 80
-    values = json.loads(json.dumps(as_values(result), allow_nan=False))
+    assert max(map(len, format_text(scaling_sheets(result)).splitlines())) <= 80
+    values = json.loads(json.dumps(scaling_json(result), allow_nan=False))
     assert values["rows"][2]["efficiency"]["value"] == pytest.approx(0.9)
 
 
@@ -119,13 +119,13 @@ def test_the_planners_prediction_stands_beside() -> None:
     result = scaling([*predicted(on(1, 1000), 1200.0), *predicted(on(2, 980), 1140.0), *on(4, 900)])
     assert [row.predicted for row in result.rows] == [1200.0, 1140.0, None]
     assert [row.predicted_efficiency for row in result.rows] == [None, pytest.approx(0.95), None]
-    text = format_text(sheets(result))
+    text = format_text(scaling_sheets(result))
     assert "predicted" in text and "1,140.0 0.950" in text and max(map(len, text.splitlines())) <= 80
-    assert as_values(result)["rows"][1]["predicted_efficiency"] == pytest.approx(0.95)
+    assert scaling_json(result)["rows"][1]["predicted_efficiency"] == pytest.approx(0.95)
 
 
 def test_without_a_prediction_the_column_says_why() -> None:
-    (_, table) = list(sheets(strong()))
+    (_, table) = list(scaling_sheets(strong()))
     assert table.header[-1] == "predicted" and [row[-1] for row in table.rows] == ["-", "-", "-"]
     assert "; - where" in table.notes[-1]
 

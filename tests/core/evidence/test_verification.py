@@ -34,7 +34,7 @@ from levelfield.catalog import registry as registries
 from levelfield.cli.main import main
 from levelfield.evidence.verification import OPTIONAL_FIELDS
 from levelfield.judge import cross_checks
-from levelfield.judge.promotion import reference_from
+from levelfield.judge.promotion import make_reference
 from levelfield.specs.base import dump, sha256_of
 from levelfield.specs.bundle import MANIFEST, Manifest
 from levelfield.specs.paths import RunPaths
@@ -65,7 +65,7 @@ def honest(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("honest")
     run = RunPaths(Path(shutil.copytree(recorded, folder / recorded.name)))
     enrich(run)
-    run.reference.write_text(dump(reference_from(run, "the test's")))
+    run.reference.write_text(dump(make_reference(run, "the test's")))
     seal_again(run)
     return bundled(folder / "run.zip", run)
 
@@ -480,7 +480,7 @@ def test_a_reference_that_accepts_more_than_this_checkouts_is_found(
     """The run differs by 1 % from the reference; the forged one has room for that."""
     run = RunPaths(Path(shutil.copytree(recorded, tmp_path / "runs" / recorded.name)))
     enrich(run)
-    right = json.loads(dump(reference_from(run, "the test's"))) | {"noise": [noise_row(1e-6)]}
+    right = json.loads(dump(make_reference(run, "the test's"))) | {"noise": [noise_row(1e-6)]}
     plugins = references(right)
     run.reference.write_text(json.dumps(right))
     seal_again(run)

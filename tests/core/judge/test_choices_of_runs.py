@@ -11,7 +11,7 @@ import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.errors import UsageError
 from levelfield.judge.collector import collect
-from levelfield.judge.promotion import promoted_reference, reference_from
+from levelfield.judge.promotion import make_reference, promoted_reference
 from levelfield.plan.resolution import routing_choices_for
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.specs.base import dump
@@ -73,7 +73,7 @@ def following(run: RunPaths, reference: Reference, **changes: Any) -> Result:
 def reference(run: RunPaths) -> Reference:
     write(run, 0, lines_of(0, None))
     seal_again(run)
-    return reference_from(run, "the test")
+    return make_reference(run, "the test")
 
 
 def routing(result: Result) -> tuple[bool | None, str]:
@@ -87,11 +87,11 @@ def test_a_reference_holds_the_choices_of_its_run(reference: Reference) -> None:
 
 def test_a_run_that_recorded_no_choices_or_not_all_is_not_promoted(run: RunPaths) -> None:
     with pytest.raises(UsageError, match=r"experts.*--case tiny_mixture:fake:fake:1:1"):
-        promoted_reference(run, "the test", None, replace=False)
+        promoted_reference(run, "the test", None, is_forced=False)
     write(run, 0, lines_of(0, None)[:-1])
     seal_again(run)
     with pytest.raises(UsageError, match=r"experts.*--case tiny_mixture:fake:fake:1:1"):
-        promoted_reference(run, "the test", None, replace=False)
+        promoted_reference(run, "the test", None, is_forced=False)
 
 
 def test_a_run_that_follows_is_judged_by_its_own_choices(run: RunPaths, reference: Reference) -> None:
@@ -101,7 +101,7 @@ def test_a_run_that_follows_is_judged_by_its_own_choices(run: RunPaths, referenc
     assert passed is True
     assert [word for word in ("followed;", "0 of 3,072") if word not in detail] == [], detail
     # one that followed is a reference with the same choices
-    assert promoted_reference(run, "again", None, replace=False).choices == reference.choices
+    assert promoted_reference(run, "again", None, is_forced=False).choices == reference.choices
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_each_pipeline_stage_has_its_own_peak(run: RunPaths) -> None:
     of_node1(run, lambda line: line["samples"][0].update(memory_used_bytes=2 * USED_BYTES))
     plan, status = read_plan(run), Status(word="valid")
     parts = node_parts(plan, read_raw(run))
-    assert node_figures.memory(plan, parts, status).stage_peaks is None
+    assert node_figures.run_memory(plan, parts, status).stage_peaks is None
     tuning = plan.tuning.model_copy(update={"layout": Layout(pipeline=2)})
-    staged = node_figures.memory(plan.model_copy(update={"tuning": tuning}), parts[::-1], status)
+    staged = node_figures.run_memory(plan.model_copy(update={"tuning": tuning}), parts[::-1], status)
     assert staged.stage_peaks == (USED_BYTES, 2 * USED_BYTES)

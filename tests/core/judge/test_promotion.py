@@ -15,7 +15,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.judge.admission import check_ceiling, first_calibration
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import limits_from
-from levelfield.judge.promotion import promoted_reference, reference_from, with_noise
+from levelfield.judge.promotion import add_noise, make_reference, promoted_reference
 from levelfield.measure.parameter_counts import parameter_shapes
 from levelfield.run import scheduler
 from levelfield.rundir.directory import read_plan, write_atomically
@@ -41,7 +41,7 @@ def with_gradients(run: RunPaths) -> None:
 @pytest.fixture
 def reference(run: RunPaths, twin: RunPaths) -> Reference:
     """The run as a reference that knows the noise of another run."""
-    return with_noise(reference_from(run, "the test's"), twin)
+    return add_noise(make_reference(run, "the test's"), twin)
 
 
 @pytest.fixture
@@ -157,15 +157,15 @@ def test_only_a_valid_run_becomes_a_reference_or_noise(twin: RunPaths, reference
     scale_losses(twin, 2.0, first=10)
     (twin.events / "rank1.jsonl").unlink()
     with pytest.raises(UsageError, match="twin00 is invalid"):
-        reference_from(twin, "why")
+        make_reference(twin, "why")
     with pytest.raises(UsageError, match="twin00 is invalid"):
-        with_noise(reference, twin)
+        add_noise(reference, twin)
 
 
 def test_noise_of_other_work_is_refused(twin: RunPaths, reference: Reference) -> None:
     changed = reference.identity.model_copy(update={"initial_weights": "sha256:other"})
     with pytest.raises(UsageError, match="initial_weights differ"):
-        with_noise(reference.model_copy(update={"identity": changed}), twin)
+        add_noise(reference.model_copy(update={"identity": changed}), twin)
 
 
 # ---- what may become noise
@@ -177,14 +177,14 @@ def five_rows(run: RunPaths, reference: Reference, tmp_path: Path) -> Reference:
     for size in range(3, 7):
         name = f"20260102T03040{size}Z_tiny_fake_fake_known{size}"
         other = copied(run, tmp_path, name, 1 + size * 1.5e-7, micro_batch=size)
-        reference = with_noise(reference, other)
+        reference = add_noise(reference, other)
     return reference
 
 
 def test_a_run_that_differs_does_not_make_itself_aligned(twin: RunPaths, five_rows: Reference) -> None:
     scale_losses(twin, 1.003, first=8)
     with pytest.raises(GateFailed) as refusal:
-        with_noise(five_rows, twin)
+        add_noise(five_rows, twin)
     for words in (
         "twin00 is diverged from tiny_smoke_fp32: curve 3.0e-03, limit ",
         "loss of step",
@@ -194,7 +194,7 @@ def test_a_run_that_differs_does_not_make_itself_aligned(twin: RunPaths, five_ro
         assert words in str(refusal.value)
     assert alignment(twin, five_rows).verdict == "diverged"
     reason = "a new kernel"
-    forced = with_noise(five_rows, twin, reason=reason)
+    forced = add_noise(five_rows, twin, reason=reason)
     assert [row.why for row in forced.noise if row.why] == [reason]
     assert alignment(twin, forced).verdict == "aligned"
     assert re.search(r"1 of .* --replace", alignment(twin, forced).limits or "")
@@ -250,17 +250,17 @@ def test_a_ratchet_of_runs_stops_at_the_ceiling_and_goes_on_with_a_reason(
         other = copied(run, tmp_path, f"2027010{number}T030405Z_tiny_fake_fake_step0{number}", micro_batch=8 + number)
         scale_losses(other, 1 + size, first=2)
         try:
-            reference = with_noise(reference, other)
+            reference = add_noise(reference, other)
         except GateFailed as error:
             assert "most 4 times" in str(error)
             assert "--replace --reason" in str(error)
             break
         admitted.append(other)
     assert len(admitted) < 5 and limit_of(reference, "curve") <= 4 * limit_of(five_rows, "curve")
-    forced = with_noise(reference, other, reason="a new kernel")
+    forced = add_noise(reference, other, reason="a new kernel")
     assert limit_of(forced, "curve") > limit_of(reference, "curve")
     small = copied(run, tmp_path, "20270109T030405Z_tiny_fake_fake_small0", 1 + 1e-7, micro_batch=20)
-    assert len(with_noise(forced, small).noise) == len(forced.noise) + 1, "what was widened with a reason may stay"
+    assert len(add_noise(forced, small).noise) == len(forced.noise) + 1, "what was widened with a reason may stay"
 
 
 def test_a_recorded_row_does_not_grow(run: RunPaths, five_rows: Reference, tmp_path: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_recorded_row_does_not_grow(run: RunPaths, five_rows: Reference, tmp_p
     row = min(five_rows.noise, key=lambda row: row.run_id)
     again = copied(run, tmp_path / "again", row.run_id, 1 + 1.2e-6, micro_batch=3)
     with pytest.raises(GateFailed, match=rf"{row.run_id} .* tiny_smoke_fp32 .* smaller"):
-        with_noise(five_rows, again)
-    same = with_noise(five_rows, RunPaths(tmp_path / "runs" / row.run_id))
+        add_noise(five_rows, again)
+    same = add_noise(five_rows, RunPaths(tmp_path / "runs" / row.run_id))
     assert sorted(same.noise, key=str) == sorted(five_rows.noise, key=str)
 
 
@@ -284,12 +284,12 @@ def test_no_shipped_reference_is_beyond_its_ceiling() -> None:
 
 @pytest.mark.parametrize(("factor", "holds"), [(1 + 1e-6, True), (1 + 1e-5, False), (1.003, False), (0.997, False)])
 def test_the_first_noise_has_a_ceiling(run: RunPaths, factor: float, holds: bool, tmp_path: Path) -> None:
-    first, other = reference_from(run, "the test's"), copied(run, tmp_path, "other", factor)
+    first, other = make_reference(run, "the test's"), copied(run, tmp_path, "other", factor)
     if holds:
-        assert len(with_noise(first, other).noise) == 1
+        assert len(add_noise(first, other).noise) == 1
         return
     with pytest.raises(GateFailed, match=r"first step .*limit 2.0e-06.* 5 rows"):
-        with_noise(first, other)
+        add_noise(first, other)
 
 
 def test_the_first_noise_is_of_the_references_own_framework(
@@ -297,13 +297,13 @@ def test_the_first_noise_is_of_the_references_own_framework(
 ) -> None:
     other = copied(run, tmp_path, "other", 1 + 1e-7, framework="elsewhere")
     with pytest.raises(GateFailed, match=r"with elsewhere, .* with fake\..*\(found 0\)"):
-        with_noise(reference_from(run, "the test's"), other)
-    assert "1 framework" in rows_of_noise(other, with_noise(five_rows, other))
+        add_noise(make_reference(run, "the test's"), other)
+    assert "1 framework" in rows_of_noise(other, add_noise(five_rows, other))
 
 
 def test_a_reference_is_no_noise_of_its_own(run: RunPaths, reference: Reference) -> None:
     with pytest.raises(UsageError, match="made from"):
-        with_noise(reference, run)
+        add_noise(reference, run)
 
 
 def test_a_row_keeps_who_and_what_varied_and_every_difference(run: RunPaths, five_rows: Reference) -> None:
@@ -317,7 +317,7 @@ def test_a_row_keeps_who_and_what_varied_and_every_difference(run: RunPaths, fiv
 
 
 def test_a_run_recorded_twice_has_one_row(twin: RunPaths, reference: Reference) -> None:
-    assert len(with_noise(reference, twin).noise) == len(reference.noise) == 1
+    assert len(add_noise(reference, twin).noise) == len(reference.noise) == 1
 
 
 def test_rows_of_older_references_are_read_as_maxima(run: RunPaths, reference: Reference) -> None:
@@ -412,11 +412,11 @@ def test_a_run_that_fails_against_the_present_reference_is_promoted_only_with_re
     write_atomically(twin.reference, dump(reference))
     seal_again(twin)
     with pytest.raises(GateFailed, match="--replace"):
-        promoted_reference(twin, "better", reference, replace=False)
+        promoted_reference(twin, "better", reference, is_forced=False)
     (row,) = reference.noise
     assert row.run_id == read_plan(twin).run_id
     other = row.model_copy(update={"run_id": "another run"})
-    made = promoted_reference(twin, "better", reference.model_copy(update={"noise": (row, other)}), replace=True)
+    made = promoted_reference(twin, "better", reference.model_copy(update={"noise": (row, other)}), is_forced=True)
     assert (made.why, made.run_id, made.noise) == ("better", row.run_id, (other,))
 
 

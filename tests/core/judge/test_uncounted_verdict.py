@@ -7,7 +7,7 @@ import json
 import pytest
 from levelfield.cli.main import main
 from levelfield.judge.collector import collect
-from levelfield.judge.promotion import reference_from
+from levelfield.judge.promotion import make_reference
 from levelfield.judge.verdict import verdict_under_status
 from levelfield.report.tables import format_text
 from levelfield.rundir.directory import read_plan, write_atomically
@@ -30,7 +30,7 @@ def aligned(run: RunPaths) -> None:
     for rank in range(2):
         event = {"event": "gradients", "step": 1, "squares": {name: 0.5 / len(names) for name in names}}
         insert_event(run, rank, event)
-    reference = reference_from(run, "the test's")
+    reference = make_reference(run, "the test's")
     assert plan.needs_certificate is False
     row = {
         "changed": "fake 1.2.3, 2 threads", "run_id": "another", "first_step": 1e-6, "gradient": 1e-4, "curve": 1e-5,

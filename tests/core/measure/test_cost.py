@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from compared_records import record, repeats
 from levelfield.cli.main import main
-from levelfield.compare.comparison import as_values, compare, sheets
+from levelfield.compare.comparison import compare, comparison_json, comparison_sheets
 from levelfield.compare.sides import cost_quantity, side_of
 from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
@@ -148,10 +148,10 @@ def test_a_side_has_the_costs_of_its_runs_and_a_ratio_of_them() -> None:
     assert figure.ratios[0].value == pytest.approx(0.5) and figure.ratios[0].standing == "lower"
     highest = rate.ratios[0].high
     assert highest is not None and figure.ratios[0].low == pytest.approx(1 / highest)
-    text = format_text(sheets(comparison))
+    text = format_text(comparison_sheets(comparison))
     assert "EUR/M tokens" in text
     assert "X1: rent" in text and " 3.6 EUR " in text
-    values = as_values(comparison)
+    values = comparison_json(comparison)
     assert values["figures"][-1]["unit"] == "EUR/1e6 tokens"
     assert values["prices"]["currency"] == "EUR"
 
@@ -163,7 +163,7 @@ def test_the_cost_of_a_record_has_all_its_devices() -> None:
     assert cost_quantity(prices(rent=3.6)).read(run) == pytest.approx(2 / 16)
     share = record(1, 1000, device_is=HOST_SHARE)
     quantity = cost_quantity(prices(rent=3.6, per="device"))
-    assert quantity.read(share) is None and "per node" in (quantity.reason(share) or "")
+    assert quantity.read(share) is None and "per node" in (quantity.missing_reason(share) or "")
 
 
 @pytest.fixture

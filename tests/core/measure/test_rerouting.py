@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from levelfield.errors import GateFailed
 from levelfield.judge.noise import limits_from, noise_of
-from levelfield.judge.promotion import reference_from, with_noise
+from levelfield.judge.promotion import add_noise, make_reference
 from levelfield.judge.verdict import reference_curve
 from levelfield.measure.alignment import AlignmentLimits, TrainingCurve, align
 from levelfield.measure.raw_facts import ComparedChoices
@@ -281,7 +281,7 @@ def test_in_sixteen_bits_the_routing_is_told_and_not_judged() -> None:
 def promoted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     folder = tmp_path_factory.mktemp("mixture") / "20260102T030405Z_tiny_mixture_fake_fake_abcdef"
     record_run(RunPaths(folder), MIXTURES, "tiny_mixture")
-    return folder, reference_from(RunPaths(folder), "the test")
+    return folder, make_reference(RunPaths(folder), "the test")
 
 
 def row(losses: Mapping[int, float], routing: Mapping[int, int], name: str = "row") -> NoiseRow:
@@ -341,6 +341,6 @@ def test_a_run_with_other_choices_becomes_no_row(promoted: tuple[Path, Reference
 
     edit(run.events / "rank1.jsonl", jump)
     with pytest.raises(GateFailed, match=r"bbbbbb .* other experts .*tiny_mixture"):
-        with_noise(reference, run)
-    (finding,) = with_noise(reference, run, "the test").noise
+        add_noise(reference, run)
+    (finding,) = add_noise(reference, run, "the test").noise
     assert finding.routing == {9: 1}

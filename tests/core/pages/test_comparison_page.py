@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from compared_records import repeats
 from levelfield.cli.main import main
-from levelfield.compare.comparison import compare, sheets
+from levelfield.compare.comparison import compare, comparison_sheets
 from levelfield.compare.sides import side_of
 from levelfield.pages.page_rendering import comparison_page
 from levelfield.report.sheets import Sheet
@@ -26,7 +26,7 @@ def compared(**more: Any) -> list[Sheet]:
     """Sheets of three sides; each change of the second asks for caution."""
     sides = [repeats(1000, 1010, 990), repeats(400, 404, 396, first=10, framework="paddle", **more)]
     sides.append(repeats(950, 955, 945, first=20, framework="jax", joules=None))
-    return list(sheets(compare([side_of("ABC"[i], runs) for i, runs in enumerate(sides)])))
+    return list(comparison_sheets(compare([side_of("ABC"[i], runs) for i, runs in enumerate(sides)])))
 
 
 class PageTexts(HTMLParser):

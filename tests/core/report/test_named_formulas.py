@@ -9,8 +9,7 @@ import pytest
 from compared_records import record
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
-from levelfield.compare.comparison import compare
-from levelfield.compare.comparison import sheets as compared_sheets
+from levelfield.compare.comparison import compare, comparison_sheets
 from levelfield.compare.published_rows import format_figure_rows
 from levelfield.compare.sides import side_of
 from levelfield.judge.collector import collect
@@ -49,7 +48,7 @@ def outputs(run: RunPaths) -> Iterator[tuple[str, str]]:
     for form in ("table", "markdown"):
         yield f"published, {form}", format_figure_rows(form, [result], Registry())
     comparison = compare([side_of("A", [record(1)]), side_of("B", [record(2, mfu=0.5)])])
-    yield "compare", format_text(compared_sheets(comparison))
+    yield "compare", format_text(comparison_sheets(comparison))
 
 
 def test_every_printed_mfu_names_its_formula(run: RunPaths) -> None:

@@ -19,10 +19,10 @@ import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import GateFailed, NotHere
-from levelfield.judge.certification import certificate_from
+from levelfield.judge.certification import make_certificate
 from levelfield.judge.collector import collect
 from levelfield.judge.noise import noise_row
-from levelfield.judge.promotion import reference_from
+from levelfield.judge.promotion import make_reference
 from levelfield.judge.verdict import reference_curve
 from levelfield.measure.calibration import noise_between
 from levelfield.plan.certificate_need import certificate_need, certifying_entry
@@ -86,7 +86,7 @@ class Bench:
 
     def promote(self, run_id: str) -> None:
         """Make a run the reference of its case, with the least noise."""
-        reference = reference_from(self.paths(run_id), "the test's")
+        reference = make_reference(self.paths(run_id), "the test's")
         curve = reference_curve(reference)
         row = noise_row(noise_between(curve, curve), "fake 1.2.3, DP1TP1PP1", "another", "", None, {})
         reference = reference.model_copy(update={"noise": (row,)})
@@ -305,7 +305,7 @@ def test_one_command_tries_a_subject_once(certified: CertifiedRun, monkeypatch: 
     monkeypatch.setattr("levelfield.run.runner.run", failing)
     maker, job = maker_and_job(certified)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("levelfield.run.certificate_maker.certificate_from", refusing)
+        patch.setattr("levelfield.run.certificate_maker.make_certificate", refusing)
         certificates = [maker.certify(job).job.plan.certificate for _ in range(3)]
     assert [used and used.reason for used in certificates] == [BROKEN] * 3 and len(tried) == 1
 
@@ -694,15 +694,15 @@ def test_what_is_no_aligned_run_in_fp32_at_smoke_scale_certifies_nothing(certifi
         ((small, plan.model_copy(update={"scale": "full"}), result), "certifies nothing: .*'smoke'"),
     ):
         with pytest.raises(GateFailed, match=words):
-            certificate_from(*arguments, subject)
+            make_certificate(*arguments, subject)
     rewrite(small.reference, lambda content: content["noise"][0].update(curve=0.5))
     seal_again(small)
     with pytest.raises(GateFailed, match="another reference"):
-        certificate_from(small, plan, collect(small), subject)
+        make_certificate(small, plan, collect(small), subject)
     rewrite(small.reference, lambda content: content.update(noise=[]))
     seal_again(small)
     with pytest.raises(GateFailed, match="is inconclusive"):
-        certificate_from(small, plan, collect(small), subject)
+        make_certificate(small, plan, collect(small), subject)
 
 
 def test_plans_and_results_of_before_certificates_are_still_read(

@@ -14,7 +14,7 @@ from levelfield.compare.published_rows import measured_row
 from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.errors import RunFailed, UsageError
 from levelfield.judge.collector import collect
-from levelfield.judge.promotion import reference_from, with_noise
+from levelfield.judge.promotion import add_noise, make_reference
 from levelfield.publish.foreign_tables import ExportedRun, row_notes
 from levelfield.report import repeats
 from levelfield.report.costs import format_results
@@ -272,8 +272,8 @@ def test_it_is_in_no_median_and_beside_no_published_row(doubtful: RunPaths, reco
 
 def test_it_becomes_no_reference_no_noise_and_no_certificate(doubtful: RunPaths, recorded: Path) -> None:
     word = collect(doubtful).status.word
-    reference = reference_from(RunPaths(recorded), "the test's")
-    for attempt in (lambda: reference_from(doubtful, "why"), lambda: with_noise(reference, doubtful, "why")):
+    reference = make_reference(RunPaths(recorded), "the test's")
+    for attempt in (lambda: make_reference(doubtful, "why"), lambda: add_noise(reference, doubtful, "why")):
         with pytest.raises(UsageError, match=f"is {word} \\(.*valid run"):
             attempt()
 

@@ -20,7 +20,7 @@ from levelfield.compare.matrix import ColumnRatio, MatrixCell, ResultMatrix, Tra
 from levelfield.compare.ranking import TOKENS, RankedBar
 from levelfield.compare.ratios import Ratio, mean_ratio
 from levelfield.compare.series_runs import ChosenRuns, recent_runs
-from levelfield.compare.sides import ComparedSide, exclusion, side_of, tuning_of
+from levelfield.compare.sides import ComparedSide, exclusion_reason, side_of, tuning_of
 from levelfield.errors import UsageError
 from levelfield.pages import first_view as first_view_module
 from levelfield.pages.content import read_content
@@ -224,7 +224,7 @@ def differing_ratios(
     outcome: Comparison, bars: Sequence[RankedBar], of_matrix: Sequence[Ratio | None], is_against_first: bool
 ) -> Iterator[str]:
     """Yield where the ratio of two sides is another one on the page or in the matrix, as far as they have it."""
-    if not outcome.comparability.holds:
+    if not outcome.comparability.is_comparable:
         yield f"compare says {outcome.comparability.unequal}, the matrix has both"
         return
     (ratio,) = outcome.figures[0].ratios
@@ -241,7 +241,7 @@ def test_every_door_has_the_same_runs_ratios_and_words() -> None:
 
 
 def newest_series(runs: Sequence[RunRecord], histories: Any, duels: Any = ()) -> Any:
-    newest = max((run for run in runs if exclusion(run) is None), key=lambda run: run.began, default=runs[-1])
+    newest = max((run for run in runs if exclusion_reason(run) is None), key=lambda run: run.began, default=runs[-1])
     return column_cell([run for run in runs if run.series == newest.series], histories, duels)
 
 
@@ -255,7 +255,7 @@ FAULTS: dict[str, tuple[object, str, object]] = {
     "a day has no end": (series_runs, "is_within_a_day", lambda first, second: True),
     "a day holds one run": (series_runs, "is_within_a_day", lambda first, second: False),
     "one run is enough": (series_runs, "MIN_RUNS", 1),
-    "a training that differs counts": (series_runs, "series_exclusion", exclusion),
+    "a training that differs counts": (series_runs, "series_exclusion_reason", exclusion_reason),
     "a disturbed run counts": (series_runs, "quiet_runs", list),
     "nodes and conditions are joined": (series_runs, "is_same_build", lambda a, b: tuning_of(a) == tuning_of(b)),
     "a label takes every run": (compared_runs, "labelled_runs", lambda records: ChosenRuns(tuple(records))),

@@ -9,9 +9,8 @@ import pytest
 from compared_records import repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
-from levelfield.compare.comparison import as_values, compare, sheets
-from levelfield.compare.matrix import matrix
-from levelfield.compare.matrix import sheets as matrix_sheets
+from levelfield.compare.comparison import compare, comparison_json, comparison_sheets
+from levelfield.compare.matrix import matrix, matrix_sheets
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.sides import side_of, tuning_of
 from levelfield.pages.content import read_content
@@ -112,8 +111,8 @@ def test_a_label_says_which_runs_it_leaves_out_and_why() -> None:
     assert "peak" in reasons[peak[0].run_id] and "env" in reasons[peak[0].run_id]
     side = side_of("A", chosen.runs, left_out=chosen.left_out)
     outcome = compare([side, side_of("B", repeats(90, 91, 92, first=20, framework="jax"))])
-    assert {entry["run"] for entry in as_values(outcome)["sides"][0]["left_out"]} == set(reasons)
-    output = format_text(sheets(outcome))
+    assert {entry["run"] for entry in comparison_json(outcome)["sides"][0]["left_out"]} == set(reasons)
+    output = format_text(comparison_sheets(outcome))
     assert all(run_id in output for run_id in reasons)
 
 
@@ -138,7 +137,7 @@ def test_the_shipped_bundles_compare_one_case_on_two_chips() -> None:
         chosen = runs_of_side(BundleRuns(file, Registry()), "gpt3_6.7B:torch")
         sides.append(side_of(chip, chosen.runs, left_out=chosen.left_out))
     outcome = compare(sides)
-    assert outcome.comparability.holds and outcome.figures[0].ratios[0].value
+    assert outcome.comparability.is_comparable and outcome.figures[0].ratios[0].value
     assert [{*map(tuning_of, side.counted)} for side in sides] == [{"base"}] * 2
 
 

@@ -27,7 +27,7 @@ from levelfield.specs.prices import Prices
 from levelfield.specs.record import RunRecord, StoreEvent
 from levelfield.specs.run_figures import MFU_NAME
 from levelfield.store.database import Store
-from levelfield.studies.duels import DuelOutcome, conclusion, duel, duel_looks, duel_values
+from levelfield.studies.duels import DuelOutcome, conclusion, duel_json, duel_looks, run_duel
 from pydantic import ValidationError
 
 AT = "2026-11-23T00:00:00+00:00"
@@ -47,7 +47,7 @@ def fought(speeds: list[tuple[float, float]] = DRIFTING, busy_run: int | None = 
         return runs[-1]
 
     quiet = QuietWait(pytest.fail, lambda: HostUse(0.0, 2))
-    return duel(["gpt:torch --env X=/home/me", "gpt:jax"], duel_looks(len(speeds), 1.0), start, quiet)
+    return run_duel(["gpt:torch --env X=/home/me", "gpt:jax"], duel_looks(len(speeds), 1.0), start, quiet)
 
 
 def runs_of(outcome: DuelOutcome) -> tuple[list[RunRecord], list[RunRecord]]:
@@ -180,9 +180,9 @@ def test_a_mean_over_trainings_counts_a_duel_by_its_pairs() -> None:
 
 def test_a_conclusion_names_the_load_of_a_disturbed_machine() -> None:
     quiet, loud = fought(), fought(busy_run=3)
-    for text in (conclusion(loud), loud.ratio.reason, str(duel_values(loud)["duel"]["disturbed"]), stated(loud).why):
+    for text in (conclusion(loud), loud.ratio.reason, str(duel_json(loud)["duel"]["disturbed"]), stated(loud).why):
         assert "up to 1.7 of 2 cores" in text
-    assert "disturbed" not in conclusion(quiet) + quiet.ratio.reason and duel_values(quiet)["duel"]["disturbed"] is None
+    assert "disturbed" not in conclusion(quiet) + quiet.ratio.reason and duel_json(quiet)["duel"]["disturbed"] is None
 
 
 def test_a_conclusion_has_no_words_of_the_user() -> None:
