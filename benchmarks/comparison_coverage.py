@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from levelfield.compare.ratios import T_QUANTILES, SideValues, ratio
+from levelfield.compare.ratios import T_QUANTILES, SideValues, compute_ratio
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 NOISE: dict[str, Draw] = {
@@ -67,7 +67,7 @@ def called(random: np.random.Generator, draw: Draw, counts: tuple[int, int], of:
 
 
 def compare_rule(one: np.ndarray, two: np.ndarray) -> bool:
-    comparison = ratio(SideValues(tuple(100 * np.exp(one))), SideValues(tuple(100 * np.exp(two))))
+    comparison = compute_ratio(SideValues(tuple(100 * np.exp(one))), SideValues(tuple(100 * np.exp(two))))
     return comparison.standing in ("higher", "lower")
 
 

@@ -108,12 +108,12 @@ def execute(options: argparse.Namespace) -> int:
         elif options.scaling:
             title = "Scaling"
             sheets, values, passes = _scaling_tables(
-                [sources.runs(side, options.repeats).runs for side in options.side]
+                [sources.runs_of_side(side, options.repeats).runs for side in options.side]
             )
         else:
             title, prices = "Comparison", load_prices(options.prices, registry)
             requirements = [parse_requirement(text, prices is not None) for text in options.require]
-            sides = [sources.runs(side, options.repeats) for side in options.side]
+            sides = [sources.runs_of_side(side, options.repeats) for side in options.side]
             sheets, values, passes = _comparison_tables(
                 sides, requirements, options.across == "precision", prices, sources
             )
@@ -144,7 +144,7 @@ def _refuse_conflicts(options: argparse.Namespace) -> None:
 def _scaling_tables(sides: Sequence[Sequence[RunRecord]]) -> Tables:
     from levelfield.compare import scaling
 
-    table = scaling.scaling(list({run.run_id: run for runs in sides for run in runs}.values()))
+    table = scaling.compute_scaling(list({run.run_id: run for runs in sides for run in runs}.values()))
     return list(scaling.scaling_sheets(table)), scaling.scaling_json(table), not table.unequal
 
 
@@ -186,9 +186,9 @@ def _side_letter(number: int) -> str:
 def _matrix_tables(axis: Dimension, cases: list[str] | None, frameworks: list[str], sources: RunSources) -> Tables:
     from levelfield.compare import matrix
 
-    records = [record for record in sources.latest() if cases is None or record.series.case in cases]
+    records = [record for record in sources.latest_runs() if cases is None or record.series.case in cases]
     columns = frameworks if axis == "framework" else ()
-    table = matrix.matrix(records, axis, columns, cases or (), sources.histories(records), sources.duels())
+    table = matrix.make_matrix(records, axis, columns, cases or (), sources.histories(records), sources.duels())
     return list(matrix.matrix_sheets(table)), matrix.matrix_json(table), True
 
 

@@ -99,12 +99,12 @@ def _create_diagnosis(
     run_python, case_string = None if plan.environment.folder else plan.environment.python, "{}:{}:{}:1:1".format
     return Diagnosis(
         registry=registry,
-        diagnosed=ComparedTraining(
+        diagnosed_training=ComparedTraining(
             case_string(plan.case, trained_framework, plan.hardware.vendor),
             TuningChoice(**shared_choices, **run_choices),
             run_python,
         ),
-        expected=ComparedTraining(
+        expected_training=ComparedTraining(
             case_string(plan.case, framework, plan.hardware.vendor), TuningChoice(**shared_choices), python
         ),
         scale=plan.scale,
@@ -129,9 +129,10 @@ def _choose_last_step(step: int | None, paths: RunPaths, plan: Plan, reference: 
 def _lines(
     plan: Plan, diagnosis: Diagnosis, verdict: Alignment, last_step: int, difference: StepComparison | None
 ) -> Iterator[str]:
+    diagnosed, expected = diagnosis.diagnosed_training, diagnosis.expected_training
     rows = [
         ("the run", f"{verdict.verdict}: {verdict.reason}"),
-        ("compared", f"{diagnosis.diagnosed.case_string} and {diagnosis.expected.case_string}, one process each"),
+        ("compared", f"{diagnosed.case_string} and {expected.case_string}, one process each"),
     ]
     first_index = 0
     if difference is None:
@@ -192,8 +193,8 @@ def _diagnosis_values(
     ]
     return {
         "run": {"verdict": verdict.verdict, "reason": verdict.reason},
-        "found": diagnosis.diagnosed.case_string,
-        "expected": diagnosis.expected.case_string,
+        "found": diagnosis.diagnosed_training.case_string,
+        "expected": diagnosis.expected_training.case_string,
         "suspected_step": last_step,
         "steps_compared": sorted(diagnosis.probes),
         "first_step": difference.step if difference else None,

@@ -139,7 +139,7 @@ def _arm_runner(
 
     def run_arm(arm: str, number: int) -> RunRecord:
         job = iter([arm_jobs[arm][number - 1]])
-        jobs = terminal.announced(job) if number == 1 else job
+        jobs = terminal.announce_jobs(job) if number == 1 else job
         (result,) = scheduler.run_all(jobs, runs, listener, partial(find_reference, registry), certify)
         terminal.show_status(result)
         if result.status.is_interrupted:

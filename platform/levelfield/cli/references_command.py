@@ -192,7 +192,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     terminal = Terminal(quiet=options.json, record_run=run_recorder(options.store, options.no_store))
     has_failed_run, refusals = False, list[str]()
     jobs = scheduler.jobs(registry, variation_entries(registry, plan), None)
-    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), find_stored_reference):
+    for result in scheduler.run_all(terminal.announce_jobs(jobs), runs, terminal.listener(), find_stored_reference):
         terminal.show_status(result)
         if result.status.word != "valid":
             has_failed_run = True

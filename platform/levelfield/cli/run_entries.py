@@ -91,7 +91,7 @@ def run_jobs(
 ) -> list[Result]:
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
     results, reference = [], partial(find_reference, registry)
-    for result in scheduler.run_all(terminal.announced(jobs), runs, terminal.listener(), reference, certify):
+    for result in scheduler.run_all(terminal.announce_jobs(jobs), runs, terminal.listener(), reference, certify):
         terminal.show_status(result)
         results.append(result)
     return results

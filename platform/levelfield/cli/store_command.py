@@ -159,15 +159,15 @@ def _import(options: argparse.Namespace) -> int:
     statement_count, not_sealed, problems = len(source.statements), source.not_sealed, source.problems
     if options.json:
         counts = {
-            "new": added.new,
-            "known": added.existing,
-            "conflicts": list(added.conflicts),
+            "new": added.new_count,
+            "known": added.existing_count,
+            "conflicts": list(added.conflicting_runs),
             "statements": statement_count,
         }
         print(json_text({**counts, "not_sealed": not_sealed, "problems": problems}))
     else:
         statements = f", {statement_count:,} event(s), expectation(s) or finding(s)" if statement_count else ""
-        print(f"{added.new:,} new, {added.existing:,} known already{statements}")
+        print(f"{added.new_count:,} new, {added.existing_count:,} known already{statements}")
         for reason, count in Counter(not_sealed.values()).most_common(_MAX_LISTED):
             first = next(run_id for run_id, other in not_sealed.items() if other == reason)
             runs = first if count == 1 else f"{count:,} runs, such as {first}"
@@ -176,7 +176,7 @@ def _import(options: argparse.Namespace) -> int:
         "run {0}: the store has other content for this id; both are kept aside and are in no history. Find out which "
         "is right, then `store prune --run {0}` and import that one"
     )
-    if problems := [*problems, *map(conflict_message.format, added.conflicts)]:
+    if problems := [*problems, *map(conflict_message.format, added.conflicting_runs)]:
         more = [f"and {len(problems) - _MAX_LISTED} more"] if len(problems) > _MAX_LISTED else []
         raise UsageError("\n".join([*problems[:_MAX_LISTED], *more]))
     return 0

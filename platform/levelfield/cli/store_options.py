@@ -161,4 +161,4 @@ def _record_run(paths: RunPaths, address: str | None) -> bool:
 
     record = require_storable(record_of(paths), str(paths.root))
     with Store.open(address) as store:
-        return bool(store.add([record]).conflicts)
+        return bool(store.add([record]).conflicting_runs)

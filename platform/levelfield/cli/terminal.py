@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from levelfield.report.sheets import Sheet
     from levelfield.run.runner import Listener
     from levelfield.run.scheduler import Job
-    from levelfield.rundir.follower import Progress
+    from levelfield.rundir.follower import StepProgress
     from levelfield.specs.paths import RunPaths
     from levelfield.specs.plan import Plan
     from levelfield.specs.result import Result
@@ -130,14 +130,14 @@ class Terminal:
         """Print what a person still has to know after the command has ended."""
         self.say(text)
 
-    def announced(self, jobs: Iterator[Job]) -> Iterator[Job]:
+    def announce_jobs(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Yield the same jobs, and before each print what will run and why at this scale."""
         for job in jobs:
             for sentence in announcement(job.plan):
                 self.say(sentence)
             yield job
 
-    def show_step(self, plan: Plan, progress: Progress) -> None:
+    def show_step(self, plan: Plan, progress: StepProgress) -> None:
         """Show a finished step: a redrawn line on a terminal, a line every few seconds elsewhere."""
         if self._quiet:
             return
@@ -262,7 +262,7 @@ def announcement(plan: Plan) -> list[str]:
     return [*lines, *(f"notice: {notice}" for notice in plan.notices)]
 
 
-def progress_line(progress: Progress) -> str:
+def progress_line(progress: StepProgress) -> str:
     left = words.NONE if progress.seconds_left is None else words.duration(progress.seconds_left)
     return (
         f"step {progress.step}/{progress.steps}  loss {words.format_number(progress.loss, 4)}  "

@@ -109,7 +109,7 @@ class Comparability:
         return not self.unequal
 
 
-def comparability(sides: Sequence[ComparedSide], across_precision: bool = False) -> Comparability:
+def check_comparability(sides: Sequence[ComparedSide], across_precision: bool = False) -> Comparability:
     """Return whether sides may be compared. across_precision: the precision differs on purpose."""
     # Across precisions the work must be the same but for its precision.
     fixed: dict[str, FieldReader] = (

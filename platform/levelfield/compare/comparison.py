@@ -13,11 +13,11 @@ from levelfield.compare.comparability import (
     NO_VALUE,
     Comparability,
     ComparedField,
-    comparability,
+    check_comparability,
     cost_cautions,
 )
 from levelfield.compare.deciding import deciding_commands
-from levelfield.compare.ratios import DuelArm, HistoricNoise, Ratio, SideValues, historic_noise, ratio
+from levelfield.compare.ratios import DuelArm, HistoricNoise, Ratio, SideValues, compute_ratio, historic_noise
 from levelfield.compare.sides import QUANTITIES, RATE, ComparedSide, Quantity, cost_quantity, exclusion_reason
 from levelfield.errors import UsageError
 from levelfield.measure.series import Interval, median_interval
@@ -83,7 +83,7 @@ def compare(
             if other := owners.get(run.run_id):
                 raise UsageError(f"compare: found run {run.run_id} on sides {other} and {side.name}; expected it once")
         owners |= {run.run_id: side.name for run in side.runs}
-    field_groups = comparability(sides, across_precision)
+    field_groups = check_comparability(sides, across_precision)
     counted = [run for side in sides for run in side.counted]
     quantities = [
         quantity
@@ -164,7 +164,7 @@ def side_ratio(quantity: Quantity, side: SideValues, base: SideValues) -> Ratio:
     """Return side over base."""
     if not side.values or not base.values:
         return Ratio(None, None, None, "no ratio", "a side has no such figure")
-    computed = ratio(side, base)
+    computed = compute_ratio(side, base)
     if quantity.is_noisy or computed.value is None:
         return computed
     reason = "a loss differs by arithmetic, which statistics over repeats do not show; see the alignment verdict"

@@ -173,7 +173,7 @@ class ResultMatrix:
     not_run: tuple[str, ...] = ()  # cases without a run
 
 
-def matrix(
+def make_matrix(
     records: Iterable[RunRecord],
     dimension: Dimension,
     expected: Sequence[str] = (),

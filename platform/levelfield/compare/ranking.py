@@ -105,7 +105,9 @@ def contender_of_cell(cell: MatrixCell) -> Contender:
     return Contender(chip_of(first.series), first.series.framework_label, tuning_of(first) or "", cell.side, parts)
 
 
-def ranking(contenders: Sequence[Contender], metric: Metric, histories: Histories, duels: Duels = ()) -> Ranking:
+def rank_contenders(
+    contenders: Sequence[Contender], metric: Metric, histories: Histories, duels: Duels = ()
+) -> Ranking:
     """Return the contenders of a training in order. One that must not be compared with most others has no bar."""
     comparable, unranked = _largest_comparable_group(contenders)
     bars = []

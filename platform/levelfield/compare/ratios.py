@@ -111,7 +111,7 @@ class _Variance:
 SidePair = tuple[SideValues, SideValues]  # a side and its base
 
 
-def ratio(side: SideValues, base: SideValues) -> Ratio:
+def compute_ratio(side: SideValues, base: SideValues) -> Ratio:
     """Return side over base. A value that is not a positive number gives no ratio; too few runs give no interval."""
     return mean_ratio([(side, base)])
 

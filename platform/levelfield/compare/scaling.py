@@ -62,7 +62,7 @@ class Scaling:
     unequal: tuple[ComparedField, ...]  # the fields that differ, so that nothing is compared
 
 
-def scaling(records: Sequence[RunRecord]) -> Scaling:
+def compute_scaling(records: Sequence[RunRecord]) -> Scaling:
     """Return the scaling over runs of one training. Raises UsageError below two numbers of devices."""
     counts = sorted({record.series.devices for record in records})
     if len(counts) < 2:

@@ -18,7 +18,7 @@ from levelfield.specs.base import Document, Value, dump, load
 from levelfield.user_folders import cache_folder
 
 CorpusKind = Literal["megatron", "paddle"]
-Progress = Callable[[int, int], None]  # takes the bytes done and the total bytes
+ProgressCallback = Callable[[int, int], None]  # takes the bytes done and the total bytes
 
 CORPUS_SUFFIXES: Mapping[CorpusKind, tuple[str, str]] = {
     "megatron": (".bin", ".idx"),

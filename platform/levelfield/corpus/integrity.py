@@ -13,7 +13,7 @@ from levelfield.corpus.facts import (
     CORPUS_SUFFIXES,
     CorpusFacts,
     CorpusKind,
-    Progress,
+    ProgressCallback,
     corpus_files,
     file_marks,
     load_facts,
@@ -30,7 +30,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 def check_corpus(
-    prefix: str | Path, kind: CorpusKind | None = None, progress: Progress | None = None, reread: bool = False
+    prefix: str | Path, kind: CorpusKind | None = None, progress: ProgressCallback | None = None, reread: bool = False
 ) -> CorpusFacts:
     """Return the facts of the corpus at `prefix`. It is read in full, unless its files' sizes and times are unchanged.
 
@@ -71,7 +71,7 @@ def detect_kind(prefix: Path) -> CorpusKind:
     return kind
 
 
-def _read_all(kind: CorpusKind, prefix: Path, progress: Progress) -> CorpusFacts:
+def _read_all(kind: CorpusKind, prefix: Path, progress: ProgressCallback) -> CorpusFacts:
     try:
         corpus = open_corpus(kind, str(prefix))
         if kind == "paddle":
@@ -146,7 +146,7 @@ def _first_true(flags: Any) -> int | None:
     return int(np.argmax(flags)) if flags.any() else None
 
 
-def scan_files(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: Progress) -> tuple[str, int]:
+def scan_files(paths: tuple[Path, Path], dtype: Any, tokens: int, progress: ProgressCallback) -> tuple[str, int]:
     """Read tokens and index. Return the digest of both and the largest token.
 
     The digest is sha256 over the hexadecimal sha256 of both files, tokens first, one per line. Raises CorpusError with

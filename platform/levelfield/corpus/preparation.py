@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from levelfield.corpus.facts import CorpusFacts, Preparation, Progress, corpus_files, file_marks, store_facts
+from levelfield.corpus.facts import CorpusFacts, Preparation, ProgressCallback, corpus_files, file_marks, store_facts
 from levelfield.corpus.integrity import check_corpus
 from levelfield.corpus.texts import Piece, find_texts, is_text, read_lines, read_pieces, split_text
 from levelfield.corpus.tokenization import Tokenizer, open_tokenizer
@@ -33,7 +33,7 @@ def prepare_corpus(
     tokenizer: str,
     output: str | Path,
     suffixes: Sequence[str] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     force: bool = False,
     end_token: str | None = None,
     field: str | None = None,
@@ -70,7 +70,7 @@ class TextSource:
 
     texts: Sequence[Path]
     total_bytes: int
-    progress: Progress | None
+    progress: ProgressCallback | None
     field: str | None = None
     files: int = 0
     documents: int = 0

@@ -35,7 +35,7 @@ def find_texts(inputs: Sequence[str | Path], suffixes: Sequence[str] | None = No
     """Return the files to read: each named file, and all files with one of `suffixes` below each directory.
 
     They are sorted by name within each directory. Names that begin with a dot are left out. Links are followed,
-    each directory only once. suffixes: SUFFIXES by default, ("*",) for all. Raises CorpusError for a missing input.
+    each directory only once. suffixes: TEXT_SUFFIXES by default, ("*",) for all. Raises CorpusError if one is missing.
     """
     lower_suffixes = tuple(suffix.lower() for suffix in suffixes or TEXT_SUFFIXES)
     texts: list[Path] = []

@@ -22,7 +22,7 @@ from levelfield.nights.gate_input import (
     missing_findings,
     order_of_night,
 )
-from levelfield.series.causes import change_families, drop_explained_pairs, moved_series, night_chances
+from levelfield.series.causes import change_families, drop_explained_pairs, moved_series, night_probabilities
 from levelfield.series.examination import Examination, standing_baseline
 from levelfield.series.findings import COMPARED_WORDS, FIGURE_NAMES, Finding, worst_first
 from levelfield.series.judgement import (
@@ -55,7 +55,7 @@ ConfirmingPairs = Callable[[str, GatedFigure], "Pairs | str | None"]
 NullPairs = Callable[[str, GatedFigure], Iterable[Pair]]
 
 MAX_PAIRS_PER_NIGHT = 100
-MIN_CHANCE = 1e-9  # of smaller probabilities, the one with the larger excess comes first
+MIN_PROBABILITY = 1e-9  # of smaller probabilities, the one with the larger excess comes first
 MAX_RECENT_NULL_PAIRS = 21  # of a series in the last weeks; with as many no more are run
 # The figures of a series share its pairs: a run has all of them.
 RecordPair = tuple[StoredFigures, StoredFigures]  # of the accepted build and of tonight's
@@ -93,7 +93,7 @@ class Suspect:
 
     series: str
     figure: GatedFigure
-    chance: float  # the probability of such a night without a cause
+    probability: float  # the probability of such a night without a cause
     examination: Examination
 
 
@@ -187,20 +187,21 @@ def suspects(inputs: GateInput) -> list[Suspect]:
     """Return the figures that pairs should confirm, the most suspicious first."""
     ranked = _ranked_suspicions(_examined_figures(inputs))
     return [
-        Suspect(context.series, examination.figure, chance, examination) for (context, examination), chance in ranked
+        Suspect(context.series, examination.figure, probability, examination)
+        for (context, examination), probability in ranked
     ]
 
 
 def _ranked_suspicions(members: Sequence[ExaminedFigure]) -> list[tuple[ExaminedFigure, float]]:
     """Return the figures that pairs should confirm, the most suspicious first, with their probability by chance."""
-    chances = night_chances(members)
+    probabilities = night_probabilities(members)
     ranked: list[tuple[tuple[float, float], ExaminedFigure, float]] = []
     for context, examination in members:
         if needs_pairs(examination, context):
-            chance = chances.get((context.series, examination.figure), 1.0)
+            probability = probabilities.get((context.series, examination.figure), 1.0)
             excess = examination.tonight.cost - examination.level.cost if examination.level else 0.0
-            order = chance if chance > MIN_CHANCE else min(chance, 0), -excess
-            ranked.append((order, (context, examination), chance))
+            order = probability if probability > MIN_PROBABILITY else min(probability, 0), -excess
+            ranked.append((order, (context, examination), probability))
     return [(member, chance) for _, member, chance in sorted(ranked, key=lambda entry: entry[0])]
 
 
@@ -213,8 +214,8 @@ def _examined_figures(inputs: GateInput) -> list[ExaminedFigure]:
     members = drop_explained_pairs(list(examinations(inputs)))
     if len(members) <= MANY_SERIES:
         return members
-    chances = [examination.suspicion.probability for _, examination in members if examination.suspicion]
-    remaining_flags = iter(within_false_discovery_rate(chances, len(members), FALSE_DISCOVERY_RATE))
+    probabilities = [examination.suspicion.probability for _, examination in members if examination.suspicion]
+    remaining_flags = iter(within_false_discovery_rate(probabilities, len(members), FALSE_DISCOVERY_RATE))
     return [
         (replace(context, is_likely_chance=bool(examination.suspicion) and not next(remaining_flags)), examination)
         for context, examination in members

@@ -26,7 +26,7 @@ from levelfield.specs.result import Result
 
 OVER_BUDGET = "the budget of the night holds no more"
 MAX_NIGHTS_READ = 10
-Progress = Literal["waiting", "started", "done", "left out"]
+EntryState = Literal["waiting", "started", "done", "left out"]
 
 NO_ENVIRONMENT = "failed (environment)"
 UNKNOWN_SECONDS = 120.0  # expected of an entry when no entry has run before
@@ -39,7 +39,7 @@ class NightEntry(Value):
 
     name: str
     series: str | None = None
-    state: Progress = "waiting"
+    state: EntryState = "waiting"
     run_id: str | None = None
     seconds: float | None = None  # expected; of a done entry measured
     reason: str | None = None  # why it was left out, or is not valid

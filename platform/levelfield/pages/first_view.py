@@ -24,7 +24,7 @@ from levelfield.compare.ranking import (
     caution_fields,
     contender_of_cell,
     overall_ranking,
-    ranking,
+    rank_contenders,
 )
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.series_runs import recent_runs
@@ -268,7 +268,7 @@ def first_view(
     trainings: Sequence[TrainingContenders], metric: Metric, histories: Histories, duels: Duels = ()
 ) -> FirstView:
     """Return the page by one metric. The answer is over trainings of one scale."""
-    rankings = [(training, ranking(training.contenders, metric, histories, duels)) for training in trainings]
+    rankings = [(training, rank_contenders(training.contenders, metric, histories, duels)) for training in trainings]
     bars = [bar for _, ranked in rankings for bar in ranked.bars]
     answer = overall_ranking([ranked for _, ranked in rankings], metric)
     chips = {bar.contender.chip for bar in bars}

@@ -43,7 +43,7 @@ from levelfield.run.node_power import sample_node_power
 from levelfield.run.provenance import provenance
 from levelfield.run.run_devices import lock_devices, sample_devices
 from levelfield.rundir import directory, run_state
-from levelfield.rundir.follower import Follower, Progress
+from levelfield.rundir.follower import Follower, StepProgress
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.node_readings import write_node_readings, write_node_software
 from levelfield.rundir.raw_files import read_raw
@@ -64,7 +64,7 @@ class Listener:
     """Callbacks for the progress of a run."""
 
     say: Callable[[str], None]  # for a sentence
-    step: Callable[[Plan, Progress], None]  # for a finished step
+    step: Callable[[Plan, StepProgress], None]  # for a finished step
     record_run: Callable[[RunPaths], None] = lambda paths: None  # for the files of a run that has its result
 
 

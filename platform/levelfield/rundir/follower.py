@@ -17,7 +17,7 @@ _SPEED_STEPS = 10  # steps over which the speed is shown
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """One finished step."""
 
     step: int
@@ -42,7 +42,7 @@ class Follower:
         self._last_look_ns = time.monotonic_ns()
         self.seen: dict[str, dict[str, tuple[int, int]]] = {}
 
-    def read(self) -> list[Progress]:
+    def read(self) -> list[StepProgress]:
         """Return the steps that finished since the last call, in order.
 
         `seen` then has, by rank, when the two ends of the window arrived: between the last look before that had not
@@ -69,7 +69,9 @@ class Follower:
                 seconds = (ends[step] - ends[first]) / 1e9 / (step - first)
                 rate = training.tokens_per_step / seconds / self._plan.world_size
                 seconds_left = seconds * (training.steps - step)
-            finished.append(Progress(step, training.steps, self._losses.get(step), rate, self._memory, seconds_left))
+            finished.append(
+                StepProgress(step, training.steps, self._losses.get(step), rate, self._memory, seconds_left)
+            )
         return finished
 
     def _store(self, event: JsonObject, path: Path) -> None:

@@ -180,7 +180,7 @@ def optional(read: Callable[[Any], T], value: Any) -> T | None:
 
 
 def number(value: Any) -> float:
-    """Return a number; infinite beyond _LARGEST_FIGURE: no figure of a training is so large, and their sums overflow.
+    """Return a number; infinite beyond _MAX_FIGURE: no figure of a training is so large, and their sums overflow.
 
     Events hold values that JSON lacks as words: "nan", "inf", "-inf".
     """

@@ -93,35 +93,35 @@ def moved_series(family: Sequence[ChangedSeries]) -> list[MovedSeries]:
             candidates = [m for m in candidates if abs(m.step.excess) > m.step.limit(Z_OF_LONE_STEP)]
         elif candidates:
             earlier = sorted(direction * step for member in family for step in _steps_before_change(member.step))
-            chances = []  # the probability of a step so large: by the t distribution, or by nights without a change
+            probabilities = []  # of a step so large: by the t distribution, or by nights without a change
             for step in (member.step for member in candidates):
                 size = direction * step.excess / step.standard_error
                 share = (
                     (len(earlier) - bisect_left(earlier, size / EARLIER_STEP_MARGIN)) / len(earlier) if earlier else 0.0
                 )
-                chances.append(max(t_tail_probability(size, step.level_before.freedom), share))
-            flags = within_false_discovery_rate(chances, len(family), FALSE_STEP_RATE)
+                probabilities.append(max(t_tail_probability(size, step.level_before.freedom), share))
+            flags = within_false_discovery_rate(probabilities, len(family), FALSE_STEP_RATE)
             candidates = [m for m, has_passed in zip(candidates, flags, strict=True) if has_passed]
         if candidates:
             groups.append(MovedSeries(candidates[0].examination.figure, tuple(candidates), len(family)))
     return groups
 
 
-def night_chances(examined: Sequence[ExaminedFigure]) -> dict[tuple[str, GatedFigure], float]:
+def night_probabilities(examined: Sequence[ExaminedFigure]) -> dict[tuple[str, GatedFigure], float]:
     """Return by series and figure the probability of such a night by chance, apart from a change of conditions.
 
     The least likely one gets pairs first; a build that pairs have shown to be worse has -1.
     """
-    chances = {
+    probabilities = {
         (context.series, night.figure): night.suspicion.probability
         for context, night in examined
         if night.suspicion and night.suspicion.direction > 0
     }
     for family in change_families(examined).values():
-        for (context, examination, _), chance in _chances_beside_family(family):
+        for (context, examination, _), probability in _probabilities_beside_family(family):
             if context.are_pairs_due:
-                chances[context.series, examination.figure] = -1.0 if context.is_build_worse else chance
-    return chances
+                probabilities[context.series, examination.figure] = -1.0 if context.is_build_worse else probability
+    return probabilities
 
 
 def drop_explained_pairs(examined: Sequence[ExaminedFigure]) -> list[ExaminedFigure]:
@@ -134,8 +134,15 @@ def drop_explained_pairs(examined: Sequence[ExaminedFigure]) -> list[ExaminedFig
     for family in change_families(examined).values():
         cleared = sum(member.context.is_build_cleared for member in family)
         if cleared >= MIN_CLEARED_BUILDS and not any(member.context.is_build_worse for member in family):
-            chances = {(m.context.series, m.examination.figure): chance for m, chance in _chances_beside_family(family)}
-            explained |= {key for key, chance in chances.items() if min(chance, 1 - chance) > normal_tail(SUSPICION_Z)}
+            probabilities = {
+                (m.context.series, m.examination.figure): probability
+                for m, probability in _probabilities_beside_family(family)
+            }
+            explained |= {
+                key
+                for key, probability in probabilities.items()
+                if min(probability, 1 - probability) > normal_tail(SUSPICION_Z)
+            }
     return [
         (
             replace(context, are_pairs_due=False) if (context.series, examination.figure) in explained else context,
@@ -145,7 +152,7 @@ def drop_explained_pairs(examined: Sequence[ExaminedFigure]) -> list[ExaminedFig
     ]
 
 
-def _chances_beside_family(family: Sequence[ChangedSeries]) -> Iterator[tuple[ChangedSeries, float]]:
+def _probabilities_beside_family(family: Sequence[ChangedSeries]) -> Iterator[tuple[ChangedSeries, float]]:
     """Yield each series of a family with the probability that chance puts it so far above their median.
 
     A driver that makes all faster hides a slower build in each of them, but not beside the others.

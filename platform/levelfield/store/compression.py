@@ -89,7 +89,7 @@ def _deflate(data: bytes, dictionary: bytes = b"") -> bytes:
 
 
 def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
-    """Return the decompressed bytes. Raises ValueError for damaged ones, and for more than MAX_BYTES."""
+    """Return the decompressed bytes. Raises ValueError for damaged ones, and for more than MAX_VALUE_BYTES."""
     try:
         decompressor = zlib.decompressobj(_RAW_DEFLATE, dictionary)
         content = decompressor.decompress(data, MAX_VALUE_BYTES)

@@ -99,7 +99,7 @@ class Store(AbstractContextManager["Store"]):
 
     def add(self, records: Iterable[RunRecord]) -> AddedRuns:
         """Add records in batches, each in a transaction of its own. A run that is stored already changes nothing."""
-        new, existing, conflicts, remaining = 0, 0, dict[str, None](), iter(records)
+        new_count, existing_count, conflicting_runs, remaining = 0, 0, dict[str, None](), iter(records)
         with infrequent_gc():
             while batch := list(islice(remaining, RECORDS_PER_BATCH)):
                 try:
@@ -108,9 +108,9 @@ class Store(AbstractContextManager["Store"]):
                 except BaseException:
                     self._insertion = RunInsertion()  # its rows were taken back
                     raise
-                new, existing = new + added.new, existing + added.existing
-                conflicts |= dict.fromkeys(added.conflicts)
-        return AddedRuns(new, existing, tuple(conflicts))
+                new_count, existing_count = new_count + added.new_count, existing_count + added.existing_count
+                conflicting_runs |= dict.fromkeys(added.conflicting_runs)
+        return AddedRuns(new_count, existing_count, tuple(conflicting_runs))
 
     def series(self, case: str | None = None) -> list[StoredSeries]:
         """Return the series with their numbers of runs, in the order of their labels."""

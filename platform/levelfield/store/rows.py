@@ -86,9 +86,9 @@ class DigestCache:
 class AddedRuns:
     """How many records were added, and which were not."""
 
-    new: int = 0
-    existing: int = 0
-    conflicts: tuple[str, ...] = ()  # ids of runs that are there with other content, and are aside now
+    new_count: int = 0
+    existing_count: int = 0
+    conflicting_runs: tuple[str, ...] = ()  # ids of runs that are there with other content, and are aside now
 
 
 class RunInsertion:

@@ -82,13 +82,13 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
     drawn_ranks = slowest if len(slowest) <= MAX_TRACED_RANKS else [*slowest[: MAX_TRACED_RANKS - 1], slowest[-1]]
     drawn = _drawn_devices(devices)
     max_points = min(MAX_TRACE_POINTS, MAX_READINGS // max(1, len(drawn)))
-    parts = min(max_points, max((len(device.readings) for device in drawn), default=0))
+    interval_count = min(max_points, max((len(device.readings) for device in drawn), default=0))
     return RunTraces(
         seconds=round(max(map(sum, times.values()), default=0) / 1e6, 3),
-        parts=parts,
+        parts=interval_count,
         devices=len(devices),
         ranks=len(ranks),
-        device_traces=tuple(DeviceTrace(device=d.name, values=_mean_values(d, parts)) for d in drawn),
+        device_traces=tuple(DeviceTrace(device=d.name, values=_mean_values(d, interval_count)) for d in drawn),
         rank_traces=tuple(
             RankTrace(rank=r, step_microseconds=times[r]) for r in sorted(drawn_ranks) if len(drawn_ranks) > 1
         ),
@@ -130,10 +130,13 @@ def _finite_values(device: DeviceReadings, value_of: Callable[[Reading], float |
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _mean_values(device: DeviceReadings, parts: int) -> dict[TracedQuantity, tuple[float | None, ...]]:
-    """Return the mean of each of `parts` equal parts of the time, by quantity. What was never read is left out."""
+def _mean_values(device: DeviceReadings, interval_count: int) -> dict[TracedQuantity, tuple[float | None, ...]]:
+    """Return the mean in each of `interval_count` equal parts of the time, by quantity, without any never read."""
     length = device.end_ns - device.begin_ns
-    indices = [min(parts - 1, (reading.time_ns - device.begin_ns) * parts // length) for reading in device.readings]
+    indices = [
+        min(interval_count - 1, (reading.time_ns - device.begin_ns) * interval_count // length)
+        for reading in device.readings
+    ]
     means: dict[TracedQuantity, tuple[float | None, ...]] = {}
     for name, value_of in _DRAWN_VALUES.items():
         values_by_index: dict[int, list[float]] = defaultdict(list)
@@ -145,7 +148,7 @@ def _mean_values(device: DeviceReadings, parts: int) -> dict[TracedQuantity, tup
                 round(sum(values) / len(values), _DIGITS.get(name, 1))
                 if (values := values_by_index.get(index))
                 else None
-                for index in range(parts)
+                for index in range(interval_count)
             )
     return means
 

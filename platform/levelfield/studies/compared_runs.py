@@ -46,17 +46,18 @@ _WILDCARDS = re.compile(r"[*?\[]")
 class FolderRuns:
     """The run directories of a folder. Figures come from the raw files, so an edited result.json changes none.
 
-    A key is what `find` and `matching`, by a pattern of ids or of paths, return for a run. `newest` yields the runs of
-    a series' trend, the newest first, each read when it is taken; dates in the future come last.
+    `find_key` and `matching_keys`, by a pattern of ids or of paths, return the keys by which `record` reads runs.
+    `newest_runs` yields the runs of a series' trend, the newest first, each read when it is taken; dates in the future
+    come last.
     """
 
     folder: Path
     registry: Registry = field(default_factory=Registry)
 
-    def find(self, name: str) -> str:
+    def find_key(self, name: str) -> str:
         return str(find_finished_run(self.folder, name).root)
 
-    def matching(self, pattern: str) -> list[str]:
+    def matching_keys(self, pattern: str) -> list[str]:
         roots = [path.parent for path in sorted(self.folder.glob("*/plan.json"))]
         roots = [root for root in roots if fnmatch.fnmatchcase(root.name, pattern)]
         path = Path(pattern)  # with a folder it is a path
@@ -79,7 +80,7 @@ class FolderRuns:
     def series(self) -> list[Series]:
         return [series for series, _ in self._folders_by_series.values()]
 
-    def newest(self, series: Series) -> Iterator[RunRecord]:
+    def newest_runs(self, series: Series) -> Iterator[RunRecord]:
         _, folders = self._folders_by_series.get(series.fingerprint(), (series, []))
         first_future_stamp = first_future_date().strftime("%Y%m%dT%H%M%SZ")
         for _, _, root in sorted(folders, key=lambda dated: (dated[0] < first_future_stamp, *dated), reverse=True):
@@ -111,10 +112,10 @@ class StoreRuns:
 
     store: Store
 
-    def find(self, name: str) -> str:
+    def find_key(self, name: str) -> str:
         return self.store.find(name)
 
-    def matching(self, pattern: str) -> list[str]:
+    def matching_keys(self, pattern: str) -> list[str]:
         return [run_id for run_id in self.store.run_ids() if fnmatch.fnmatchcase(run_id, pattern)]
 
     def record(self, key: str) -> RunRecord:
@@ -123,7 +124,7 @@ class StoreRuns:
     def series(self) -> list[Series]:
         return [stored.series for stored in self.store.series()]
 
-    def newest(self, series: Series) -> Iterator[RunRecord]:
+    def newest_runs(self, series: Series) -> Iterator[RunRecord]:
         digest = series.fingerprint()
         points = [point for point in self.store.points([digest]).get(digest, []) if point.is_trend_point]
         first_future = first_future_date().isoformat()
@@ -186,7 +187,7 @@ class BundleRuns:
                 raise UsageError(f"{path}: {record}")
             self._records[record.run_id] = record
 
-    def find(self, name: str) -> str:
+    def find_key(self, name: str) -> str:
         refuse_empty_name("run", name)
         matching = [run_id for run_id in self._records if name in run_id]
         if len(matching) > 1 and name not in matching:
@@ -195,7 +196,7 @@ class BundleRuns:
             raise UnknownName(f"run of {self._path}", name, list(self._records))
         return name if name in matching else matching[0]
 
-    def matching(self, pattern: str) -> list[str]:
+    def matching_keys(self, pattern: str) -> list[str]:
         return fnmatch.filter(self._records, pattern)
 
     def record(self, key: str) -> RunRecord:
@@ -204,7 +205,7 @@ class BundleRuns:
     def series(self) -> list[Series]:
         return list({record.series.fingerprint(): record.series for record in self._records.values()}.values())
 
-    def newest(self, series: Series) -> Iterator[RunRecord]:
+    def newest_runs(self, series: Series) -> Iterator[RunRecord]:
         records = [record for record in self._records.values() if record.series == series]
         yield from sorted(records, key=lambda record: record.began, reverse=True)
 
@@ -237,15 +238,15 @@ def runs_of_side(source: RunSource, text: str, with_repeats: bool = False) -> Ch
     left_out: list[tuple[RunRecord, str]] = []
     for name in filter(None, (part.strip() for part in text.split(","))):
         if _WILDCARDS.search(name):
-            keys = source.matching(name)
+            keys = source.matching_keys(name)
             if not keys:
-                raise UnknownName("run", name, source.matching("*")[-20:])
+                raise UnknownName("run", name, source.matching_keys("*")[-20:])
             runs = [source.record(key) for key in keys]
         elif ":" in name:
-            chosen = labelled_runs(list(recent_runs(source.newest(_series_of_label(source, name)))))
+            chosen = labelled_runs(list(recent_runs(source.newest_runs(_series_of_label(source, name)))))
             runs, left_out = list(chosen.runs), [*left_out, *chosen.left_out]
         else:
-            record = source.record(source.find(name))
+            record = source.record(source.find_key(name))
             runs = repeats_around(record, list(_until_first_repeat(source, record))) if with_repeats else [record]
         records |= {run.run_id: run for run in runs}
     return ChosenRuns(tuple(records.values()), tuple(left_out))
@@ -257,7 +258,7 @@ def _until_first_repeat(source: RunSource, record: RunRecord) -> Iterator[RunRec
     Also those that began in the same second: their order is not known.
     """
     begin, first_repeat_began = start_time(record), None
-    for run in source.newest(record.series):
+    for run in source.newest_runs(record.series):
         if first_repeat_began is not None and run.began != first_repeat_began:
             return
         yield run
@@ -325,7 +326,7 @@ class RunSources(ExitStack):
         self._folder, self._url, self._registry = FolderRuns(folder), url, registry
         self._bundles: dict[Path, BundleRuns] = {}
 
-    def runs(self, text: str, with_repeats: bool = False) -> ChosenRuns:
+    def runs_of_side(self, text: str, with_repeats: bool = False) -> ChosenRuns:
         """Return the runs of a side. Raises the error of the folder where neither place has such a run."""
         names = [name.strip() for name in text.split(",")]
         if "" in names:  # the side would lack a run that somebody meant to name
@@ -348,18 +349,18 @@ class RunSources(ExitStack):
             try:
                 return runs_of_side(self._folder, names, with_repeats)
             except UnknownName:
-                if self._store is None or not self._store.matching("*"):
+                if self._store is None or not self._store.matching_keys("*"):
                     raise
         if self._store is None:
             raise UsageError("compare: found no store, expected one; name it with --store")
         return runs_of_side(self._store, names, with_repeats)
 
-    def latest(self) -> Iterator[RunRecord]:
+    def latest_runs(self) -> Iterator[RunRecord]:
         """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""
         source = self._folder if self._url is None and self._folder.series() else self._store
         if source:
             for series in source.series():
-                yield from recent_runs(source.newest(series))
+                yield from recent_runs(source.newest_runs(series))
 
     def histories(self, records: Iterable[RunRecord]) -> Histories:
         """Return the stored runs of the series of these records; empty where there is no store."""

@@ -54,8 +54,8 @@ class Diagnosis:
     """The two trainings and the folder of their short runs. Raises RunFailed when a run does not reach its step."""
 
     registry: Registry
-    diagnosed: ComparedTraining
-    expected: ComparedTraining
+    diagnosed_training: ComparedTraining
+    expected_training: ComparedTraining
     scale: Scale
     corpus: CorpusFacts | None
     folder: Path
@@ -64,9 +64,11 @@ class Diagnosis:
 
     def probe(self, step: int) -> StepComparison:
         if step not in self.probes:
-            self.listener.say(f"step {step}: training {self.diagnosed.case_string} and {self.expected.case_string}")
-            plan, ours = self._train(self.diagnosed, step)
-            _, theirs = self._train(self.expected, step)
+            self.listener.say(
+                f"step {step}: training {self.diagnosed_training.case_string} and {self.expected_training.case_string}"
+            )
+            plan, ours = self._train(self.diagnosed_training, step)
+            _, theirs = self._train(self.expected_training, step)
             training = plan.work.training
             model = parse(Model, plan.work.model.model_dump(), "model")
             names = list(list_parameters(model, training.sequence_length))

@@ -68,6 +68,6 @@ def series_scaling(results: Sequence[Result], runs: Path) -> Iterator[Scaling | 
     folder = FolderRuns(runs)
     for (case, framework, _), run_ids in groups.items():
         try:
-            yield scaling.scaling([folder.record(folder.find(run_id)) for run_id in run_ids])
+            yield scaling.compute_scaling([folder.record(folder.find_key(run_id)) for run_id in run_ids])
         except LevelfieldError as error:
             yield f"{case} with {framework}: no scaling: {error}"

@@ -24,7 +24,7 @@ from levelfield.run.launchers import launcher_file, runtime_and_launcher
 from levelfield.run.launchers.node_content import SCHEMA
 from levelfield.run.runner import Listener
 from levelfield.rundir.directory import new_run_id
-from levelfield.rundir.follower import Progress
+from levelfield.rundir.follower import StepProgress
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -104,7 +104,7 @@ class LauncherSubject:
         plan = plan.model_copy(update={"run_id": new_run_id("drill", "drill", f"{plan.hardware.vendor}-{fault}")})
         interrupted_steps: list[int] = []
 
-        def step(plan: Plan, progress: Progress) -> None:
+        def step(plan: Plan, progress: StepProgress) -> None:
             if interrupted_at is not None and not interrupted_steps and progress.step >= interrupted_at:
                 interrupted_steps.append(progress.step)
                 raise KeyboardInterrupt

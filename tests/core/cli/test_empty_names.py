@@ -101,14 +101,14 @@ def test_what_is_a_part_of_every_name_finds_nothing_anywhere(runs: Path, tmp_pat
             lambda: store.find(name),
             lambda: find_series(store, name),
             lambda: find_series(store, f"sha256:{name}"),
-            lambda: BundleRuns(tmp_path / "one.zip", Registry()).find(name),
+            lambda: BundleRuns(tmp_path / "one.zip", Registry()).find_key(name),
             lambda: parse_bundle_name(f"one.zip:{name}"),
         ):
             with pytest.raises(UsageError, match="no digit"):
                 find()
     for text in (name, f"one.zip,{name}", f"latest,{name}"):
         with RunSources(runs, None, Registry()) as places, pytest.raises(UsageError):
-            places.runs(text)
+            places.runs_of_side(text)
 
 
 def test_an_empty_name_is_not_the_folder_that_the_user_is_in(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

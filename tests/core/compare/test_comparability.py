@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from compared_records import CORPUS, WORK, other_use, record, repeats, with_result
-from levelfield.compare.comparability import FIXED_READERS, NO_VALUE, Comparability, ComparedField, comparability
+from levelfield.compare.comparability import FIXED_READERS, NO_VALUE, Comparability, ComparedField, check_comparability
 from levelfield.compare.sides import contradictions, exclusion_reason, side_of
 from levelfield.errors import UsageError
 from levelfield.specs.layout import Layout
@@ -18,7 +18,7 @@ from levelfield.specs.record import RunRecord
 def against(*changed: RunRecord, base: list[RunRecord] | None = None, **options: Any) -> Comparability:
     """Compare a side with another that has nothing changed."""
     sides = side_of("A", base or repeats(1000, 1010, 990)), side_of("B", changed)
-    return comparability(sides, **options)
+    return check_comparability(sides, **options)
 
 
 def other(**changes: Any) -> Comparability:
@@ -237,7 +237,7 @@ def test_a_side_that_lies_before_another_one_is_told_also_where_a_third_lies_acr
         return [record(n, 1000 + n, **changes) for n in numbers]
 
     first, across, last = side(1, 3), side(2, 10, framework="paddle"), side(5, 6, framework="jax")
-    outcome = comparability([side_of("ABC"[i], runs) for i, runs in enumerate((first, across, last))])
+    outcome = check_comparability([side_of("ABC"[i], runs) for i, runs in enumerate((first, across, last))])
     assert "run order" in names(outcome.cautions)
 
 
@@ -310,11 +310,11 @@ def test_base_beside_peak_asks_for_caution_and_the_chosen_fields_are_listed() ->
         tuning = {"word": "peak" if chosen else "base", "chosen": chosen}
         return with_result(run, tuning=tuning)
 
-    mixed = comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2, layout="suite", threads="vendor")])])
+    mixed = check_comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2, layout="suite", threads="vendor")])])
     assert ("tuning", ("base", "peak")) in [(field.name, field.cells) for field in mixed.cautions]
     tuning_field = next(field for field in mixed.deliberate if field.name == "chosen fields")
     assert [cell.split(", ") for cell in tuning_field.cells] == [["-"], ["layout (suite)", "threads (vendor)"]]
-    both = comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2)])])
+    both = check_comparability([side_of("A", [tuned(1)]), side_of("B", [tuned(2)])])
     assert "tuning" not in [field.name for field in both.cautions]
 
 
@@ -326,7 +326,7 @@ def test_some_of_the_repeats_of_a_command_ask_for_caution() -> None:
     others = repeats(400, first=10, framework="paddle")
 
     def repeats_cells(*chosen: RunRecord) -> list[tuple[str, ...]]:
-        outcome = comparability([side_of("A", chosen), side_of("B", others)]).cautions
+        outcome = check_comparability([side_of("A", chosen), side_of("B", others)]).cautions
         return [field.cells for field in outcome if field.name == "repeats"]
 
     ((cell, other_cell),) = repeats_cells(runs[1])
@@ -336,6 +336,6 @@ def test_some_of_the_repeats_of_a_command_ask_for_caution() -> None:
 
 def test_other_numbers_of_devices_ask_for_caution() -> None:
     two = repeats(900, first=10, devices=2, layout=Layout(data=2))
-    outcome = comparability([side_of("A", repeats(1000)), side_of("B", two)])
+    outcome = check_comparability([side_of("A", repeats(1000)), side_of("B", two)])
     (devices,) = (field for field in outcome.cautions if field.name == "devices")
     assert [cell.split(" x ") for cell in devices.cells] == [["1", "1"], ["1", "2"]]

@@ -11,9 +11,9 @@ import pytest
 from compared_records import other_use, record, repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.compare.comparison import compare, comparison_json, comparison_sheets
-from levelfield.compare.matrix import MatrixCell, ResultMatrix, matrix, matrix_json, matrix_sheets
+from levelfield.compare.matrix import MatrixCell, ResultMatrix, make_matrix, matrix_json, matrix_sheets
 from levelfield.compare.ranking import TOKENS
-from levelfield.compare.scaling import scaling, scaling_sheets
+from levelfield.compare.scaling import compute_scaling, scaling_sheets
 from levelfield.compare.series_runs import MAX_RUNS_READ, recent_runs
 from levelfield.compare.sides import disturbance, side_of
 from levelfield.pages.content import read_content
@@ -87,7 +87,7 @@ def test_pairs_in_turns_keep_their_disturbed_runs() -> None:
 
 def test_a_cell_is_of_the_newest_quiet_run_and_says_how_many_are_left_out() -> None:
     older = quiet(1, 1000, began="2026-11-18T10:00:00+00:00")
-    outcome = matrix([older, loud(2, 100), loud(3, 90)], "framework")
+    outcome = make_matrix([older, loud(2, 100), loud(3, 90)], "framework")
     assert cell(outcome).value == 1000 and not cell(outcome).is_disturbed
     assert cell(outcome).detail.startswith("2 left") and cell(outcome).detail.endswith(f": {loud(3, 90).run_id}: {WHY}")
     assert in_one_line(cell(outcome).detail) in in_one_line(format_text(matrix_sheets(outcome)))
@@ -95,18 +95,18 @@ def test_a_cell_is_of_the_newest_quiet_run_and_says_how_many_are_left_out() -> N
 
 def test_a_disturbed_repeat_is_in_no_median_of_its_cell() -> None:
     runs = [beside(run, 1.72 if n == 2 else 0.03) for n, run in enumerate(repeats(1000, 100, 1010), start=1)]
-    outcome = cell(matrix(runs, "framework"))
+    outcome = cell(make_matrix(runs, "framework"))
     assert outcome.rate and outcome.rate.values == (1000, 1010) and outcome.detail.startswith("1 left")
 
 
 def test_a_disturbed_run_of_another_layout_hides_no_quiet_one() -> None:
     other = loud(2, 100, layout=Layout(tensor=1), micro_batch=4)
-    outcome = cell(matrix([quiet(1, 1000), other], "framework"))
+    outcome = cell(make_matrix([quiet(1, 1000), other], "framework"))
     assert outcome.value == 1000 and outcome.detail.startswith("1 left")
 
 
 def test_a_cell_of_disturbed_runs_alone_has_the_word() -> None:
-    outcome = matrix([loud(1, 100)], "framework")
+    outcome = make_matrix([loud(1, 100)], "framework")
     assert cell(outcome).value == 100 and cell(outcome).is_disturbed
     assert "! disturbed" in format_text(matrix_sheets(outcome))
     (row,) = matrix_json(outcome)["rows"]
@@ -122,17 +122,17 @@ def two_cases(of_second: Callable[..., RunRecord], of_first: Callable[..., RunRe
 
 
 def test_the_geometric_mean_leaves_rows_of_disturbed_runs_out() -> None:
-    (outcome,) = matrix(two_cases(loud), "framework").ratios
+    (outcome,) = make_matrix(two_cases(loud), "framework").ratios
     expected = {"jax": 2.0, "torch": 0.5}[outcome.column]
     assert outcome.ratio.value == pytest.approx(expected) and (outcome.trainings, outcome.disturbed_left_out) == (1, 1)
-    output = in_one_line(format_text(matrix_sheets(matrix(two_cases(loud), "framework"))))
+    output = in_one_line(format_text(matrix_sheets(make_matrix(two_cases(loud), "framework"))))
     assert f"{outcome.column}: 1 row(s)" in output
-    (every,) = matrix(two_cases(quiet), "framework").ratios
+    (every,) = make_matrix(two_cases(quiet), "framework").ratios
     assert (every.trainings, every.disturbed_left_out, every.is_disturbed) == (2, 0, False)
 
 
 def test_a_mean_of_disturbed_rows_alone_is_one_and_says_so() -> None:
-    outcome = matrix(two_cases(loud, loud), "framework")
+    outcome = make_matrix(two_cases(loud, loud), "framework")
     assert outcome.ratios[0].trainings == 2 and outcome.ratios[0].is_disturbed
     assert f"{outcome.ratios[0].column}: disturbed" in in_one_line(format_text(matrix_sheets(outcome)))
 
@@ -143,9 +143,9 @@ def test_scaling_leaves_them_out_and_says_so() -> None:
         quiet(2, 900, devices=2, layout=Layout(data=2)),
         loud(3, 90, devices=2, layout=Layout(data=2)),
     ]
-    output = in_one_line(format_text(scaling_sheets(scaling(runs))))
+    output = in_one_line(format_text(scaling_sheets(compute_scaling(runs))))
     assert "0.900" in output and f": {runs[2].run_id}: {WHY}" in output
-    assert "1, disturbed" in format_text(scaling_sheets(scaling([runs[0], runs[2]])))
+    assert "1, disturbed" in format_text(scaling_sheets(compute_scaling([runs[0], runs[2]])))
 
 
 # -- pages
@@ -266,7 +266,7 @@ class Newest:
     def __init__(self, runs: list[RunRecord]) -> None:
         self.runs, self.read = runs, 0
 
-    def newest(self, series: object) -> Iterator[RunRecord]:
+    def newest_runs(self, series: object) -> Iterator[RunRecord]:
         for run in self.runs:
             self.read += 1
             yield run
@@ -276,6 +276,6 @@ def test_a_series_is_read_until_a_quiet_run_or_so_many_disturbed_ones() -> None:
     noisy = [loud(n, 100, began=f"2026-11-22T10:{59 - n}:00+00:00") for n in range(40)]
     good = quiet(50, 1000, began="2026-11-18T10:00:00+00:00")
     few = Newest([*noisy[:5], good])
-    assert list(recent_runs(few.newest(good.series)))[-1] == good
+    assert list(recent_runs(few.newest_runs(good.series)))[-1] == good
     many = Newest([*noisy, good])
-    assert len(list(recent_runs(many.newest(good.series)))) == MAX_RUNS_READ == many.read
+    assert len(list(recent_runs(many.newest_runs(good.series)))) == MAX_RUNS_READ == many.read

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from compared_records import other_use, record, repeats, with_result
-from levelfield.compare.comparability import comparability
+from levelfield.compare.comparability import check_comparability
 from levelfield.compare.comparison import compare, comparison_sheets
-from levelfield.compare.matrix import matrix, matrix_sheets
+from levelfield.compare.matrix import make_matrix, matrix_sheets
 from levelfield.compare.ratio_requirements import judge_requirements, parse_requirement, requirement_sheet
-from levelfield.compare.scaling import scaling, scaling_sheets
+from levelfield.compare.scaling import compute_scaling, scaling_sheets
 from levelfield.compare.sides import contradictions, side_of
 from levelfield.errors import UsageError
 from levelfield.report.sheets import format_text
@@ -56,7 +56,10 @@ def tables() -> str:
     two = [record(n, 900, devices=2, layout=Layout(data=2)) for n in (12, 13)]
     sizes = [record(11, 1000), two[0], with_result(two[1], other_use=LOUD), record(14, word="oom", devices=4)]
     return format_text(
-        [*matrix_sheets(matrix(runs, "framework", cases=["gpt", "mixtral"])), *scaling_sheets(scaling(sizes))]
+        [
+            *matrix_sheets(make_matrix(runs, "framework", cases=["gpt", "mixtral"])),
+            *scaling_sheets(compute_scaling(sizes)),
+        ]
     )
 
 
@@ -75,7 +78,7 @@ def faults() -> list[str]:
             compare(sides)
         messages.append(str(error.value))
     with pytest.raises(UsageError) as error:
-        scaling([record(1)])
+        compute_scaling([record(1)])
     messages.append(str(error.value))
     with pytest.raises(UsageError) as error:
         parse_requirement("mfu")
@@ -83,7 +86,7 @@ def faults() -> list[str]:
         side_of(name, [record(n, device_is="host share", devices=n, layout=Layout(data=n))])
         for n, name in ((1, "A"), (2, "B"))
     ]
-    cells = [cell for field in comparability(host).unequal for cell in field.cells]
+    cells = [cell for field in check_comparability(host).unequal for cell in field.cells]
     return [*messages, str(error.value), *cells]
 
 

@@ -14,10 +14,10 @@ from levelfield.compare.ratios import (
     HistoricNoise,
     Ratio,
     SideValues,
+    compute_ratio,
     geometric_mean_interval,
     historic_noise,
     mean_ratio,
-    ratio,
 )
 
 BASE = (100.0, 101.0, 99.0)
@@ -35,24 +35,24 @@ def degrees(computed: Ratio) -> int:
 
 
 def test_the_ratio_is_side_over_base() -> None:
-    computed = ratio(of(200, 202, 198), of(*BASE))
+    computed = compute_ratio(of(200, 202, 198), of(*BASE))
     assert computed.value == pytest.approx(2.0) and computed.standing == "higher"
-    back = ratio(of(*BASE), of(200, 202, 198))
+    back = compute_ratio(of(*BASE), of(200, 202, 198))
     assert back.value == pytest.approx(0.5) and back.standing == "lower"
     assert computed.low is not None and back.high is not None and computed.low == pytest.approx(1 / back.high)
 
 
 def test_a_shift_of_one_percent_is_one_percent() -> None:
-    computed = ratio(of(*(1.01 * value for value in BASE)), of(*BASE))
+    computed = compute_ratio(of(*(1.01 * value for value in BASE)), of(*BASE))
     assert computed.value == pytest.approx(1.01, rel=1e-12)
-    narrow = ratio(of(101.0, 101.02, 100.98), of(100.0, 100.02, 99.98))
+    narrow = compute_ratio(of(101.0, 101.02, 100.98), of(100.0, 100.02, 99.98))
     assert narrow.standing == "higher" and narrow.value == pytest.approx(1.01, rel=1e-6)
 
 
 def test_the_interval_is_welchs() -> None:
     """Computed once by hand: logarithms with deviations 0.01 and 0.02, three each, so 2.94 degrees of freedom."""
     side, base = ([math.exp(s * d) for s in (-1, 0, 1)] for d in (0.02, 0.01))
-    computed = ratio(of(*side), of(*base))
+    computed = compute_ratio(of(*side), of(*base))
     half = 4.3027 * math.sqrt(0.02**2 / 3 + 0.01**2 / 3)
     assert computed.high == pytest.approx(math.exp(half), rel=1e-4) and computed.low == pytest.approx(
         math.exp(-half), rel=1e-4
@@ -61,18 +61,18 @@ def test_the_interval_is_welchs() -> None:
 
 
 def test_equal_variances_have_all_their_degrees_of_freedom() -> None:
-    assert degrees(ratio(of(*BASE), of(*BASE))) == 4
+    assert degrees(compute_ratio(of(*BASE), of(*BASE))) == 4
 
 
 def test_unequal_numbers_of_runs_are_capped_by_the_smaller() -> None:
     many = tuple(100 + 3 * (-1) ** i for i in range(30))  # 29 degrees of freedom without the cap
-    assert degrees(ratio(of(99.9, 100.0, 100.1), of(*many))) == 3
+    assert degrees(compute_ratio(of(99.9, 100.0, 100.1), of(*many))) == 3
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (1, 5), (5, 1), (2, 3)])
 def test_too_few_runs_give_a_ratio_and_no_interval(counts: tuple[int, int]) -> None:
     side, base = ([100.0 + i for i in range(count)] for count in counts)
-    computed = ratio(of(*side), of(*base))
+    computed = compute_ratio(of(*side), of(*base))
     assert (computed.low, computed.high, computed.standing) == (
         None,
         None,
@@ -84,9 +84,9 @@ def test_too_few_runs_give_a_ratio_and_no_interval(counts: tuple[int, int]) -> N
 def test_a_history_shows_the_noise_of_one_run() -> None:
     noise = historic_noise([100.0, 101.0] * 5, "2026-10-11")
     assert noise and noise.runs == 10 and noise.deviation == pytest.approx(0.005, rel=0.06)
-    assert ratio(of(103.0, history=noise), of(100.0, history=noise)).standing == "higher"
-    assert ratio(of(100.5, history=noise), of(100.0, history=noise)).standing == "within noise"
-    assert ratio(of(103.0, history=noise), of(100.0)).standing == "inconclusive"
+    assert compute_ratio(of(103.0, history=noise), of(100.0, history=noise)).standing == "higher"
+    assert compute_ratio(of(100.5, history=noise), of(100.0, history=noise)).standing == "within noise"
+    assert compute_ratio(of(103.0, history=noise), of(100.0)).standing == "inconclusive"
 
 
 def test_a_short_history_shows_no_noise() -> None:
@@ -96,32 +96,32 @@ def test_a_short_history_shows_no_noise() -> None:
 
 def test_a_wild_history_makes_a_wide_interval() -> None:
     calm, wild = HistoricNoise(0.002, 20), HistoricNoise(0.05, 20)
-    assert ratio(of(103.0, history=calm), of(100.0, history=calm)).standing == "higher"
-    assert ratio(of(103.0, history=wild), of(100.0, history=wild)).standing == "within noise"
+    assert compute_ratio(of(103.0, history=calm), of(100.0, history=calm)).standing == "higher"
+    assert compute_ratio(of(103.0, history=wild), of(100.0, history=wild)).standing == "within noise"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 @pytest.mark.parametrize("swap", [False, True])
 def test_a_value_that_is_not_a_positive_number_gives_no_ratio(bad: float, swap: bool) -> None:
     pair = [of(100.0, bad, 101.0), of(*BASE)]
-    computed = ratio(*(reversed(pair) if swap else pair))
+    computed = compute_ratio(*(reversed(pair) if swap else pair))
     assert (computed.value, computed.low, computed.high, computed.standing) == (None, None, None, "no ratio")
 
 
 def test_no_values_give_no_ratio() -> None:
-    assert ratio(of(), of(*BASE)).standing == "no ratio"
+    assert compute_ratio(of(), of(*BASE)).standing == "no ratio"
 
 
 def test_equal_readings_are_not_taken_for_no_noise() -> None:
-    near = ratio(of(*[100.1] * 3), of(*[100.0] * 3))
+    near = compute_ratio(of(*[100.1] * 3), of(*[100.0] * 3))
     assert near.standing == "within noise"
-    assert ratio(of(*[101.0] * 3), of(*[100.0] * 3)).standing == "higher"
+    assert compute_ratio(of(*[101.0] * 3), of(*[100.0] * 3)).standing == "higher"
     half = T_QUANTILES[4] * MIN_DEVIATION * math.sqrt(2 / 3)
     assert near.high == pytest.approx(1.001 * math.exp(half))
 
 
 def test_numbers_of_any_size_are_compared_without_overflow() -> None:
-    computed = ratio(of(1e300, 1e-300, 1.0), of(*BASE))
+    computed = compute_ratio(of(1e300, 1e-300, 1.0), of(*BASE))
     assert computed.high is not None and math.isfinite(computed.high) and computed.standing == "within noise"
 
 
@@ -132,7 +132,7 @@ def test_identical_pairs_are_rarely_called_different(counts: tuple[int, int], de
     random, different = np.random.default_rng(13), 0
     for _ in range(1000):
         side, base = (100 * np.exp(random.normal(0, d, n)) for n, d in zip(counts, deviations, strict=True))
-        different += ratio(of(*side), of(*base)).standing != "within noise"
+        different += compute_ratio(of(*side), of(*base)).standing != "within noise"
     assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)
 
 
@@ -140,7 +140,7 @@ def test_a_real_difference_is_found() -> None:
     random, computed = np.random.default_rng(14), 0
     for _ in range(200):
         side, base = (level * np.exp(random.normal(0, 0.01, 5)) for level in (105.0, 100.0))
-        computed += ratio(of(*side), of(*base)).standing == "higher"
+        computed += compute_ratio(of(*side), of(*base)).standing == "higher"
     assert computed >= 190
 
 
@@ -151,7 +151,7 @@ def test_the_interval_covers_the_true_ratio_as_often_as_promised(counts: tuple[i
         side, base = (
             level * np.exp(random.normal(0, 0.02, n)) for level, n in zip((107.0, 100.0), counts, strict=True)
         )
-        computed = ratio(of(*side), of(*base))
+        computed = compute_ratio(of(*side), of(*base))
         assert computed.low is not None and computed.high is not None
         covered += computed.low <= 1.07 <= computed.high
     assert covered >= 950 - 2 * math.sqrt(1000 * 0.05 * 0.95)
@@ -163,7 +163,7 @@ def test_single_runs_with_a_history_are_rarely_called_different() -> None:
     for _ in range(1000):
         histories = [historic_noise(list(100 * np.exp(random.normal(0, 0.01, 12))), "2026-10-11") for _ in range(2)]
         side, base = (of(100 * math.exp(random.normal(0, 0.01)), history=noise) for noise in histories)
-        different += ratio(side, base).standing != "within noise"
+        different += compute_ratio(side, base).standing != "within noise"
     assert different <= 50 + 2 * math.sqrt(1000 * 0.05 * 0.95)
 
 
@@ -199,7 +199,7 @@ def test_a_ratio_is_shown_as_a_number_only_where_the_noise_is_known() -> None:
         "1.001~": (spread(0.02, math.log(1.001)), spread(0.02)),
         "inconclusive": (of(213.0), of(1000.0)),
     }
-    assert {ratio(*pair).label for pair in cases.values()} == {*cases}
+    assert {compute_ratio(*pair).label for pair in cases.values()} == {*cases}
 
 
 def test_the_interval_of_a_side_is_students_on_logarithms() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from compared_records import record, with_result
-from levelfield.compare.scaling import Scaling, scaling, scaling_json, scaling_sheets
+from levelfield.compare.scaling import Scaling, compute_scaling, scaling_json, scaling_sheets
 from levelfield.errors import UsageError
 from levelfield.report.sheets import format_text
 from levelfield.specs.layout import Layout
@@ -30,7 +30,7 @@ def _with_tokens(run: RunRecord, tokens: float) -> RunRecord:
 
 
 def strong(**changes: Any) -> Scaling:
-    return scaling([run for n, rate in RATES.items() for run in on(n, rate, **changes)])
+    return compute_scaling([run for n, rate in RATES.items() for run in on(n, rate, **changes)])
 
 
 def test_efficiency_is_per_device_and_speed_up_is_of_all() -> None:
@@ -43,20 +43,20 @@ def test_efficiency_is_per_device_and_speed_up_is_of_all() -> None:
 
 def test_the_smallest_run_is_the_base_in_any_order() -> None:
     runs = [*on(4, 900), *on(2, 980)]
-    result = scaling(runs)
+    result = compute_scaling(runs)
     assert result.rows[1].speed_up == pytest.approx(2 * 900 / 980)
-    assert scaling(runs[::-1]).rows[1].speed_up == result.rows[1].speed_up
+    assert compute_scaling(runs[::-1]).rows[1].speed_up == result.rows[1].speed_up
 
 
 def test_one_run_a_number_has_no_interval() -> None:
-    result = scaling([*on(1, 1000, runs=1), *on(2, 980, runs=1)])
+    result = compute_scaling([*on(1, 1000, runs=1), *on(2, 980, runs=1)])
     assert result.rows[1].efficiency and result.rows[1].efficiency.standing == "inconclusive"
 
 
 def test_weak_scaling_has_equal_tokens_a_device() -> None:
     runs = [*on(1, 1000, tokens=1000, case="gpt"),
             *on(2, 950, tokens=2000, case="gpt+batch64", work="sha256:" + "5" * 64)]  # fmt: skip
-    result = scaling(runs)
+    result = compute_scaling(runs)
     assert result.kind == "weak" and not result.unequal
     assert result.rows[1].efficiency and result.rows[1].efficiency.value == pytest.approx(0.95)
 
@@ -76,32 +76,32 @@ def test_weak_scaling_has_equal_tokens_a_device() -> None:
 )
 def test_what_is_not_the_same_training_has_no_ratio(field: str, change: dict[str, Any]) -> None:
     other = {"case": "gpt+batch64", "work": "sha256:" + "5" * 64, "tokens": 2000.0, **change}
-    result = scaling([*on(1, 1000, tokens=1000, case="gpt"), *on(2, 950, **other)])
+    result = compute_scaling([*on(1, 1000, tokens=1000, case="gpt"), *on(2, 950, **other)])
     assert field in [entry.name for entry in result.unequal]
     assert result.rows[1].efficiency is None and result.rows[1].speed_up is None
     assert "NOT COMPARABLE" in format_text(scaling_sheets(result)) and scaling_json(result)["comparable"] is False
 
 
 def test_strong_scaling_with_other_tokens_has_no_ratio() -> None:
-    result = scaling([*on(1, 1000), *on(2, 980, tokens=7.0)])
+    result = compute_scaling([*on(1, 1000), *on(2, 980, tokens=7.0)])
     assert [field.values for field in result.unequal] == [(("10240",), ("7",))]
 
 
 def test_a_number_of_devices_that_failed_keeps_the_others() -> None:
-    result = scaling([*on(1, 1000), *on(2, 980), *on(8, 1.0, runs=1, word="oom", reason="tight")])
+    result = compute_scaling([*on(1, 1000), *on(2, 980), *on(8, 1.0, runs=1, word="oom", reason="tight")])
     assert result.rows[2].reason == "oom: tight" and result.rows[1].speed_up is not None
     assert "8 devices:" in format_text(scaling_sheets(result)) and ": oom: tight" in format_text(scaling_sheets(result))
 
 
 def test_the_smallest_run_that_failed_is_no_base() -> None:
-    result = scaling([*on(1, 1000, runs=1, word="failed"), *on(2, 980), *on(4, 900)])
+    result = compute_scaling([*on(1, 1000, runs=1, word="failed"), *on(2, 980), *on(4, 900)])
     assert result.rows[2].speed_up == pytest.approx(2 * 900 / 980)
 
 
 @pytest.mark.parametrize("runs", [[], [record(1), record(2)]])
 def test_one_number_of_devices_is_no_scaling(runs: list[RunRecord]) -> None:
     with pytest.raises(UsageError, match=r"--scaling: .*(no device|1 device\(s\)) only"):
-        scaling(runs)
+        compute_scaling(runs)
 
 
 def test_the_table_fits_eighty_columns_and_json_is_whole() -> None:
@@ -116,7 +116,7 @@ def predicted(runs: list[RunRecord], rate: float | None) -> list[RunRecord]:
 
 
 def test_the_planners_prediction_stands_beside() -> None:
-    result = scaling([*predicted(on(1, 1000), 1200.0), *predicted(on(2, 980), 1140.0), *on(4, 900)])
+    result = compute_scaling([*predicted(on(1, 1000), 1200.0), *predicted(on(2, 980), 1140.0), *on(4, 900)])
     assert [row.predicted for row in result.rows] == [1200.0, 1140.0, None]
     assert [row.predicted_efficiency for row in result.rows] == [None, pytest.approx(0.95), None]
     text = format_text(scaling_sheets(result))
@@ -132,11 +132,11 @@ def test_without_a_prediction_the_column_says_why() -> None:
 
 def test_runs_with_two_predictions_have_none() -> None:
     two = on(2, 980)
-    result = scaling([*predicted(on(1, 1000), 1200.0), *predicted(two[:1], 1.0), *predicted(two[1:], 2.0)])
+    result = compute_scaling([*predicted(on(1, 1000), 1200.0), *predicted(two[:1], 1.0), *predicted(two[1:], 2.0)])
     assert result.rows[1].predicted is None and result.rows[1].efficiency is not None
 
 
 @pytest.mark.parametrize("rate", [0.0, -5.0])
 def test_a_prediction_that_is_no_speed_is_none(rate: float) -> None:
-    result = scaling([*predicted(on(1, 1000), rate), *predicted(on(2, 980), 1140.0)])
+    result = compute_scaling([*predicted(on(1, 1000), rate), *predicted(on(2, 980), 1140.0)])
     assert result.rows[1].predicted_efficiency is None

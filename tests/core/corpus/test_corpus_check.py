@@ -11,7 +11,7 @@ from typing import Any
 import levelfield.corpus.integrity as integrity
 import numpy as np
 import pytest
-from levelfield.corpus.facts import CorpusFacts, CorpusKind, Progress
+from levelfield.corpus.facts import CorpusFacts, CorpusKind, ProgressCallback
 from levelfield.corpus.integrity import check_corpus
 from levelfield.errors import CorpusError
 from planted_corpora import cut, write_megatron, write_paddle
@@ -164,7 +164,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     prefixes: list[Path] = []
     read_all = integrity._read_all
 
-    def read(kind: CorpusKind, prefix: Path, progress: Progress) -> CorpusFacts:
+    def read(kind: CorpusKind, prefix: Path, progress: ProgressCallback) -> CorpusFacts:
         prefixes.append(prefix)
         return read_all(kind, prefix, progress)
 

@@ -119,7 +119,8 @@ def test_a_known_regression_without_pairs_tonight_is_not_green() -> None:
     report = judge_night(inputs, lambda series, figure: "no build")
     assert of(report).word == "regression" and exit_code(report.findings) == 4
     assert of(report).named == day(NIGHT) and "no build" in of(report).detail
-    assert suspects(inputs)[0].figure == TOKENS and suspects(inputs)[0].chance < 0.0, "it is the first to get pairs"
+    suspect = suspects(inputs)[0]
+    assert suspect.figure == TOKENS and suspect.probability < 0.0, "it is the first to get pairs"
 
 
 def test_pairs_that_cannot_be_compared_prove_nothing() -> None:

@@ -32,7 +32,7 @@ from levelfield.node.process_identity import live_ranks_of_this_process
 from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.run.runner import finish
-from levelfield.rundir.follower import Follower, Progress
+from levelfield.rundir.follower import Follower, StepProgress
 from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -494,7 +494,7 @@ def at_step(step: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatc
     real = Follower.read
     acted: list[bool] = []
 
-    def read(follower: Follower) -> list[Progress]:
+    def read(follower: Follower) -> list[StepProgress]:
         steps = real(follower)
         if not acted and any(progress.step >= step for progress in steps):
             acted.append(True)

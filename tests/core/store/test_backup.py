@@ -62,7 +62,7 @@ def test_a_backup_has_one_state_while_another_process_writes(filled: Path, recor
     assert command("restore", tmp_path / "b.sqlite", "--store", tmp_path / "new.sqlite") == 0
     assert len(rows(tmp_path / "new.sqlite")["finding"]) == 1 and len(rows(filled)["finding"]) == 2
     with Store.open(str(tmp_path / "new.sqlite")) as store:
-        assert store.add([changed(record, 9)]).new == 1, "it goes on"
+        assert store.add([changed(record, 9)]).new_count == 1, "it goes on"
 
 
 def no_table(path: Path) -> None:

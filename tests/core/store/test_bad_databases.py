@@ -135,7 +135,7 @@ def test_a_locked_store_says_so_and_goes_on_later(
         with pytest.raises(UsageError, match=f"{path} is locked"):
             store.add([record])
         other.execute("ROLLBACK")
-        assert store.add([record]).new == 1
+        assert store.add([record]).new_count == 1
     other.close()
 
 
@@ -153,7 +153,7 @@ def test_a_full_disk_stores_nothing_of_the_batch(path: Path, record: RunRecord) 
             store.add(more)
     with Store.open(str(path)) as store:
         assert len(store.run_ids()) == 50 and find_faults(store) == []
-        assert store.add(more).new == 200
+        assert store.add(more).new_count == 200
 
 
 def test_postgresql_without_its_client_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

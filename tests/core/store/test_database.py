@@ -30,7 +30,7 @@ def runs_of(record: RunRecord, nights: int = 3) -> list[RunRecord]:
 def test_records_come_back_as_they_were_added(url: str, record: RunRecord) -> None:
     added = runs_of(record)
     with Store.open(url) as store:
-        assert store.add(added) == AddedRuns(new=6)
+        assert store.add(added) == AddedRuns(new_count=6)
     with Store.open(url, read_only=True) as store:
         assert list(store.records()) == sorted(added, key=lambda r: r.began)
         assert store.record(added[4].run_id) == added[4]
@@ -42,8 +42,8 @@ def test_a_second_import_changes_nothing(url: str, record: RunRecord) -> None:
         store.add(runs_of(record))
     with Store.open(url) as store:
         before = list(store.records())
-        assert store.add(runs_of(record)) == AddedRuns(existing=6)
-        assert store.add([*runs_of(record, 4), *runs_of(record, 4)]) == AddedRuns(new=2, existing=14)
+        assert store.add(runs_of(record)) == AddedRuns(existing_count=6)
+        assert store.add([*runs_of(record, 4), *runs_of(record, 4)]) == AddedRuns(new_count=2, existing_count=14)
         assert [r for r in store.records() if r.run_id in {b.run_id for b in before}] == before
 
 
@@ -52,20 +52,22 @@ def test_the_same_id_with_other_content_keeps_both_aside_and_adds_the_others(url
     forged = first.model_copy(update={"content": "sha256:other", "tokens_per_second_per_device": 9e9})
     with Store.open(url) as store:
         store.add([first])
-        assert store.add([forged, second]) == AddedRuns(new=1, conflicts=(first.run_id,))
+        assert store.add([forged, second]) == AddedRuns(new_count=1, conflicting_runs=(first.run_id,))
         assert [r.run_id for r in store.records()] == [second.run_id]
         points = store.points()[first.series.fingerprint()]
         assert [point.run_id for point in points] == [second.run_id]
         assert store.series()[0].run_count == 1
         # Neither of them comes back by a further import, and nothing is kept twice.
-        assert store.add([first]).conflicts == store.add([forged]).conflicts == (first.run_id,)
+        assert store.add([first]).conflicting_runs == store.add([forged]).conflicting_runs == (first.run_id,)
         assert store.run_ids() == [second.run_id]
 
 
 def test_a_conflict_within_one_batch_is_found_as_well(url: str, record: RunRecord) -> None:
     forged = record.model_copy(update={"content": "sha256:other"})
     with Store.open(url) as store:
-        assert store.add([record, forged, record]) == AddedRuns(new=1, existing=1, conflicts=(record.run_id,))
+        assert store.add([record, forged, record]) == AddedRuns(
+            new_count=1, existing_count=1, conflicting_runs=(record.run_id,)
+        )
         assert store.run_ids() == []
 
 
@@ -198,7 +200,7 @@ def test_a_failed_batch_leaves_nothing_and_the_store_goes_on(
         with pytest.raises(KeyError):
             store.add([record])
         monkeypatch.undo()
-        assert store.run_ids() == [] and store.add([record]) == AddedRuns(new=1)
+        assert store.run_ids() == [] and store.add([record]) == AddedRuns(new_count=1)
         assert list(store.records()) == [record]
 
 

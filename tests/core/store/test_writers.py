@@ -121,7 +121,7 @@ def test_an_interrupted_import_is_finished_by_the_next(url: str, tmp_path: Path,
         done = writing.acknowledged()
     with Store.open(url) as store:
         again = [stored for stored in store.records() if stored.run_id in {*done}]
-        assert store.add(again).existing == len(done)
+        assert store.add(again).existing_count == len(done)
 
 
 @pytest.mark.thorough

@@ -34,7 +34,7 @@ def _write(url: str, record: RunRecord, name: str, folder: Path) -> None:
             with Store.open(url) as store:
                 for number in count():
                     added = store.add([_run(record, name, number)])
-                    assert added.new == 1, added
+                    assert added.new_count == 1, added
                     print(_run(record, name, number).run_id, file=out, flush=True)
         except BaseException:
             traceback.print_exc(file=err)

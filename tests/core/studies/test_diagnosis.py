@@ -134,8 +134,8 @@ def test_the_diagnosed_side_is_trained_with_the_run_s_own_choices(tmp_path: Path
         registry, "gpt3_6.7B:torch:H100:1:1", scale="smoke", may_lack_hardware=True, graph=True, compile=True
     )
     diagnosis = _create_diagnosis(registry, RunPaths(tmp_path), plan, "jax", None, Terminal(quiet=True))
-    assert (diagnosis.diagnosed.choice.graph, diagnosis.diagnosed.choice.compile) == (True, True)
-    assert (diagnosis.expected.choice.graph, diagnosis.expected.choice.compile) == (None, None)
+    assert (diagnosis.diagnosed_training.choice.graph, diagnosis.diagnosed_training.choice.compile) == (True, True)
+    assert (diagnosis.expected_training.choice.graph, diagnosis.expected_training.choice.compile) == (None, None)
 
 
 def test_an_unknown_run_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ class ListedRuns(BundleRuns):
         self.records, self.taken = sorted(records, key=lambda r: r.began), 0
         self._records = {record.run_id: record for record in self.records}
 
-    def find(self, name: str) -> str:
+    def find_key(self, name: str) -> str:
         matching = [r.run_id for r in self.records if name in r.run_id]
         if not matching:
             raise UnknownName("run", name, [])
@@ -31,7 +31,7 @@ class ListedRuns(BundleRuns):
         self.taken += 1
         return self._records[key]
 
-    def newest(self, series: Series) -> Iterator[RunRecord]:
+    def newest_runs(self, series: Series) -> Iterator[RunRecord]:
         yield from (self.record(r.run_id) for r in reversed(self.records) if r.series == series)
 
 
@@ -116,14 +116,14 @@ def test_an_unknown_label_is_no_run(runs: ListedRuns, label: str) -> None:
 
 def test_the_latest_of_a_series_ends_with_the_newest_good_repeats(runs: ListedRuns) -> None:
     series = runs.records[1].series
-    assert numbers(list(recent_runs(runs.newest(series)))) == [11, 12, 13]
+    assert numbers(list(recent_runs(runs.newest_runs(series)))) == [11, 12, 13]
     assert runs.taken == 4  # one older run is read, for its time
 
 
 def test_the_latest_of_a_series_goes_on_beyond_bad_runs(runs: ListedRuns) -> None:
     bad = [numbered(n + 30, n, word="failed") for n in (1, 2)]
     source = ListedRuns([*runs.records, *bad])
-    assert numbers(list(recent_runs(source.newest(bad[0].series)))) == [11, 12, 13, 31, 32]
+    assert numbers(list(recent_runs(source.newest_runs(bad[0].series)))) == [11, 12, 13, 31, 32]
 
 
 def test_the_latest_of_too_few_repeats_goes_on_within_a_day(runs: ListedRuns) -> None:
@@ -131,12 +131,14 @@ def test_the_latest_of_too_few_repeats_goes_on_within_a_day(runs: ListedRuns) ->
     source = ListedRuns([*runs.records, numbered(21, 1, began="2026-11-23T09:00:00+00:00")])
     series = source.records[-1].series
     of_the_day = [run for run in source.records if run.series == series]
-    assert numbers(list(recent_runs(source.newest(series)))) == numbers(of_the_day) and numbers(of_the_day)[-2:] == [
+    assert numbers(list(recent_runs(source.newest_runs(series)))) == numbers(of_the_day) and numbers(of_the_day)[
+        -2:
+    ] == [
         13,
         21,
     ]
     later = ListedRuns([*runs.records, numbered(21, 1, began="2026-11-25T09:00:00+00:00")])
-    assert numbers(list(recent_runs(later.newest(later.records[-1].series)))) == [21]
+    assert numbers(list(recent_runs(later.newest_runs(later.records[-1].series)))) == [21]
 
 
 def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None:
@@ -147,7 +149,7 @@ def test_repeats_that_began_in_one_second_are_one_command_in_any_order() -> None
     source = ListedRuns([numbered(1, 1, began="2026-11-22T09:00:00+00:00"), *runs])
     for name in ("T100007Z", "T100008Z", "T100009Z"):
         assert numbers(runs_of_side(source, name, with_repeats=True).runs) == [7, 8, 9]
-    assert numbers(list(recent_runs(source.newest(runs[0].series)))) == [7, 8, 9]
+    assert numbers(list(recent_runs(source.newest_runs(runs[0].series)))) == [7, 8, 9]
 
 
 def test_a_framework_alone_is_its_default_and_a_version_is_named() -> None:

@@ -16,7 +16,15 @@ from levelfield.compare import matrix as matrix_module
 from levelfield.compare import ranking as ranking_module
 from levelfield.compare import series_runs
 from levelfield.compare.comparison import Comparison, compare
-from levelfield.compare.matrix import ColumnRatio, MatrixCell, ResultMatrix, Training, column_cell, matrix, training_of
+from levelfield.compare.matrix import (
+    ColumnRatio,
+    MatrixCell,
+    ResultMatrix,
+    Training,
+    column_cell,
+    make_matrix,
+    training_of,
+)
 from levelfield.compare.ranking import TOKENS, RankedBar
 from levelfield.compare.ratios import Ratio, mean_ratio
 from levelfield.compare.series_runs import ChosenRuns, recent_runs
@@ -160,8 +168,8 @@ def disagreements(store: RandomStore) -> Iterator[str]:
     source, results = StoredRuns(store.runs), InMemoryStore(store.runs)
     content = read_content(results)
     histories = {digest: runs.points for digest, runs in content.series.items()}
-    latest = [run for series in source.series() for run in recent_runs(source.newest(series))]
-    table = matrix(latest, "framework", histories=histories)
+    latest = [run for series in source.series() for run in recent_runs(source.newest_runs(series))]
+    table = make_matrix(latest, "framework", histories=histories)
     view = first_view(read_trainings(content, results), TOKENS, histories)
     of_page, cells = bars_of(view), cells_of(table)
     if len({row.label for row in table.rows}) < len(table.rows):

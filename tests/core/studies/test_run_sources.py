@@ -55,18 +55,18 @@ def test_folder_and_store_give_the_same_records(folder: Path, stored: str) -> No
     with Store.open(stored, read_only=True) as store:
         rows = StoreRuns(store)
         for run_id in IDS:
-            record = files.record(files.find(run_id))
+            record = files.record(files.find_key(run_id))
             assert record.command_repeats == 1
-            assert record.model_copy(update={"command_repeats": None}) == rows.record(rows.find(run_id))
+            assert record.model_copy(update={"command_repeats": None}) == rows.record(rows.find_key(run_id))
         assert files.series() == rows.series() and len(files.series()) == 1
         (series,) = files.series()
-        newest = [record.run_id for record in files.newest(series)]
-        assert newest == IDS[::-1] == [record.run_id for record in rows.newest(series)]
-        assert [Path(key).name for key in files.matching("*00000a")] == rows.matching("*00000a") == IDS[:1]
+        newest = [record.run_id for record in files.newest_runs(series)]
+        assert newest == IDS[::-1] == [record.run_id for record in rows.newest_runs(series)]
+        assert [Path(key).name for key in files.matching_keys("*00000a")] == rows.matching_keys("*00000a") == IDS[:1]
 
 
 def test_a_pattern_with_a_folder_is_a_path(folder: Path, tmp_path: Path) -> None:
-    keys = FolderRuns(tmp_path / "elsewhere").matching(f"{folder}/*00000b")
+    keys = FolderRuns(tmp_path / "elsewhere").matching_keys(f"{folder}/*00000b")
     assert [Path(key).name for key in keys] == IDS[1:]
 
 
@@ -85,7 +85,7 @@ def test_repeats_of_one_command_are_in_the_order_of_their_numbers(folder: Path) 
         paths = RunPaths((folder / old).rename(folder / f"{IDS[0][:-6]}{end}"))
         rename(paths, repeat=number)
     source = FolderRuns(folder)
-    assert [r.run_id[-6:] for r in source.newest(source.series()[0])] == ["000000", "ffffff"]
+    assert [r.run_id[-6:] for r in source.newest_runs(source.series()[0])] == ["000000", "ffffff"]
 
 
 def test_a_run_of_the_future_is_not_the_newest(folder: Path, tmp_path: Path) -> None:
@@ -95,11 +95,11 @@ def test_a_run_of_the_future_is_not_the_newest(folder: Path, tmp_path: Path) -> 
     rename(paths)
     source = FolderRuns(folder)
     (series,) = source.series()
-    assert [record.run_id for record in source.newest(series)] == [*IDS[::-1], ahead]
+    assert [record.run_id for record in source.newest_runs(series)] == [*IDS[::-1], ahead]
     with Store.open(str(tmp_path / "results.sqlite")) as store:
         store.add([source.record(str(folder / run_id)) for run_id in (*IDS, ahead)])
         assert store.find("latest") == IDS[1]
-        assert [record.run_id for record in StoreRuns(store).newest(series)] == [*IDS[::-1], ahead]
+        assert [record.run_id for record in StoreRuns(store).newest_runs(series)] == [*IDS[::-1], ahead]
 
 
 def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, stored: str) -> None:
@@ -110,23 +110,23 @@ def test_a_run_of_a_pair_is_not_the_newest_of_its_series(folder: Path, stored: s
         )
         store.add([older])
         (series,) = StoreRuns(store).series()
-        assert [record.run_id for record in StoreRuns(store).newest(series)] == IDS[::-1]
+        assert [record.run_id for record in StoreRuns(store).newest_runs(series)] == IDS[::-1]
     with RunSources(folder / "none", stored, Registry()) as places:
-        assert [record.run_id for record in places.latest()] == IDS[::-1]
-        assert [record.run_id for record in places.runs("tiny:fake").runs] == IDS
-        assert [record.run_id for record in places.runs("pair").runs] == ["pair"]
+        assert [record.run_id for record in places.latest_runs()] == IDS[::-1]
+        assert [record.run_id for record in places.runs_of_side("tiny:fake").runs] == IDS
+        assert [record.run_id for record in places.runs_of_side("pair").runs] == ["pair"]
     (folder / PAIRS_FOLDER).mkdir()
     (folder / IDS[1]).rename(folder / PAIRS_FOLDER / IDS[1])
     source = FolderRuns(folder)
-    assert [record.run_id for record in source.newest(series)] == IDS[:1]
-    assert source.record(source.find(IDS[1])).run_id == IDS[1]
+    assert [record.run_id for record in source.newest_runs(series)] == IDS[:1]
+    assert source.record(source.find_key(IDS[1])).run_id == IDS[1]
 
 
 def test_a_damaged_run_is_in_no_series(folder: Path) -> None:
     (folder / IDS[0] / "plan.json").write_text("{}")
     source = FolderRuns(folder)
     (series,) = source.series()
-    assert [record.run_id for record in source.newest(series)] == IDS[1:]
+    assert [record.run_id for record in source.newest_runs(series)] == IDS[1:]
 
 
 class TestPlaces:
@@ -136,24 +136,24 @@ class TestPlaces:
 
         monkeypatch.setattr(Store, "open", refuse)
         with RunSources(folder, None, Registry()) as places:
-            assert [record.run_id for record in places.runs(IDS[0]).runs] == IDS[:1]
-            assert [record.run_id for record in places.runs(IDS[1], with_repeats=True).runs] == IDS
+            assert [record.run_id for record in places.runs_of_side(IDS[0]).runs] == IDS[:1]
+            assert [record.run_id for record in places.runs_of_side(IDS[1], with_repeats=True).runs] == IDS
 
     def test_the_store_has_what_no_folder_has(
         self, tmp_path: Path, stored: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("LEVELFIELD_STORE", stored)
         with RunSources(tmp_path / "no-runs", None, Registry()) as places:
-            assert [record.run_id for record in places.runs("tiny:fake").runs] == IDS
-            assert [record.run_id for record in places.latest()] == IDS[::-1]
+            assert [record.run_id for record in places.runs_of_side("tiny:fake").runs] == IDS
+            assert [record.run_id for record in places.latest_runs()] == IDS[::-1]
             with pytest.raises(UnknownName):
-                places.runs("nothing")
+                places.runs_of_side("nothing")
 
     def test_a_named_store_is_the_only_place(self, folder: Path, tmp_path: Path) -> None:
         with Store.open(str(tmp_path / "empty.sqlite")):
             pass
         with RunSources(folder, str(tmp_path / "empty.sqlite"), Registry()) as places, pytest.raises(UnknownName):
-            places.runs(IDS[0])
+            places.runs_of_side(IDS[0])
 
     @pytest.mark.parametrize("value", ["none", "missing"])
     def test_without_a_store_the_error_is_of_the_folder(
@@ -162,12 +162,12 @@ class TestPlaces:
         monkeypatch.setenv("LEVELFIELD_STORE", "none" if value == "none" else str(tmp_path / "missing.sqlite"))
         with RunSources(folder, None, Registry()) as places:
             with pytest.raises(UnknownName, match="run 'nothing'"):
-                places.runs("nothing")
+                places.runs_of_side("nothing")
             assert places.histories([]) == {} and not (tmp_path / "missing.sqlite").exists()
 
     def test_a_named_store_that_is_not_there_is_said(self, folder: Path, tmp_path: Path) -> None:
         with RunSources(folder, str(tmp_path / "missing.sqlite"), Registry()) as places, pytest.raises(UsageError):
-            places.runs(IDS[0])
+            places.runs_of_side(IDS[0])
 
 
 VERIFIED = Path(__file__).resolve().parents[3] / "docs" / "verified"
@@ -178,20 +178,23 @@ def test_a_side_may_be_of_a_bundle(tmp_path: Path) -> None:
     """Here two chips' own bundles: by series, with an alias, by a part of an id, and by a pattern."""
     with RunSources(tmp_path, None, Registry()) as places:
         for chip, file in BUNDLES.items():
-            (run,) = places.runs(f"{file}:llama_8b_wide:torch:{chip}" if chip == "H100" else f"{file}:772e3c").runs
+            (run,) = places.runs_of_side(
+                f"{file}:llama_8b_wide:torch:{chip}" if chip == "H100" else f"{file}:772e3c"
+            ).runs
             assert run.series.chip.startswith(chip) and run.evidence == "sealed"
-        mixed = places.runs(f"{BUNDLES['H100']}:*_llama_8b_wide_torch*, {BUNDLES['H200']}:*_llama_8b_wide_torch*").runs
+        pattern = "*_llama_8b_wide_torch*"
+        mixed = places.runs_of_side(f"{BUNDLES['H100']}:{pattern}, {BUNDLES['H200']}:{pattern}").runs
         assert [run.series.chip[:4] for run in mixed] == ["H100", "H200", "H200"]
-        assert len(places.runs(str(BUNDLES["H200"])).runs) == 21
+        assert len(places.runs_of_side(str(BUNDLES["H200"])).runs) == 21
         with pytest.raises(UnknownName, match=r"2026-11-28\.zip 'nothing'"):
-            places.runs(f"{BUNDLES['H100']}:nothing")
+            places.runs_of_side(f"{BUNDLES['H100']}:nothing")
         with pytest.raises(UsageError, match="'llama': found 6"):
-            places.runs(f"{BUNDLES['H100']}:llama")
+            places.runs_of_side(f"{BUNDLES['H100']}:llama")
         (tmp_path / "not.zip").write_text("{}")
         with pytest.raises(LevelfieldError, match=r"not\.zip: not"):
-            places.runs(str(tmp_path / "not.zip"))
+            places.runs_of_side(str(tmp_path / "not.zip"))
         with pytest.raises(UsageError, match=r"absent\.zip: no"):
-            places.runs(str(tmp_path / "absent.zip"))
+            places.runs_of_side(str(tmp_path / "absent.zip"))
 
 
 def test_a_changed_bundle_is_no_side(tmp_path: Path) -> None:
@@ -200,12 +203,12 @@ def test_a_changed_bundle_is_no_side(tmp_path: Path) -> None:
         for member in before.infolist():
             after.writestr(member, before.read(member).replace(b'"loss":12.5', b'"loss":12.4'))
     with RunSources(tmp_path, None, Registry()) as places, pytest.raises(GateFailed, match=r"digest"):
-        places.runs(f"{changed}:772e3c")
+        places.runs_of_side(f"{changed}:772e3c")
 
 
 def test_the_newest_run_of_a_bundle_s_series_comes_first() -> None:
     runs = BundleRuns(BUNDLES["H200"], Registry())
-    newest = list(runs.newest(runs.record(runs.find("e3451f")).series))
+    newest = list(runs.newest_runs(runs.record(runs.find_key("e3451f")).series))
     assert [run.run_id[-6:] for run in newest] == ["772e3c", "e3451f"]
 
 
@@ -223,7 +226,7 @@ def test_a_run_of_a_bundle_that_cannot_be_computed_is_named_and_the_others_are_i
     output = capsys.readouterr()
     assert "11 new" in output.out and f"{bundle}: no date" in " ".join(output.err.split())
     with RunSources(tmp_path, None, Registry()) as places, pytest.raises(UsageError, match="no date"):
-        places.runs(f"{bundle}:2931ac")
+        places.runs_of_side(f"{bundle}:2931ac")
 
 
 def test_a_report_may_be_of_a_bundle(

@@ -10,7 +10,7 @@ from compared_records import repeats, with_result
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
 from levelfield.compare.comparison import compare, comparison_json, comparison_sheets
-from levelfield.compare.matrix import matrix, matrix_sheets
+from levelfield.compare.matrix import make_matrix, matrix_sheets
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.sides import side_of, tuning_of
 from levelfield.pages.content import read_content
@@ -50,7 +50,7 @@ def page(records: Sequence[RunRecord]) -> FirstView:
 
 
 def sides_of_matrix(records: Sequence[RunRecord]) -> list[list[str]]:
-    cells = matrix(records, "framework").cells.values()
+    cells = make_matrix(records, "framework").cells.values()
     return sorted(sorted(run.run_id for run in cell.side.counted) for cell in cells if cell.side)
 
 
@@ -170,17 +170,17 @@ def test_a_trial_is_in_no_headline_and_no_mean_and_is_listed_apart(kind: str) ->
     before, after = page(duel), page(whole)
     assert before.lead and after.lead and before.is_decided and after.is_decided
     assert (after.lead.value, after.lead.low, after.scale) == (before.lead.value, before.lead.low, "smoke")
-    (ratio,) = matrix(whole, "framework").ratios
+    (ratio,) = make_matrix(whole, "framework").ratios
     assert ratio.ratio.standing in ("higher", "lower") and ratio.trainings == 1
     value = ratio.ratio.value
     assert any(value == pytest.approx(lead.value) for lead in (before.lead, before.lead.inverse))
     assert len(ratio.outside_mean) == len(after.overall.rows[1].outside_mean) == 1
-    assert ratio.outside_mean[0][0] in format_text(matrix_sheets(matrix(whole, "framework")))
+    assert ratio.outside_mean[0][0] in format_text(matrix_sheets(make_matrix(whole, "framework")))
 
 
 def test_a_trial_is_the_answer_where_there_is_nothing_else() -> None:
     derived = trial(case="gpt+steps14")
-    assert page(derived).lead and matrix(tuned(derived, "base"), "framework").ratios[0].trainings == 1
+    assert page(derived).lead and make_matrix(tuned(derived, "base"), "framework").ratios[0].trainings == 1
 
 
 H100: dict[str, Any] = {"vendor": "nvidia", "chip": "H100"}
@@ -194,7 +194,7 @@ SAME = [*at(repeats(50, 50.1, 50.2, first=30, **H100), 22), *at(repeats(60, 60.1
 
 def test_chips_are_compared_by_the_same_framework() -> None:
     outcome = page([*OTHERS, *SAME])
-    (ratio,) = matrix([*OTHERS, *SAME], "vendor").ratios
+    (ratio,) = make_matrix([*OTHERS, *SAME], "vendor").ratios
     assert outcome.lead and outcome.lead.value == pytest.approx(1.1996, rel=1e-3)
     value = ratio.ratio.value
     assert any(value == pytest.approx(lead.value) for lead in (outcome.lead, outcome.lead.inverse))
@@ -209,4 +209,4 @@ def test_chips_that_ran_by_other_frameworks_alone_have_no_ratio() -> None:
     (training,) = outcome.trainings
     assert outcome.lead is None and outcome.others_differ_by_framework
     assert len(training.best_bars) == 1 and training.uncompared == ("nvidia H100 (deepspeed)",)
-    assert [ratio.ratio.value for ratio in matrix(OTHERS, "vendor").ratios] == [None]
+    assert [ratio.ratio.value for ratio in make_matrix(OTHERS, "vendor").ratios] == [None]

@@ -12,7 +12,7 @@ import pytest
 from compared_records import mfu_row, other_use, record, with_result
 from levelfield.cli.main import main
 from levelfield.compare.comparison import compare, duel_conclusions
-from levelfield.compare.matrix import matrix
+from levelfield.compare.matrix import make_matrix
 from levelfield.compare.ranking import TOKENS
 from levelfield.compare.ratios import Ratio
 from levelfield.compare.sides import side_of
@@ -73,7 +73,7 @@ def by_turned_compare(a: list[RunRecord], b: list[RunRecord], events: list[Store
 
 
 def by_matrix(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
-    found = matrix([*a, *b], "framework", duels=duel_conclusions(events))
+    found = make_matrix([*a, *b], "framework", duels=duel_conclusions(events))
     (cell,) = [cell.ratio for cell in found.cells.values() if cell.ratio]
     assert found.ratios[0].ratio == cell, "the mean over one row is that row"
     return cell.inverse if found.columns[0].startswith("jax") else cell
@@ -173,7 +173,7 @@ def test_a_mean_over_trainings_counts_a_duel_by_its_pairs() -> None:
     data = {**event.data, "pairs": [[x.run_id, y.run_id] for x, y in zip(*other, strict=True)]}
     data |= {"low": outcome.ratio.value, "high": outcome.ratio.value}
     duels = duel_conclusions([event, event.model_copy(update={"id": "other", "data": data})])
-    mean = matrix([*a, *b, *other[0], *other[1]], "framework", duels=duels).ratios[0].ratio
+    mean = make_matrix([*a, *b, *other[0], *other[1]], "framework", duels=duels).ratios[0].ratio
     assert mean.low and mean.high and outcome.ratio.low and outcome.ratio.high
     assert math.log(mean.high / mean.low) == pytest.approx(math.log(outcome.ratio.high / outcome.ratio.low) / 2)
 
