@@ -56,7 +56,7 @@ def points_of(registry: Registry) -> tuple[list[Point], list[tuple[str, str, str
     """Every row that can be predicted, and the others as set, row and reason."""
     points, skipped = [], []
     for name in SETS:
-        for row in registry.figures(name).rows:
+        for row in registry.published_set(name).rows:
             try:
                 points.append(_point(registry, name, row))
             except LeftOut as error:

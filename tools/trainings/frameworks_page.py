@@ -41,7 +41,7 @@ class RecordedRuns:
 
 def page(registry: Registry) -> str:
     """docs/frameworks.md, whole."""
-    recorded_runs = {label: _recorded(registry, label) for label in registry.labels()}
+    recorded_runs = {label: _recorded(registry, label) for label in registry.framework_labels()}
     recorded = [runs for runs in recorded_runs.values() if runs]
     return (
         "\n".join(
@@ -68,7 +68,7 @@ def all_runs(registry: Registry) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("framework", "version", "family", "precision", "run", *FIGURES, "same work", "passed", "counts"))
-    for runs in filter(None, (_recorded(registry, label) for label in registry.labels())):
+    for runs in filter(None, (_recorded(registry, label) for label in registry.framework_labels())):
         for run, fault in zip(runs.tested.runs, runs.faults, strict=True):
             head = (runs.tested.framework, runs.tested.version, run.family, run.precision, run.name)
             writer.writerow((*head, *_cells(run), _yes(run.passed), fault or "yes"))
@@ -105,7 +105,7 @@ def _kinds(registry: Registry) -> Iterator[str]:
     yield from _head(heads)
     support = list(support_rows(registry))
     elsewhere = []
-    for label in registry.labels():
+    for label in registry.framework_labels():
         framework_rows = [row for row in support if row.framework == label]
         states = [_worst_state(row.cells[key] for row in framework_rows) for key in LAYOUTS]
         if {*states} <= {"chip", "-"}:

@@ -90,7 +90,7 @@ class Registry:
         self._plugin_folders = tuple(plugin_folders)
         self._chips = chips
         self._case_files = tuple(case_files)
-        self.files = DocumentCache()
+        self.document_cache = DocumentCache()
         self._vendors: dict[str, Vendor] = {}
         self.machine = Machine(lambda name: self.vendor(name))
         expected = "expected one with vendors/, models/, configs/ or launchers/"
@@ -150,8 +150,8 @@ class Registry:
         for suite, path in self.suites.items():
             for case in self.suite(suite).cases:
                 if case.name in cases:
-                    both = f"{cases[case.name]} and {path}"
-                    raise UsageError(f"two files claim the case '{case.name}': {both}; rename one")
+                    paths = f"{cases[case.name]} and {path}"
+                    raise UsageError(f"two files claim the case '{case.name}': {paths}; rename one")
                 cases[case.name] = path
         return dict(sorted(cases.items()))
 
@@ -232,7 +232,7 @@ class Registry:
         if name not in self.cases:
             suite = self._path("case", name, self.all_cases).stem
             return next(case for case in self.suite(suite).cases if case.name == name)
-        content = self.files.content(self.cases[name], Extension.KIND)
+        content = self.document_cache.content(self.cases[name], Extension.KIND)
         if not isinstance(content, dict) or "extends" not in content:
             return None
         return self.document(Extension, "case", name, self.cases)
@@ -241,14 +241,14 @@ class Registry:
         """Return a suite. Raises UnknownName or DocumentError, as do the following."""
         from levelfield.specs.suite import Suite
 
-        return self.files.document(Suite, self._path("suite", name, self.suites))
+        return self.document_cache.document(Suite, self._path("suite", name, self.suites))
 
     def reference(self, name: str) -> Reference:
         from levelfield.specs.reference import Reference
 
         return self.document(Reference, "reference", name, self.references)
 
-    def figures(self, name: str) -> FigureSet:
+    def published_set(self, name: str) -> FigureSet:
         """Return a set of published figures."""
         from levelfield.specs.figures import FigureSet
 
@@ -283,7 +283,7 @@ class Registry:
         """Return the manifest and the folder of a label such as `jax` or `jax_0.10.1`. Raises as `implementation`."""
         return self.implementation(label) if label in self.frameworks else self.implementation(*split_label(label))
 
-    def labels(self) -> list[str]:
+    def framework_labels(self) -> list[str]:
         """Return every framework, each followed by its further versions."""
         files = (self.implementation(name)[0] for name in sorted(self.frameworks))
         return [versioned_framework(file.framework, version) for file in files for version in (None, *file.versions)]
@@ -356,7 +356,7 @@ class Registry:
     def document(self, cls: type[D], kind: str, name: str, paths: dict[str, Path], key: str = "name") -> D:
         """Return the document of a name. Raises UnknownName, and DocumentError where its key has another one."""
         path = self._path(kind, name, paths)
-        document = self.files.document(cls, path)
+        document = self.document_cache.document(cls, path)
         if (stored_name := getattr(document, key)) != name:
             raise DocumentError(f"{path}: found the name '{stored_name}', expected '{name}' as in its path")
         return document

@@ -33,7 +33,7 @@ class Rehearsals:
 
     def __init__(self, registry: Registry) -> None:
         path = checkout() / REHEARSED_FILE
-        self.recorded = registry.files.document(RehearsedRuns, path) if path.exists() else None
+        self.recorded = registry.document_cache.document(RehearsedRuns, path) if path.exists() else None
         rows = () if self.recorded is None else self.recorded.rows
         self._vendors: dict[str, VendorFile] = {}  # by chip
         code_digests: dict[tuple[str, str], str] = {}  # by framework and kind of device

@@ -65,10 +65,10 @@ def support_rows(registry: Registry) -> Iterator[SupportRow]:
     Raises DocumentError.
     """
     references = ReferenceState(registry)
-    for label in registry.labels():
+    for label in registry.framework_labels():
         implementation, folder = registry.implementation_of_label(label)
         path = recorded_runs_path(implementation, folder)
-        tested = registry.files.document(LayoutRuns, path) if path.exists() else None
+        tested = registry.document_cache.document(LayoutRuns, path) if path.exists() else None
         runs: list[MatrixRun] = []  # that count for the code at hand
         note = None
         if tested is not None and tested.framework != implementation.framework:

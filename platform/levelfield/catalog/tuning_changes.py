@@ -65,7 +65,7 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
     path = registry.vendors[vendor].parent / "tuning" / f"{case}.yaml"
     if not path.is_file():
         return ()
-    file = registry.files.document(TuningFile, path)
+    file = registry.document_cache.document(TuningFile, path)
     if file.case != case:
         raise UsageError(f"{path}: key 'case': found '{file.case}', expected '{case}' as in the file name")
     chips = [chip.name for chip in registry.vendor_file(vendor).chips]

@@ -155,7 +155,7 @@ def _fetch(options: argparse.Namespace) -> int:
         )
         for name, locks in LOCK_FILES.items()
     ]
-    for name in options.framework or registry.labels():
+    for name in options.framework or registry.framework_labels():
         try:
             python, packages = _interpreter_and_packages(registry, name, device_kind, tuple(options.uses))
         except NotHere as error:

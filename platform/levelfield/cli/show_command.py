@@ -83,7 +83,7 @@ def listing(registry: Registry, kind: str | None, as_json: bool) -> str:
         "vendors": lambda: _vendor_rows(registry),
         "chips": lambda: _chip_rows(registry),
         "suites": lambda: [{"name": n, "says": registry.suite(n).title} for n in sorted(registry.suites)],
-        "published": lambda: [{"name": n, "says": registry.figures(n).title} for n in sorted(registry.published)],
+        "published": lambda: [{"name": n, "says": registry.published_set(n).title} for n in sorted(registry.published)],
         "programs": lambda: _program_rows(registry),
     }
     rows = {name: kinds[name]() for name in ([kind] if kind else kinds)}
@@ -159,7 +159,7 @@ def framework_rows(registry: Registry) -> list[Row]:
     from levelfield.specs.implementation import SIMULATED
 
     rows, rehearsals = [], _rehearsals(registry)
-    for name in registry.labels():
+    for name in registry.framework_labels():
         manifest, _ = registry.implementation_of_label(name)
         verified = {}
         for kind, needs in manifest.requirements.items():

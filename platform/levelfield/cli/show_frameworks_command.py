@@ -35,7 +35,7 @@ def execute(options: argparse.Namespace) -> int:
     entries, support = framework_rows(registry), list(support_rows(registry))
     if options.json:
         rows_by_framework = {
-            name: [asdict(row) for row in support if row.framework == name] for name in registry.labels()
+            name: [asdict(row) for row in support if row.framework == name] for name in registry.framework_labels()
         }
         print(json_text({"frameworks": [{**entry, "layouts": rows_by_framework[entry["name"]]} for entry in entries]}))
     else:

@@ -134,7 +134,7 @@ def measured_row(result: Result) -> FigureRow:
 
 def published_rows(case: str, registry: Registry) -> list[FigureRow]:
     """Return the published rows of this case in all sets, converted."""
-    sets = [registry.figures(name) for name in sorted(registry.published)]
+    sets = [registry.published_set(name) for name in sorted(registry.published)]
     published = [(figure_set, row) for figure_set in sets for row in figure_set.rows if row.setting.case == case]
     if not published:
         return []

@@ -124,14 +124,14 @@ def _scalar_text(value: Any) -> str:
 
 def _pattern_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
     text = "".join(line.rstrip("\r") + "\n" for line in output.split("\n")[:-1])
-    first_pattern, *others = tool.patterns
+    first_pattern, *other_patterns = tool.patterns
     starts = list(find_matches(first_pattern, text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     for start, end in zip(starts, ends, strict=False):  # without a start there is no record
         record = RecordTexts()
         pattern_matches = [
             (first_pattern, [start]),
-            *((other, list(find_matches(other, text, start.end(), end))) for other in others),
+            *((pattern, list(find_matches(pattern, text, start.end(), end))) for pattern in other_patterns),
         ]
         # each pattern adds its groups where it matches once in the record, else the reason
         for pattern, record_matches in pattern_matches:

@@ -255,12 +255,12 @@ def _places(steps: Sequence[_PlaceSums]) -> tuple[Place, ...]:
         for key, value in step.ms.items():
             ms[key] += value / len(steps)
             count[key] += step.count[key] / len(steps)
-    least = _MIN_SHARE * fmean(step.total for step in steps)
-    large = {key for key in _longest_first(ms)[:_MAX_PLACES] if ms[key] >= least}
+    min_ms = _MIN_SHARE * fmean(step.total for step in steps)
+    large = {key for key in _longest_first(ms)[:_MAX_PLACES] if ms[key] >= min_ms}
     for key in [key for key in ms if key not in large]:
-        rest = (key[0], OTHER_PLACES, key[2])
-        ms[rest] += ms.pop(key)
-        count[rest] += count.pop(key)
+        others_key = (key[0], OTHER_PLACES, key[2])
+        ms[others_key] += ms.pop(key)
+        count[others_key] += count.pop(key)
     return tuple(
         Place.model_validate({"part": key[0], "where": key[1], "phase": key[2], "ms": ms[key], "count": count[key]})
         for key in _longest_first(ms)
@@ -306,8 +306,8 @@ def recording_overhead(times: Iterable[StepTime]) -> Overhead | None:
     for time in times:
         key = time.number, time.is_recorded
         slowest[key] = max(slowest.get(key, 0.0), time.ms)
-    both = [n for n in sorted({n for n, _ in slowest}) if {(n, False), (n, True)} <= slowest.keys()]
-    pairs = [(slowest[n, False], slowest[n, True]) for n in both if slowest[n, False] > 0]
+    paired_numbers = [n for n in sorted({n for n, _ in slowest}) if {(n, False), (n, True)} <= slowest.keys()]
+    pairs = [(slowest[n, False], slowest[n, True]) for n in paired_numbers if slowest[n, False] > 0]
     if not pairs:
         return None
     ratios = milliseconds([recorded / plain for plain, recorded in pairs])

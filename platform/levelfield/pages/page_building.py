@@ -243,7 +243,7 @@ def _published_page_rows(
     content: PagesContent, summaries: Summaries, registry: Registry
 ) -> Iterator[tuple[FigureRow, str | None]]:
     """Yield for each case that has rows of others: our full-scale results first, with the names of their files."""
-    cases = {row.setting.case for name in registry.published for row in registry.figures(name).rows}
+    cases = {row.setting.case for name in registry.published for row in registry.published_set(name).rows}
     cases |= {row.case for runs in reported_sets(registry) for row in runs.rows}
     for case in (case for case in registry.all_cases if case in cases):
         for runs in content.series.values():

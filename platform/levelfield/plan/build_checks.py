@@ -91,8 +91,8 @@ def missing_need_sentences(
 
 def meets_need(need: LeastVersion, version: str) -> bool | None:
     """Return whether a driver or a chip is new enough; None where `version` is a text that says why it is unknown."""
-    parts, least = version_numbers(version), version_numbers(need.least)
-    return None if parts is None or least is None else parts >= least
+    numbers, minimum = version_numbers(version), version_numbers(need.least)
+    return None if numbers is None or minimum is None else numbers >= minimum
 
 
 def unmet_needs(

@@ -38,8 +38,8 @@ def plausible_peaks(measured: MeasuredPeaks, chip: Chip, framework: str) -> Meas
     plausible_rates, refusals = {}, list(measured.refusals)
     for dtype, rate in measured.tflops.items():
         published, limit = chip.peaks.get(dtype), chip_tflops_limit(dtype, chip.peaks)  # type: ignore[call-overload, arg-type]
-        if published is not None and rate < (least := MIN_PEAK_SHARE * published.tflops):
-            expected = f"expected at least {least:.3g}, {MIN_PEAK_SHARE:.0%} of the published peak of {chip.name}"
+        if published is not None and rate < (minimum := MIN_PEAK_SHARE * published.tflops):
+            expected = f"expected at least {minimum:.3g}, {MIN_PEAK_SHARE:.0%} of the published peak of {chip.name}"
         elif limit is not None and not rate <= limit:
             expected = f"expected at most {limit:.4g} by the peaks of {chip.name}"
         else:

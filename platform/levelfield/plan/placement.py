@@ -101,7 +101,7 @@ def _published_layout(registry: Registry, selection: Selection, text: str | None
     """
     if text is None or selection.vendor.is_host or not _FLAGPERF_LAYOUT.fullmatch(text):
         return None
-    rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
+    rows = [row for name in sorted(registry.published) for row in registry.published_set(name).rows]
     matching_rows = [
         row
         for row in rows

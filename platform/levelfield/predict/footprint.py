@@ -256,7 +256,7 @@ def _sharding_buffer_bytes(s: TrainingSetup, parameters: int) -> int:
 def context_buffers(s: TrainingSetup) -> int:
     """Return the bytes of keys, values and their gradients that one layer's attention holds of other context ranks.
 
-    In a ring the part that came and the part that is coming (Liu et al., 2023, section 3); gathered: all parts.
+    In a ring these are the part that came and the part that is coming (Liu et al., 2023, section 3), else all parts.
     """
     if s.layout.context == 1:
         return 0

@@ -103,8 +103,8 @@ def require_possible(
     suggestion = f"the nearest possible: {', '.join(layouts_nearby)}"
     if not layouts_nearby:  # the nearest numbers of devices that have a possible layout
         devices = max(1, layout.world_size // nodes)
-        others = sorted((n for n in range(1, 2 * devices + 1) if n != devices), key=lambda n: abs(n - devices))
-        layouts = ((n, nearest_layouts(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in others)
+        counts = sorted((n for n in range(1, 2 * devices + 1) if n != devices), key=lambda n: abs(n - devices))
+        layouts = ((n, nearest_layouts(work, layout, micro_batch, nodes, n, virtual_pipeline, count=1)) for n in counts)
         suggestions = [f"{first[0]} on {nodes * n} devices" for n, first in layouts if first][:3]
         suggestion = f"not possible on {layout.world_size} devices; nearest: {', '.join(suggestions) or 'none'}"
     if is_default:

@@ -144,8 +144,8 @@ def _both_directions_cost(rank: RankWork, layer: Cost) -> Cost:
     if memory_model.selective_keeps == "all but scores":
         return cost + attention
     products = Cost(matmul_flops=layer.matmul_flops, product_bytes=layer.product_bytes)
-    rest = Cost(moved_bytes=layer.moved_bytes, operations=layer.operations / 2)
-    return cost + (rest + products * memory_model.selective_recomputes)
+    elementwise = Cost(moved_bytes=layer.moved_bytes, operations=layer.operations / 2)
+    return cost + (elementwise + products * memory_model.selective_recomputes)
 
 
 def _fused_attention_rate(rank: RankWork) -> float | None:

@@ -49,7 +49,7 @@ ExportColumns = Mapping[str, Callable[[ExportedRun], str]]
 
 def exported_runs(results: Sequence[Result], plans: Sequence[Plan], registry: Registry) -> list[ExportedRun]:
     """Return each run with its report's constants at full scale. A sharded run's baseline is one of the others."""
-    rows = [row for name in sorted(registry.published) for row in registry.figures(name).rows]
+    rows = [row for name in sorted(registry.published) for row in registry.published_set(name).rows]
     pairs = list(zip(results, plans, strict=True))
     constants = {result.case: case_constants(result.case, rows) for result in results if result.scale == "full"}
     return [

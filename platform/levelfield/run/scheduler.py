@@ -49,7 +49,7 @@ def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], req
     for name in suites:  # the name of a suite that is shipped, or its file
         path = Path(name)
         is_file = path.suffix in (".yaml", ".yml", ".json")
-        suite = registry.files.document(Suite, path) if is_file else registry.suite(name)
+        suite = registry.document_cache.document(Suite, path) if is_file else registry.suite(name)
         work += [
             Entry(
                 entry.case,

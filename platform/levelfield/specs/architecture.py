@@ -171,7 +171,7 @@ class Experts(Value):
         return max(0, -(-(layer - self.first_layer) // self.every))
 
     @model_validator(mode="after")
-    def _consistent(self) -> Experts:
+    def _choices_are_possible(self) -> Experts:
         if self.chosen > self.count:
             raise ValueError(f"chosen: found {self.chosen}, expected at most count {self.count}")
         groups = self.router.groups
@@ -280,7 +280,7 @@ class Model(Value):
         return self
 
     @model_validator(mode="after")
-    def _consistent(self) -> Model:
+    def _sizes_are_consistent(self) -> Model:
         if self.head_dim is None and self.latent_attention is None and self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
         if self.heads % self.kv_heads:

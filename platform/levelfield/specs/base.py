@@ -156,6 +156,7 @@ def _digest_content(value: Any, dumped: Any) -> Any:
 
 
 def _key_text(key_path: KeyPath) -> str:
+    """Return the key as messages name it."""
     return f"key '{clipped('.'.join(map(str, key_path)), _MAX_KEY)}'" if key_path else "document"
 
 
@@ -218,7 +219,7 @@ def _kind(value: Any) -> type:
     return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
 
 
-def number_of(digits: str) -> int:
+def parse_digits(digits: str) -> int:
     """Return the number that a text of digits states. Raises ValueError for one that is far above every bound."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"found a number of {len(digits):,} digits, expected at most {_MAX_DIGITS}")

@@ -172,8 +172,8 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"found key '{twice[:_MAX_LINE_CHARACTERS]}' twice, expected it once")
+        repeated_key = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"found key '{repeated_key[:_MAX_LINE_CHARACTERS]}' twice, expected it once")
     return content
 
 

@@ -141,7 +141,7 @@ class Work(Value):
         return self.model_copy(update={"training": training}).fingerprint()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Work:
+    def _steps_and_alphabet_are_consistent(self) -> Work:
         last, first, steps = self.window.last_step, self.window.first_step, self.training.steps
         if not first <= last <= steps:
             raise ValueError(f"window {first}..{last} does not lie within the {steps} steps")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from levelfield.errors import UsageError
-from levelfield.specs.base import MAX_SIZE, MAX_STEPS, Document, Value, number_of, parse
+from levelfield.specs.base import MAX_SIZE, MAX_STEPS, Document, Value, parse, parse_digits
 from levelfield.specs.case import SCALES, Case, Scale, Work, merge_nested
 
 _WORD_BY_FIELD = {"steps": "steps", "sequence_length": "seq", "global_batch": "batch", "seed": "seed"}
@@ -95,7 +95,7 @@ def split_name(name: str) -> tuple[str, Derivation]:
             words = ", ".join(f"+{word}N" for word in _FIELD_BY_WORD)
             raise UsageError(f"case '{name}': found '+{part}', expected each at most once: {words}")
         try:
-            changes[field] = number_of(match["number"])
+            changes[field] = parse_digits(match["number"])
         except ValueError as error:
             raise UsageError(f"case '{base}+{match['word']}...': {error}") from None
     return base, parse(Derivation, changes, f"case '{name}'")

@@ -207,8 +207,8 @@ class FigureSet(Document):
     @model_validator(mode="after")
     def _names_exist(self) -> FigureSet:
         names = [row.name for row in self.rows]
-        if twice := repeated_names(names):
-            raise ValueError(f"rows: found the name '{twice[0]}' twice, expected a unique name for each row")
+        if repeated := repeated_names(names):
+            raise ValueError(f"rows: found the name '{repeated[0]}' twice, expected a unique name for each row")
         for name in filter(None, (row.baseline for row in self.rows)):
             if name not in names:
                 raise ValueError(f"baseline: found '{name}', expected the name of a row")

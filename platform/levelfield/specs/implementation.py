@@ -84,7 +84,7 @@ class Launch(Value):
     preflight: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _known_placeholders(self) -> Launch:
+    def _has_valid_templates(self) -> Launch:
         _check_templates((*self.argv, *self.preflight), PLACEHOLDERS)
         _check_templates(self.peak_probe, PROBE_PLACEHOLDERS)
         _check_variables(self.environment)
@@ -182,9 +182,11 @@ class ImplementationFile(Document):
     @model_validator(mode="after")
     def _conditions_are_not_unconditional(self) -> ImplementationFile:
         for kind, conditions in self.conditions.items():
-            twice = sorted(set(conditions) & set(self.precisions.get(kind, ())))
-            if twice:
-                raise ValueError(f"conditions.{kind}: found {', '.join(twice)}, which precisions.{kind} has as well")
+            unconditional = sorted(set(conditions) & set(self.precisions.get(kind, ())))
+            if unconditional:
+                raise ValueError(
+                    f"conditions.{kind}: found {', '.join(unconditional)}, which precisions.{kind} has as well"
+                )
         return self
 
     @model_validator(mode="after")

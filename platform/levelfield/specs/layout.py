@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from levelfield.errors import LayoutError
-from levelfield.specs.base import MAX_RANKS, Value, number_of
+from levelfield.specs.base import MAX_RANKS, Value, parse_digits
 
 _FIELD_BY_PREFIX = {
     "DP": "data",
@@ -72,7 +72,7 @@ class Layout(Value):
         return {key: value for key, value in content.items() if key not in ("context", "expert") or value != 1}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Layout:
+    def _degrees_are_consistent(self) -> Layout:
         if self.world_size > MAX_RANKS:
             raise ValueError(f"found {self.world_size:,} ranks, expected at most {MAX_RANKS:,}")
         if self.gradient_ranks % self.sharding_degree:
@@ -125,8 +125,8 @@ def _parse(text: str) -> LayoutText:
     if suffix not in ("", "seq"):
         raise LayoutError(f"layout '{text}': found '+{suffix}', expected '+seq' (sequence parallel) or nothing")
     if match := _PRODUCT_PATTERN.fullmatch(body):
-        data, tensor, pipeline = map(number_of, match.groups())
-        return LayoutText(_build(text, suffix, data=data, tensor=tensor, pipeline=pipeline))
+        data, tensor, pipeline = map(parse_digits, match.groups())
+        return LayoutText(_build_layout(text, suffix, data=data, tensor=tensor, pipeline=pipeline))
     if match := _ONEFLOW_PATTERN.fullmatch(body):
         return _from_oneflow(text, match, suffix)
     if _PARTS_PATTERN.fullmatch(body):
@@ -140,15 +140,15 @@ def _parse(text: str) -> LayoutText:
 
 def _from_oneflow(text: str, match: re.Match[str], suffix: str) -> LayoutText:
     """Return the layout of OneFlow's xn_xg_xdp_xmp_xbs. `dp` or `mp` without a number takes the remaining devices."""
-    nodes, devices_per_node, micro_batch = (number_of(match[group]) for group in (1, 2, 5))
+    nodes, devices_per_node, micro_batch = (parse_digits(match[group]) for group in (1, 2, 5))
     world_size, dp, mp = nodes * devices_per_node, match[3], match[4]
-    tensor = 1 if mp is None else number_of(mp) if mp else world_size // max(1, number_of(dp or "1"))
-    data = number_of(dp) if dp else world_size // max(1, tensor)
+    tensor = 1 if mp is None else parse_digits(mp) if mp else world_size // max(1, parse_digits(dp or "1"))
+    data = parse_digits(dp) if dp else world_size // max(1, tensor)
     if data * tensor != world_size:
         raise LayoutError(
             f"layout '{text}': found {data} x {tensor} ranks, expected {nodes} x {devices_per_node} devices"
         )
-    return LayoutText(_build(text, suffix, data=data, tensor=tensor), nodes, devices_per_node, micro_batch)
+    return LayoutText(_build_layout(text, suffix, data=data, tensor=tensor), nodes, devices_per_node, micro_batch)
 
 
 def _from_parts(text: str, body: str, suffix: str) -> Layout:
@@ -157,7 +157,7 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
     for name, number in re.findall(_PART, body.upper()):
         if _FIELD_BY_PREFIX[name] in fields:
             raise LayoutError(f"layout '{text}': found {name} twice, expected it once")
-        fields[_FIELD_BY_PREFIX[name]] = number_of(number)
+        fields[_FIELD_BY_PREFIX[name]] = parse_digits(number)
     if fields.get("sharding_degree", 1) > 1 and "sharding_stage" not in fields:
         raise LayoutError(
             f"layout '{text}': found SP, the sharding degree, without SH, the stage; for sequence parallel write +seq"
@@ -168,10 +168,10 @@ def _from_parts(text: str, body: str, suffix: str) -> Layout:
         fields["sharding_degree"] = fields["data"] * context
     if fields.get("sharding_degree", 1) == 1:
         fields["sharding_stage"] = 0  # sharding over one rank is no sharding
-    return _build(text, suffix, **fields)
+    return _build_layout(text, suffix, **fields)
 
 
-def _build(text: str, suffix: str, **fields: int) -> Layout:
+def _build_layout(text: str, suffix: str, **fields: int) -> Layout:
     try:
         return Layout(**fields, sequence_parallel=suffix == "seq")
     except ValidationError as error:

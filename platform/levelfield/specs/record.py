@@ -383,6 +383,7 @@ class Point(StoredFigures):
 
 
 def _is_comparable(word: StatusWord, evidence: EvidenceWord, verdict: str) -> bool:
+    """Return whether a run may stand in a comparison. verdict: of its alignment."""
     return word == "valid" and evidence == "sealed" and verdict not in ("different", "diverged")
 
 

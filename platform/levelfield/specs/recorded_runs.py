@@ -52,6 +52,7 @@ class ReferenceNoise(DifferenceLimits):
 
 
 def _noisy_limit(fixed: float, noise: float) -> float:
+    """Return the limit for a shape of this noise. fixed: the limit for a shape of little noise."""
     return min(max(fixed, NOISE_FACTOR * noise), MAX_LIMIT_FACTOR * fixed)
 
 

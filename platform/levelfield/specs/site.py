@@ -99,9 +99,9 @@ class HostsFile(Document):
     hosts: tuple[Host, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _are_different(self) -> HostsFile:
-        if twice := repeated_names(host.name for host in self.hosts):
-            raise ValueError(f"hosts: found {', '.join(twice)} more than once, expected each name once")
+    def _names_are_unique(self) -> HostsFile:
+        if repeated := repeated_names(host.name for host in self.hosts):
+            raise ValueError(f"hosts: found {', '.join(repeated)} more than once, expected each name once")
         return self
 
 
@@ -187,9 +187,9 @@ class KubernetesSite(Value):
         return self
 
     @model_validator(mode="after")
-    def _volumes_are_different(self) -> KubernetesSite:
-        if twice := repeated_names([*POD_VOLUMES, *(volume.name for volume in self.volumes)]):
-            raise ValueError(f"volumes: found {', '.join(twice)}, expected names that no other volume of a pod has")
+    def _volume_names_are_unique(self) -> KubernetesSite:
+        if repeated := repeated_names([*POD_VOLUMES, *(volume.name for volume in self.volumes)]):
+            raise ValueError(f"volumes: found {', '.join(repeated)}, expected names that no other volume of a pod has")
         return self
 
     @model_validator(mode="after")

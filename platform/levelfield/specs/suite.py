@@ -73,8 +73,8 @@ class Suite(Document):
     @model_validator(mode="after")
     def _names_are_unique(self) -> Suite:
         for key, expected in (("entries", "one entry for each row"), ("cases", "one case of each name")):
-            if twice := repeated_names(entry.name for entry in getattr(self, key) if entry.name):
-                raise ValueError(f"{key}: found the name '{twice[0]}' twice; expected {expected}")
+            if repeated := repeated_names(entry.name for entry in getattr(self, key) if entry.name):
+                raise ValueError(f"{key}: found the name '{repeated[0]}' twice; expected {expected}")
         return self
 
 

@@ -163,7 +163,7 @@ class Discovery(Value):
     device_nodes: str | None = Field(default=None, pattern="^/dev/.")
 
     @model_validator(mode="after")
-    def _has_one(self) -> Discovery:
+    def _has_exactly_one_key(self) -> Discovery:
         if (self.tool is None) == (self.device_nodes is None):
             raise ValueError("expected one of the keys 'tool' and 'device_nodes'; without both, leave 'discovery' out")
         return self
@@ -177,7 +177,7 @@ class Numbering(Value):
     keeps_gaps: bool = False  # the variable takes the tool's numbers, also where one is absent between two others
 
     @model_validator(mode="after")
-    def _has_one(self) -> Numbering:
+    def _has_exactly_one_key(self) -> Numbering:
         if (self.tool is None) != self.keeps_gaps:
             raise ValueError("expected one of the keys 'tool' and 'keeps_gaps: true'; without both, leave it out")
         if self.tool and "visible" not in self.tool.fields:

@@ -256,8 +256,8 @@ class VendorFile(Document):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> VendorFile:
-        if twice := repeated_names(name.lower() for chip in self.chips for name in (chip.name, *chip.aliases)):
-            raise ValueError(f"chips: found the names {', '.join(twice)} twice, expected unique names")
+        if repeated := repeated_names(name.lower() for chip in self.chips for name in (chip.name, *chip.aliases)):
+            raise ValueError(f"chips: found the names {', '.join(repeated)} twice, expected unique names")
         return self
 
     @model_validator(mode="after")

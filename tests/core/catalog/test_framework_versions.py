@@ -100,7 +100,7 @@ def test_a_label_names_a_version_everywhere(folder: Path) -> None:
         registry.implementation_of_label("fake_2.0.0")[0].label == "fake_2.0.0"
         and registry.implementation_of_label("fake")[0].label == "fake"
     )
-    assert [label for label in registry.labels() if label.startswith("fake")] == ["fake", "fake_2.0.0"]
+    assert [label for label in registry.framework_labels() if label.startswith("fake")] == ["fake", "fake_2.0.0"]
     with pytest.raises(UsageError, match=r"version 9\.9\b"):
         registry.implementation_of_label("fake_9.9")
 
@@ -271,7 +271,7 @@ def test_other_pins_of_the_version_make_its_runs_old_and_not_the_default_s(folde
 
 def test_each_version_has_a_file_of_its_own() -> None:
     registry = Registry()
-    places = [recorded_runs_path(*registry.implementation_of_label(label)) for label in registry.labels()]
+    places = [recorded_runs_path(*registry.implementation_of_label(label)) for label in registry.framework_labels()]
     assert len(set(places)) == len(places) and ROOT / "models/jax/tested-0.10.1.json" in places
 
 

@@ -36,8 +36,10 @@ H100, H100_FP8 = Peak(tflops=989, source="the table's note"), Peak(tflops=1979, 
 TABLE_VOCABULARY = 51200
 
 
-ONEFLOW = Registry([]).figures("oneflow_gpt").rows
-FLAGPERF = [row for row in Registry([]).figures("flagperf_llama3").rows if row.setting.chip and row.status != "oom"]
+ONEFLOW = Registry([]).published_set("oneflow_gpt").rows
+FLAGPERF = [
+    row for row in Registry([]).published_set("flagperf_llama3").rows if row.setting.chip and row.status != "oom"
+]
 
 
 def model(name: str, **changes: Any) -> Model:

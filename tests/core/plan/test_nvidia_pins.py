@@ -62,7 +62,7 @@ def index() -> None:
 def environments() -> Iterator[tuple[str, EnvironmentPackages, str]]:
     """Every framework's packages with all that a run can want, and the Python for them."""
     registry = Registry()
-    for label in registry.labels():
+    for label in registry.framework_labels():
         file, _folder = registry.implementation_of_label(label)
         if needs := file.requirements.get(KIND):
             python = next(f"3.{minor}" for minor in (11, 10) if takes_python(needs.python, (3, minor)))

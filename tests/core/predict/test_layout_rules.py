@@ -16,7 +16,7 @@ from levelfield.specs.layout import Layout, parse_layout
 
 GPT: Work = Registry().case("gpt3_6.7B").work("full")  # 1024 sequences, 32 heads, 32 layers, vocabulary 50304
 LLAMA: Work = Registry().case("llama3_8b").work("full")  # 8 key-value heads
-ROWS = Registry().figures("oneflow_gpt").rows
+ROWS = Registry().published_set("oneflow_gpt").rows
 
 
 def shaped(work: Work, batch: int = 1024, length: int = 2048, **model: int) -> Work:

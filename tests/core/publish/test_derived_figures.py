@@ -13,7 +13,7 @@ from levelfield.specs.layout import parse_layout
 
 Formula = Callable[[PublishedRow], Fraction | int]
 REGISTRY = Registry([])
-SETS = {name: REGISTRY.figures(name) for name in sorted(REGISTRY.published)}
+SETS = {name: REGISTRY.published_set(name) for name in sorted(REGISTRY.published)}
 # What each report divides by: OneFlow's percentages, FlagPerf's configuration file, the note under its tables.
 PEAKS = {
     ("V100-SXM2-16GB", "fp16"): 125,

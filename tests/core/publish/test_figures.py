@@ -15,7 +15,7 @@ from levelfield.specs.figures import FigureSet, read_number
 from plans import ROOT
 
 REGISTRY = Registry([])
-SETS = {name: REGISTRY.figures(name) for name in sorted(REGISTRY.published)}
+SETS = {name: REGISTRY.published_set(name) for name in sorted(REGISTRY.published)}
 ONEFLOW, LLAMA, PADDLE, OSDI = (
     SETS[name] for name in ("oneflow_gpt", "flagperf_llama3", "flagperf_gpt3_paddle", "osdi_gpt2")
 )
@@ -129,7 +129,7 @@ def test_a_name_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     changed(folder, lambda c: c.update(name="other")).rename(folder / "mine.yaml")
     with pytest.raises(DocumentError, match=r"'other', expected 'mine'"):
-        Registry([tmp_path]).figures("mine")
+        Registry([tmp_path]).published_set("mine")
 
 
 def test_the_table_in_the_documentation_is_read(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ REGISTRY = Registry([])
 work_of = cache(lambda case: REGISTRY.case(case).work("full"))
 chip_of = cache(lambda name: find_chip(REGISTRY, name)[1])
 LLAMA, ONEFLOW_SET, OSDI_SET, PADDLE = (
-    REGISTRY.figures(name) for name in ("flagperf_llama3", "oneflow_gpt", "osdi_gpt2", "flagperf_gpt3_paddle")
+    REGISTRY.published_set(name) for name in ("flagperf_llama3", "oneflow_gpt", "osdi_gpt2", "flagperf_gpt3_paddle")
 )
 Pair = tuple[Result, Plan]
 
@@ -345,7 +345,7 @@ def test_flagperfs_rule_is_flagperfs(valid: Pair, error: float | None, text: str
 
 
 def test_a_case_that_nobody_published_takes_its_own_numbers() -> None:
-    rows = [row for name in REGISTRY.published for row in REGISTRY.figures(name).rows]
+    rows = [row for name in REGISTRY.published for row in REGISTRY.published_set(name).rows]
     assert case_constants("llama3_8b", rows) == {}
     assert case_constants("flagperf_llama3_8b", rows) == {"parameters": 8e9}
     assert case_constants("oneflow_768x12_b8", rows) == {"vocab_size": 51200}

@@ -93,7 +93,10 @@ class ContainerLauncher:
     def _run(
         self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, not_removed: list[str]
     ) -> Outcome:
-        """left: receives the names of the containers that the engine did not remove."""
+        """Run the containers of all nodes until the end.
+
+        not_removed: receives the names of the containers that the engine did not remove.
+        """
         from docker.errors import APIError
 
         works = [node.container for node in request.nodes if node.container]  # a node of this launcher is one

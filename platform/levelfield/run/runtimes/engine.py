@@ -95,7 +95,7 @@ def first_line(error: Exception) -> str:
 
 
 def owner() -> str:
-    """Return a label of this process, which `is_owned` reads."""
+    """Return a label of this process, which `is_owner_alive` reads."""
     identity = identity_of(os.getpid())
     return identity.to_text() if identity else ""
 
@@ -128,7 +128,7 @@ def running_container(
 ) -> Iterator[tuple[Container, list[str]]]:
     """Yield the running container and sentences about refused options. The block's end removes it.
 
-    left: receives the container's name where the engine did not remove it.
+    not_removed: receives the container's name where the engine did not remove it.
     """
     from docker.errors import APIError
 

@@ -205,7 +205,7 @@ class ClusterRun:
 def node_ends(
     request: Request, states: Mapping[int, PodState], default_word: NodeWord
 ) -> tuple[tuple[NodeEnd, ...], tuple[ProcessEnd, ...]]:
-    """Return the ends of the nodes and of their ranks. others: the word of a node that has none of its own."""
+    """Return the ends of the nodes and of their ranks. default_word: of a node that has none of its own."""
     nodes: list[NodeEnd] = []
     ends: list[ProcessEnd] = []
     for record in last_records(request):
