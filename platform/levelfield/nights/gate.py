@@ -115,11 +115,7 @@ def judge_night(
     # one finding for each node on which many series moved alike, and the figures that it stands for
     # Not of series without a level under tonight's conditions: the new conditions may have moved those.
     groups = node_groups(
-        [
-            (a, examination)
-            for a, examination in members
-            if examination.step is None or not examination.are_conditions_new
-        ]
+        [member for member in members if member.examination.step is None or not member.examination.are_conditions_new]
     )
     group_findings = [(group, finding) for group in groups if (finding := _node_finding(group, spending))]
     grouped = {(context.series, group.figure) for group, _ in group_findings for context, _ in group.members}
@@ -150,7 +146,7 @@ def _retain_open_regressions(
     inputs: GateInput, members: Sequence[ExaminedFigure], findings: Iterable[Finding]
 ) -> Iterator[Finding]:
     """Yield the findings. A regression that was named before keeps its word in a night that does not end it."""
-    examined = {_figure_key(member): member[1] for member in members}
+    examined = {_figure_key(member): member.examination for member in members}
     not_ended = {name: entry.open_regression for name, entry in examined.items() if entry.open_regression}
     awaited = awaited_series(inputs) if inputs.named_regressions else ()
     for series, figure in inputs.named_regressions:
@@ -196,17 +192,18 @@ def _ranked_suspicions(members: Sequence[ExaminedFigure]) -> list[tuple[Examined
     """Return the figures that pairs should confirm, the most suspicious first, with their probability by chance."""
     probabilities = night_probabilities(members)
     ranked: list[tuple[tuple[float, float], ExaminedFigure, float]] = []
-    for context, examination in members:
+    for member in members:
+        context, examination = member
         if needs_pairs(examination, context):
             probability = probabilities.get((context.series, examination.figure), 1.0)
             excess = examination.tonight.cost - examination.level.cost if examination.level else 0.0
             order = probability if probability > MIN_PROBABILITY else min(probability, 0), -excess
-            ranked.append((order, (context, examination), probability))
-    return [(member, chance) for _, member, chance in sorted(ranked, key=lambda entry: entry[0])]
+            ranked.append((order, member, probability))
+    return [(member, probability) for _, member, probability in sorted(ranked, key=lambda entry: entry[0])]
 
 
 def _figure_key(member: ExaminedFigure) -> tuple[str, GatedFigure]:
-    return member[0].series, member[1].figure
+    return member.context.series, member.examination.figure
 
 
 def _examined_figures(inputs: GateInput) -> list[ExaminedFigure]:
@@ -216,9 +213,12 @@ def _examined_figures(inputs: GateInput) -> list[ExaminedFigure]:
         return members
     probabilities = [examination.suspicion.probability for _, examination in members if examination.suspicion]
     remaining_flags = iter(within_false_discovery_rate(probabilities, len(members), FALSE_DISCOVERY_RATE))
-    return [
-        (replace(context, is_likely_chance=bool(examination.suspicion) and not next(remaining_flags)), examination)
+    marked_contexts = (
+        replace(context, is_likely_chance=bool(examination.suspicion) and not next(remaining_flags))
         for context, examination in members
+    )
+    return [
+        ExaminedFigure(context, member.examination) for context, member in zip(marked_contexts, members, strict=True)
     ]
 
 
@@ -333,32 +333,22 @@ def _judge_condition_changes(
     members: Sequence[ExaminedFigure], spending: _PairSpending
 ) -> tuple[list[ExaminedFigure], list[Finding]]:
     """Return the figures, marked by what the changes of conditions explain, and the findings about these changes."""
-    steps = [
-        (
-            context,
-            examination.without_build_excess(
-                build_excess(context, spending.rulings.get(_figure_key((context, examination))))
-            ),
-        )
-        for context, examination in members
-    ]
+    steps = []
+    for member in members:
+        excess = build_excess(member.context, spending.rulings.get(_figure_key(member)))
+        steps.append(ExaminedFigure(member.context, member.examination.without_build_excess(excess)))
     groups = [group for family in change_families(steps).values() for group in moved_series(family)]
     is_group_by_key = {
         (m.context.series, m.examination.figure): len(group.members) > 1 for group in groups for m in group.members
     }
-    changed = []
-    for (context, examination), (_, reduced) in zip(members, steps, strict=True):
-        is_moved, key = _figure_key((context, examination)) in is_group_by_key, (context.series, examination.figure)
+    marked_figures = []
+    for member, (_, reduced) in zip(members, steps, strict=True):
+        key = _figure_key(member)
         has_stepped = reduced.step is not None and reduced.step.is_beyond
-        is_likely_chance = context.is_likely_chance or (has_stepped and not is_moved)
-        changed.append(
-            (
-                replace(
-                    context, is_likely_chance=is_likely_chance, is_covered_by_group=is_group_by_key.get(key, False)
-                ),
-                examination,
-            )
-        )
+        is_likely_chance = member.context.is_likely_chance or (has_stepped and key not in is_group_by_key)
+        is_covered = is_group_by_key.get(key, False)
+        context = replace(member.context, is_likely_chance=is_likely_chance, is_covered_by_group=is_covered)
+        marked_figures.append(ExaminedFigure(context, member.examination))
     findings = [group.finding() for group in groups if len(group.members) > 1]
     # one more for each change of conditions under which pairs of some series could not be run tonight
     reasons_by_cause: dict[tuple[str, ...], dict[str, str]] = {}
@@ -375,7 +365,7 @@ def _judge_condition_changes(
         which = label if len(reasons) == 1 else f"{len(reasons)} of {len(series_by_cause[cause])} series"
         detail = f"a slower build may hide behind it: {which} not compared with the baseline build yet; {reason}"
         findings.append(Finding(series="", label=names[cause], figure=None, word="inconclusive", detail=detail))
-    return changed, findings
+    return marked_figures, findings
 
 
 @dataclass

@@ -241,7 +241,7 @@ def _examine(
         here = by_node.get(worst.tonight.node, [])
         bias = arm_bias(here, figure) or arm_bias(chain.from_iterable(by_node.values()), figure)
         worst = replace(worst, arm_bias=bias.excess if bias else 0.0)
-    return _judgement_context(inputs, nights, era, worst, past), worst
+    return ExaminedFigure(_judgement_context(inputs, nights, era, worst, past), worst)
 
 
 def _changed_runs(past: Sequence[Finding], word: FindingWord) -> set[str]:

@@ -223,9 +223,8 @@ class NightSession:
             deque(PairRuns(weekly, self._has_budget_for_pair, self.output.note, "A/A pairs").pairs(series), 0)
             inputs = gate_input(self.store, self.request.night, self.suite)  # with these pairs
         suspicions = suspects(inputs)
-        suspect_by_series = {
-            suspect.series: suspect for suspect in reversed(suspicions)
-        }  # by series, its most suspicious figure
+        # the most suspicious figure of each series
+        suspect_by_series = {suspect.series: suspect for suspect in reversed(suspicions)}
         pairs = PairRuns(
             lambda series: self._pairs(suspect_by_series[series]), self._has_budget_for_pair, self.output.note
         )

@@ -125,9 +125,8 @@ class Candidate:
     name: str
     expected_seconds: float
     is_new_build: bool  # its code, environment or commit differs from the last night's
-    detectable_excess: (
-        float | None
-    )  # least change that one night of its series shows, as a cost; None for a young series
+    # the least change that one night of its series shows, as a cost; None for a young series
+    detectable_excess: float | None
     nights_unseen: int | None  # since its last run; None when it never ran
 
     @property

@@ -50,13 +50,8 @@ SEALED_FILES = (
     "certificate.json", "job.json", "node_power.jsonl", "plan.json", "preflight.json", "provenance.json",
     "reference.json", "request.json", "telemetry.jsonl",
 )  # fmt: skip
-SEALED_FOLDERS = {
-    "events": ".jsonl",
-    "image": "",
-    "logs": "",
-    "nodes": "",
-    "telemetry": "",
-}  # with the ending of their sealed files
+# By folder, the ending of the names of its sealed files.
+SEALED_FOLDERS = {"events": ".jsonl", "image": "", "logs": "", "nodes": "", "telemetry": ""}
 # No figure rests on these: large tensors, and what is computed from the sealed files. The sealed events have the
 # digests of the recorded steps.
 UNSEALED_NAMES = ("capture", "profile", "weights", "status.json", "result.json", "report.md", "step-parts.json")

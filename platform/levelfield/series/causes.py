@@ -144,11 +144,10 @@ def drop_explained_pairs(examined: Sequence[ExaminedFigure]) -> list[ExaminedFig
                 if min(probability, 1 - probability) > normal_tail(SUSPICION_Z)
             }
     return [
-        (
-            replace(context, are_pairs_due=False) if (context.series, examination.figure) in explained else context,
-            examination,
-        )
-        for context, examination in examined
+        member._replace(context=replace(member.context, are_pairs_due=False))
+        if (member.context.series, member.examination.figure) in explained
+        else member
+        for member in examined
     ]
 
 

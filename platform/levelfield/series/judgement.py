@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from levelfield.measure.student import t_quantile
 from levelfield.series.examination import EnvironmentStep, Examination
@@ -28,12 +29,9 @@ _RULE_TEXTS: dict[Rule, str] = {
     "drift": "the last nights have drifted from the baseline",
 }
 Pairs = Sequence[Pair]
-ExaminedFigure = tuple["JudgementContext", Examination]  # one figure of one series tonight
 MIN_ALIKE_SERIES = 3
-ALIKE_EXCESS_SHARES = (
-    0.5,
-    1.5,
-)  # series that moved alike have from the first to the second share of their median excess
+# Series that moved alike have from the first to the second share of their median excess.
+ALIKE_EXCESS_SHARES = (0.5, 1.5)
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,13 @@ class JudgementContext:
     @property
     def change(self) -> str:
         return ", ".join(self.fields) or "the new conditions"
+
+
+class ExaminedFigure(NamedTuple):
+    """One figure of one series tonight."""
+
+    context: JudgementContext
+    examination: Examination
 
 
 def needs_pairs(examination: Examination, context: JudgementContext) -> bool:
@@ -280,7 +285,11 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
     """Return the groups of series that moved alike: at least MIN_ALIKE_SERIES, and half of those on the node."""
     groups = []
     for node, figure in dict.fromkeys((examination.tonight.node, examination.figure) for _, examination in examined):
-        with_level = [(member, member[1]) for member in examined if member[1].figure == figure and member[1].level]
+        with_level = [
+            (member, member.examination)
+            for member in examined
+            if member.examination.figure == figure and member.examination.level
+        ]
         on_node = sum(examination.tonight.node == node for _, examination in with_level)
         elsewhere = len(with_level) - on_node
         for direction in (1, -1):
@@ -290,7 +299,7 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
                 if examination.suspicion
                 and (examination.suspicion.rule, examination.suspicion.direction) == ("tonight", direction)
             ]
-            moved_here = [(member, excess) for member, excess in moved if member[1].tonight.node == node]
+            moved_here = [(member, excess) for member, excess in moved if member.examination.tonight.node == node]
             least, most = (
                 share * abs(median(e for _, e in moved_here)) if moved_here else 0.0 for share in ALIKE_EXCESS_SHARES
             )
@@ -307,6 +316,8 @@ def node_groups(examined: Sequence[ExaminedFigure]) -> list[NodeGroup]:
 
 def _distance_in_scales(member: ExaminedFigure) -> float:
     """Return how far tonight is from its level. One pair that reconfirms a regression says nothing about the node."""
-    tonight, level = member[1].tonight, member[1].level
-    assert level is not None
-    return abs(tonight.cost - level.cost) / level.scale if member[1].reconfirmation_limit is None else 0.0
+    examination = member.examination
+    assert examination.level is not None
+    if examination.reconfirmation_limit is not None:
+        return 0.0
+    return abs(examination.tonight.cost - examination.level.cost) / examination.level.scale

@@ -199,9 +199,8 @@ def correct_by_null_pairs(
     if ruling.is_reconfirmed:
         return ruling
     if is_open and ruling.build_word == "inconclusive" and ruling.pairs >= MIN_PAIRS:
-        bias = arm_bias(
-            [*null_pairs, *more_null_pairs], figure
-        )  # one look: each further one may take chance for a fault
+        # all null pairs at once: each further look may take chance for a fault
+        bias = arm_bias([*null_pairs, *more_null_pairs], figure)
         if bias is None or not bias.is_a_fault or (reduced := _subtract_bias(ruling, bias)).word != "no change":
             return ruling
         return reduced if ruling.word == "inconclusive" else replace(reduced, word=ruling.word)

@@ -119,9 +119,8 @@ class Store(AbstractContextManager["Store"]):
             func.min(RUN.c.began).label("first"),
             func.max(RUN.c.began).label("last"),
         )
-        run_counts = (
-            select(RUN.c.series_id, *aggregates).where(NOT_ASIDE).group_by(RUN.c.series_id).subquery()
-        )  # of an index alone
+        # this query reads an index alone
+        run_counts = select(RUN.c.series_id, *aggregates).where(NOT_ASIDE).group_by(RUN.c.series_id).subquery()
         columns = (SERIES.c.digest, SERIES.c.document, run_counts.c.runs, run_counts.c.first, run_counts.c.last)
         query = select(*columns).join(run_counts, run_counts.c.series_id == SERIES.c.id)
         query = query if case is None else query.where(SERIES.c.case_name == case)

@@ -167,11 +167,10 @@ class ChipPlan:
 
     plan: AnsweredPlan
     row: LayoutEstimate | None  # the fastest that leaves memory free, else the fastest; None where no layout fits
-    chip_name: str  # of the chip
+    chip_name: str
     speed: float | None  # tokens/s of a device; None where no layout fits, and where the chip's rates are not known
-    not_calibrated_reason: (
-        str | None
-    )  # why the speed is in no ratio; None where published runs on chips of this vendor set it
+    # why the speed is in no ratio; None where published runs on chips of this vendor calibrate it
+    not_calibrated_reason: str | None
 
 
 def chip_plan(plan: AnsweredPlan) -> ChipPlan:
@@ -189,7 +188,7 @@ class RatioBase:
     """The speed by which the speeds of all chips are divided: that of the first chip."""
 
     speed: float | None
-    chip_name: str | None  # of the chip; None where nothing is divided by its speed
+    chip_name: str | None  # None where nothing is divided by its speed
     reason: str | None  # why no chip has a ratio: no published run shows the error of the first one
     error: float  # how far the ratio of two plans may be off: that of published pairs, or of rows like the base
 

@@ -28,13 +28,7 @@ from levelfield.specs.result import DISTURBED
 
 FIGURE: GatedFigure = "tokens_per_second_per_device"
 MAX_REPEATS = 100
-_ALPHA_BY_PAIRS = {
-    3: 0.002,
-    4: 0.003,
-    5: 0.004,
-    6: 0.005,
-    7: 0.011,
-}  # in each direction, in all .025
+_ALPHA_BY_PAIRS = {3: 0.002, 4: 0.003, 5: 0.004, 6: 0.005, 7: 0.011}  # in each direction, in all .025
 _ALPHA_OF_ONE_LOOK = 0.025
 _EQUAL_FIELDS = ("work", "corpus", "scale", "precision", "device_is")
 _WORDS_OF_RULINGS: dict[str, DuelWord] = {
