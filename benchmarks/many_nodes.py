@@ -87,7 +87,7 @@ def timed(seconds: dict[str, float], name: str, act: Callable[[], Any]) -> Any:
 
 def planned(nodes: int) -> Plan:
     launch = LaunchPlan(launcher="slurm", site=Site())
-    user_request = UserRequest(scale="smoke", repeat=1, launch=launch, derivation=Derivation(global_batch=nodes))
+    user_request = UserRequest(scale="smoke", repeats=1, launch=launch, derivation=Derivation(global_batch=nodes))
     (job,) = jobs(Registry(), [Entry(f"{CASE}:{nodes}:1", user_request)], None)
     return job.plan
 

@@ -103,7 +103,7 @@ def execute(options: argparse.Namespace) -> int:
     registry, looks = registry_of(options), duels.duel_looks(options.repeat, options.min_effect)
     prices = load_prices(options.prices, registry)
     titles = [" ".join(filter(None, pair)) for pair in zip(options.case, (options.a, options.b), strict=True)]
-    request = UserRequest(scale=options.scale, repeat=max(looks.alpha), python=options.python)
+    request = UserRequest(scale=options.scale, repeats=max(looks.alpha), python=options.python)
     arm_jobs = _plan_arms(registry, options.case, (options.a, options.b), request)
     is_quiet = options.quiet or options.format == "json"
     terminal = Terminal(quiet=is_quiet, record_run=run_recorder(options.store, options.no_store))

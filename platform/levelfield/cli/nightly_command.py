@@ -379,7 +379,7 @@ def _bisect(options: argparse.Namespace) -> int:
         raise UsageError(f"nightly {error}") from None
     terminal, image = Terminal(quiet=options.quiet or options.json), base_image(options.base_image, options.runtime)
     request = UserRequest(
-        scale=options.scale, runtime=options.runtime, base_image=image, python=options.python, repeat=1
+        scale=options.scale, runtime=options.runtime, base_image=image, python=options.python, repeats=1
     )
     (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
     good, figure = checkout_build(commits[0], say=terminal.say), GATED_COLUMN_BY_OPTION[options.figure]

@@ -181,7 +181,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     reason = _override_reason(options.replace, options.reason)
     registry, runs = registry_of(options), runs_folder(options)
     find_stored_reference = partial(find_reference, registry)
-    (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeat=1))], None)
+    (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeats=1))], None)
     plan = scheduler.plan_with_stored_peak(job)
     reference = find_stored_reference(plan)
     if reference is None:

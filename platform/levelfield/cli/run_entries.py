@@ -116,7 +116,7 @@ def _user_request(options: argparse.Namespace) -> UserRequest:
         scale=options.scale,
         choice=tuning_choice(options, _option_values(options, ("strategy",))),
         base=options.base,
-        repeat=options.repeat,
+        repeats=options.repeat,
         python=options.python,
         may_lack_hardware=options.dry_run,
         save_weights=options.save_weights,

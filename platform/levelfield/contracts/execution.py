@@ -17,10 +17,10 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.variables import mask_secrets
 from levelfield.specs.vendor import ContainerOptions
 
-PORT_CHOSEN_AT_START = "{port}"
+PORT_CHOSEN_AT_START = "{port}"  # in a rank's variables
 DISK_IS_FULL = "the disk of its run's folder is full"  # in the evidence of a node whose rank failed
 FIRST_NODE = "{first_node}"  # in a rank's variables: the address of node 0, where only the engine knows it
-Watch = Callable[[], None]
+Watch = Callable[[], None]  # what `execute` calls a few times a second
 Cause = Literal[
     "exited", "rank-failed", "hang", "interrupted", "launch-error", "environment", "engine", "device-taken",
     "unsupported", "corpus", "preflight", "node-lost", "node-differs", "unreachable", "cancelled", "preempted",

@@ -92,22 +92,24 @@ def chip_named(spec: VendorFile, name: str) -> str | None:
     return next((chip.name for chip in spec.chips if text.endswith(tuple(map(str.lower, chip.match)))), None)
 
 
-def hides_all(variable: str | None) -> bool:
-    """Return whether a visible-devices variable is set and hides every device: the vendor is then not asked for."""
-    return variable is not None and variable.strip() in ("", "-1")
+def hides_all(value: str | None) -> bool:
+    """Return whether this value of a visible-devices variable hides every device. None: the variable is not set."""
+    return value is not None and value.strip() in ("", "-1")
 
 
-def visible_devices(devices: Sequence[Device], name: str, variable: str | None) -> DeviceList:
-    """Return the devices that a visible-devices variable shows, in its order. None: the variable is not set.
+def visible_devices(devices: Sequence[Device], name: str, value: str | None) -> DeviceList:
+    """Return the devices that a visible-devices variable shows, in its order.
+
+    name, value: of the variable; a value of None means that it is not set.
 
     An entry is a device's value in the variable or the beginning of an identity. Entries after the first unknown one
     are ignored, as in the vendors' runtimes. The problem says what is wrong with a variable that leaves none of the
     devices that are here.
     """
-    if variable is None:
+    if value is None:
         return DeviceList(devices)
     chosen: list[Device] = []
-    for entry in map(str.strip, variable.split(",")):
+    for entry in map(str.strip, value.split(",")):
         if entry.isdecimal():
             match = [device for device in devices if device.visible == entry]
         else:
@@ -115,11 +117,11 @@ def visible_devices(devices: Sequence[Device], name: str, variable: str | None) 
         if len(match) != 1 or match[0] in chosen:
             break
         chosen += match
-    if chosen or not devices or hides_all(variable):
+    if chosen or not devices or hides_all(value):
         return DeviceList(chosen)
-    note = "parts of a card are not supported; " if variable.strip().startswith("MIG-") else ""
+    note = "parts of a card are not supported; " if value.strip().startswith("MIG-") else ""
     return DeviceList(
-        problem=f"{name}={variable[:80]} shows none of the devices that the tool lists: {note}expected some of "
+        problem=f"{name}={value[:80]} shows none of the devices that the tool lists: {note}expected some of "
         f"{', '.join(device.visible for device in devices)}, or an empty value to hide all"
     )
 
@@ -277,6 +279,8 @@ def visible_value_tool(spec: VendorFile) -> Tool | None:
 
 def user_named_devices(spec: VendorFile, devices: DeviceList, outer: str | None, inner: str | None) -> DeviceList:
     """Return the devices, whose numbers are unknown, that the user's variables name by the runtime's numbers.
+
+    outer, inner: the values of outer_devices_variable and visible_devices_variable; None: not set.
 
     Behind a gap they are taken in the tool's order. Where a tool should print the numbers, their order itself is
     unknown: then all devices have to be named.

@@ -66,7 +66,7 @@ def certifying_entry(registry: Registry, plan: Plan, reference: Reference, reque
         request,
         scale="smoke",
         choice=choice,
-        repeat=1,
+        repeats=1,
         assumed_hardware=None,
         derivation=Derivation(),
         save_weights=False,

@@ -36,7 +36,7 @@ def place(registry: Registry, entry: Entry, refusal: str | None = None) -> Decis
     selector, request = parse_selector(entry.text), entry.request
     if request.base and selector.layout:
         raise UsageError(f"--base: found layout {selector.layout} in '{entry.text}', expected the defaults alone")
-    case, repeats = selector.case + request.derivation.suffix, request.repeat or selector.repeats
+    case, repeats = selector.case + request.derivation.suffix, request.repeats or selector.repeats
     selector = selector.model_copy(update={"case": case, "repeats": repeats})
     hardware = request.assumed_hardware or entry.hardware
     if request.launch:

@@ -22,7 +22,7 @@ class UserRequest:
 
     scale: RequestedScale = "auto"
     choice: TuningChoice = field(default_factory=TuningChoice)  # free fields that the user sets
-    repeat: int | None = None  # the number of runs; None takes it from the case string
+    repeats: int | None = None  # the number of runs; None takes it from the case string
     python: str | None = None  # an interpreter to use as it is
     may_lack_hardware: bool = False  # plan for hardware that may be absent
     save_weights: bool = False

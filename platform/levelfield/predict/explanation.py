@@ -150,12 +150,12 @@ def time_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
 def _compute_words(question: LayoutQuestion, setup: TrainingSetup) -> str:
     """Return the numbers of one layer's forward pass, of the most frequent kind, and the rates that they run at."""
     machine, pace, model = question.machine, question.constants.pace_on(question.on_host), setup.model
-    part, has_mixtures = rank_slice(setup, pace.unfused), 2 * model.mixture_layers >= model.layers
-    layer = layer_forward_cost(model, part, is_mixture=has_mixtures)
+    share, has_mixtures = rank_slice(setup, pace.unfused), 2 * model.mixture_layers >= model.layers
+    layer = layer_forward_cost(model, share, is_mixture=has_mixtures)
     if has_mixtures:
-        layer += experts_forward_cost(model, part)
+        layer += experts_forward_cost(model, share)
     kernel = attention_kernel(setup, machine, pace)
-    rate, attention_words = None if part.keeps_scores else machine.attention.get(kernel), "as products"
+    rate, attention_words = None if share.keeps_scores else machine.attention.get(kernel), "as products"
     if rate is not None:
         attention_words = f"({kernel}) at {rate:.4g} FLOP/s, {ATTENTION_BACKWARD_FACTOR:g} of it in the backward pass"
     return (

@@ -93,59 +93,59 @@ class ForwardCosts(NamedTuple):
 
 
 @lru_cache(maxsize=4096)  # kinds of recomputation share them
-def forward_costs(model: Model, part: RankSlice) -> ForwardCosts:
+def forward_costs(model: Model, share: RankSlice) -> ForwardCosts:
     """Return the cost of each part of the forward pass for one rank's share of a micro-batch."""
     return ForwardCosts(
-        dense=layer_forward_cost(model, part),
-        mixture=layer_forward_cost(model, part, is_mixture=True) if model.experts else Cost(),
-        experts=experts_forward_cost(model, part),
+        dense=layer_forward_cost(model, share),
+        mixture=layer_forward_cost(model, share, is_mixture=True) if model.experts else Cost(),
+        experts=experts_forward_cost(model, share),
         # lookup of tokens, positions and dropout, which have no matrix products
-        embedding=Cost(moved_bytes=4.0 * part.width * part.tokens * model.hidden_size / part.split, operations=4),
-        head=head_forward_cost(model, part),
+        embedding=Cost(moved_bytes=4.0 * share.width * share.tokens * model.hidden_size / share.split, operations=4),
+        head=head_forward_cost(model, share),
     )
 
 
-def layer_forward_cost(model: Model, part: RankSlice, is_mixture: bool = False) -> Cost:
+def layer_forward_cost(model: Model, share: RankSlice, is_mixture: bool = False) -> Cost:
     """Return the cost of one layer's forward pass on one tensor rank. Of a mixture it has the shared experts and the
     router; the chosen ones are those of `experts_forward_cost`."""
     layer = next((n for n in range(model.layers) if model.is_mixture(n) == is_mixture), 0) if model.experts else 0
     layer_shapes, routed_prefixes = layer_matrices(model, layer), (EXPERT_PREFIX, "mlp.router")
     # those that every token uses, without the router's
     matrices = {n: s for n, s in layer_shapes.items() if not (model.experts and n.startswith(routed_prefixes))}
-    weights = sum(map(math.prod, matrices.values())) / part.tensor
-    keys = part.sequence_length if part.keeps_scores else attended_keys(model, part.sequence_length)
-    router_logits = 1.0 * part.tokens * model.experts.count / part.split if is_mixture and model.experts else 0.0
+    weights = sum(map(math.prod, matrices.values())) / share.tensor
+    keys = share.sequence_length if share.keeps_scores else attended_keys(model, share.sequence_length)
+    router_logits = 1.0 * share.tokens * model.experts.count / share.split if is_mixture and model.experts else 0.0
     # products read inputs and weights and write outputs; tensor parallelism splits one side of each
     sides, hidden_sides = sum(map(sum, matrices.values())), model.hidden_size * len(matrices)
-    product_bytes = part.width * (part.tokens * (hidden_sides + (sides - hidden_sides) / part.tensor) + weights)
+    product_bytes = share.width * (share.tokens * (hidden_sides + (sides - hidden_sides) / share.tensor) + weights)
     score_bytes = 0.0
-    if part.keeps_scores:
-        score_bytes = SCORE_PASSES * part.width * part.tokens * part.sequence_length * model.heads / part.tensor
+    if share.keeps_scores:
+        score_bytes = SCORE_PASSES * share.width * share.tokens * share.sequence_length * model.heads / share.tensor
     # two norms (read, write) and residual sums (two reads, one write), activation, rotation, and norms of queries and
     # keys or of latents
-    hidden = 2 * (2 * part.traffic("norms") + 3) * model.hidden_size / part.split
+    hidden = 2 * (2 * share.traffic("norms") + 3) * model.hidden_size / share.split
     shared_width = model.experts.shared * model.experts.ffn_hidden_size if is_mixture and model.experts else None
-    mlp_tensors = 3 * part.traffic("activation") if model.is_gated else 2
-    activation = mlp_tensors * (model.ffn_hidden_size if shared_width is None else shared_width) / part.tensor
+    mlp_tensors = 3 * share.traffic("activation") if model.is_gated else 2
+    activation = mlp_tensors * (model.ffn_hidden_size if shared_width is None else shared_width) / share.tensor
     latent = model.latent_attention
     if latent is not None:
         rotated = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
     else:
         width_passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
         rotated = width_passes * (model.heads + model.kv_heads) * model.head_size
-    rotation = part.traffic("rotation") * rotated / part.tensor
-    elementwise_bytes = part.width * part.tokens * (hidden + activation + rotation)
+    rotation = share.traffic("rotation") * rotated / share.tensor
+    elementwise_bytes = share.width * share.tokens * (hidden + activation + rotation)
     return Cost(
-        matmul_flops=2.0 * part.tokens * weights,
+        matmul_flops=2.0 * share.tokens * weights,
         core_flops=2.0 * router_logits * model.hidden_size,
-        attention_flops=4.0 * part.tokens * keys * attention_core_width(model) / part.tensor,
+        attention_flops=4.0 * share.tokens * keys * attention_core_width(model) / share.tensor,
         product_bytes=product_bytes,
         moved_bytes=elementwise_bytes + score_bytes + FP32 * ROUTER_PASSES * router_logits,
-        operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in part.unfused),
+        operations=LAYER_OPERATIONS + sum(UNFUSED_CALLS[kind] for kind in share.unfused),
     )
 
 
-def experts_forward_cost(model: Model, part: RankSlice) -> Cost:
+def experts_forward_cost(model: Model, share: RankSlice) -> Cost:
     """Return the cost of the chosen experts' forward pass on one rank, where all experts have equally many tokens.
 
     Tokens are permuted before and after; with expert ranks they are sorted again where they arrive, and before they
@@ -154,28 +154,28 @@ def experts_forward_cost(model: Model, part: RankSlice) -> Cost:
     experts = model.experts
     if experts is None:
         return Cost()
-    routed_tokens = part.tokens * experts.chosen
+    routed_tokens = share.tokens * experts.chosen
     matrices = {n: s[1:] for n, s in layer_matrices(model, experts.first_layer).items() if n.startswith(EXPERT_PREFIX)}
-    weights = sum(map(math.prod, matrices.values())) / part.tensor
+    weights = sum(map(math.prod, matrices.values())) / share.tensor
     sides = sum(map(sum, matrices.values())) - model.hidden_size * len(matrices)
-    sorts = 2 if part.expert > 1 else 1
-    permuted = 2 * model.hidden_size * (part.tokens + (2 * sorts - 1) * routed_tokens)
-    weighed = (part.traffic("gates") - 1) * routed_tokens * model.hidden_size
-    activation = (3 if model.is_gated else 2) * experts.ffn_hidden_size / part.tensor
+    sorts = 2 if share.expert > 1 else 1
+    permuted = 2 * model.hidden_size * (share.tokens + (2 * sorts - 1) * routed_tokens)
+    weighed = (share.traffic("gates") - 1) * routed_tokens * model.hidden_size
+    activation = (3 if model.is_gated else 2) * experts.ffn_hidden_size / share.tensor
     return Cost(
         matmul_flops=2.0 * routed_tokens * weights,
-        product_bytes=part.width * (routed_tokens * (model.hidden_size * len(matrices) + sides / part.tensor))
-        + part.width * weights * experts.count / part.expert,
-        moved_bytes=part.width * (permuted + weighed + routed_tokens * activation),
+        product_bytes=share.width * (routed_tokens * (model.hidden_size * len(matrices) + sides / share.tensor))
+        + share.width * weights * experts.count / share.expert,
+        moved_bytes=share.width * (permuted + weighed + routed_tokens * activation),
         operations=EXPERT_OPERATIONS,
     )
 
 
-def head_forward_cost(model: Model, part: RankSlice) -> Cost:
+def head_forward_cost(model: Model, share: RankSlice) -> Cost:
     """Return the cost of the last stage's logits and loss."""
-    vocabulary = model.vocab_size / part.tensor
-    flops = 2.0 * part.tokens * model.hidden_size * vocabulary
+    vocabulary = model.vocab_size / share.tensor
+    flops = 2.0 * share.tokens * model.hidden_size * vocabulary
     pass_bytes = FP32 * LOGIT_PASSES / (1 + BACKWARD_FACTOR)  # both directions together
-    operand_bytes = part.width * model.hidden_size * (part.tokens + vocabulary)
-    logit_bytes = part.tokens * pass_bytes * (model.vocab_size if part.gathers_logits else vocabulary)
+    operand_bytes = share.width * model.hidden_size * (share.tokens + vocabulary)
+    logit_bytes = share.tokens * pass_bytes * (model.vocab_size if share.gathers_logits else vocabulary)
     return Cost(core_flops=flops, product_bytes=operand_bytes, logit_bytes=logit_bytes, operations=LAYER_OPERATIONS / 2)

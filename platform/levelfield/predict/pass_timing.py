@@ -49,7 +49,7 @@ class RankWork:
     setup: TrainingSetup
     machine: MachineRates
     pace: Pace
-    part: RankSlice  # the rank's share of a micro-batch
+    share: RankSlice  # the part of a micro-batch that it computes
 
     def link(self, ranks: int, stride: int) -> Link:
         """Return the link of a group of `ranks` whose neighbours are `stride` devices apart. Raises UnknownLink.
@@ -100,7 +100,7 @@ def rank_work(setup: TrainingSetup, machine: MachineRates, pace: Pace) -> RankWo
 
 def pass_seconds(rank: RankWork) -> PassSeconds:
     """Return the parts of one micro-batch's time. Raises UnknownLink."""
-    costs, mixture = forward_costs(rank.setup.model, rank.part), 0.0
+    costs, mixture = forward_costs(rank.setup.model, rank.share), 0.0
     if rank.setup.model.experts:  # the rank with most tokens sets the pace
         experts = _compute_seconds(rank, _both_directions_cost(rank, costs.experts))
         mixture = _compute_seconds(rank, _both_directions_cost(rank, costs.mixture))
@@ -152,7 +152,7 @@ def _fused_attention_rate(rank: RankWork) -> float | None:
     """Return the FLOP/s of attention's core in a fused kernel; None where it runs as products."""
     return (
         None
-        if rank.part.keeps_scores
+        if rank.share.keeps_scores
         else rank.machine.attention.get(attention_kernel(rank.setup, rank.machine, rank.pace))
     )
 
@@ -190,7 +190,7 @@ def _attention_seconds(rank: RankWork, cost: Cost, product_rate: float) -> float
     fused_rate = _fused_attention_rate(rank)
     if fused_rate is None:
         return cost.attention_flops / product_rate
-    keys = attended_keys(rank.setup.model, rank.part.sequence_length)
+    keys = attended_keys(rank.setup.model, rank.share.sequence_length)
     return cost.attention_flops * (1 + SCORE_BLOCK / (2 * keys)) / fused_rate
 
 
@@ -205,7 +205,7 @@ def _tensor_seconds(rank: RankWork) -> float:
     if ranks == 1:
         return 0.0
     link = rank.link(ranks, 1)
-    size = rank.part.width * rank.part.tokens * rank.setup.model.hidden_size
+    size = rank.share.width * rank.share.tokens * rank.setup.model.hidden_size
     calls = 6 if rank.setup.tuning.recompute == "full" else 4
     if rank.setup.layout.sequence_parallel:
         layer = (calls + 2) * gather_seconds(size, ranks, rank.machine.gather or link)
@@ -268,7 +268,7 @@ def _token_exchange_seconds(rank: RankWork) -> float:
     node that has one of them and on by the node's links (DeepSeek-AI, 2024, V3, section 3.2.2). With sequence
     parallelism each tensor rank sends its part of the tokens, and the tensor ranks of an expert gather what came.
     """
-    layout, parts = rank.setup.layout, rank.part.split
+    layout, parts = rank.setup.layout, rank.share.split
     if layout.expert == 1 or rank.setup.model.experts is None:
         return 0.0
     # tensor ranks lie between neighbours
@@ -315,5 +315,5 @@ def _internode_seconds(rank: RankWork, node_ranks: int, experts: Experts) -> flo
         if groups is not None:
             reached_nodes = min(reached_nodes, groups.chosen * math.ceil(nodes / groups.count))
         copies = reached_nodes * (nodes - 1) / nodes
-    outgoing_bytes = rank.part.width * rank.part.tokens * rank.setup.model.hidden_size * copies / rank.part.split
+    outgoing_bytes = rank.share.width * rank.share.tokens * rank.setup.model.hidden_size * copies / rank.share.split
     return other_ranks / node_ranks * network.hop_seconds + outgoing_bytes / (share * network.bytes_per_second)

@@ -76,7 +76,7 @@ def step_passes(rank: RankWork, parts: PassSeconds, unrepeated: PassSeconds | No
     total, slowest = _total_and_slowest_seconds(setup, parts, unrepeated)
     average, pipeline = total / stages, 0.0
     if stages > 1:  # the output of a micro-batch forward to the next stage, its gradient back
-        size = rank.part.width * rank.part.tokens * model.hidden_size / rank.part.split
+        size = rank.share.width * rank.share.tokens * model.hidden_size / rank.share.split
         link = rank.link(2, setup.layout.tensor * setup.layout.gradient_ranks)
         pipeline = 2 * send_seconds(size, link) * (1 - rank.pace.overlap)
     # the messages of an average stage; without `unrepeated` every layer has those of `parts`
@@ -173,7 +173,7 @@ def weight_exchange(rank: RankWork) -> WeightExchange:
     """Return the exchange of a layout, whatever its micro-batch, chunks and recomputation. Raises UnknownLink."""
     layout, messages = rank.setup.layout, []
     # the parameters on a rank of the largest stage, its layers with the embedding or the head, and of its experts
-    count, expert_parameters = _parameter_counts(rank.setup.model, rank.part.sequence_length)
+    count, expert_parameters = _parameter_counts(rank.setup.model, rank.share.sequence_length)
     outside = count.embedding + count.head if layout.pipeline == 1 else max(count.embedding, count.head)
     plain = ((count.in_layers - expert_parameters) / layout.pipeline + outside) / layout.tensor
     routed = expert_parameters / layout.pipeline / layout.tensor / layout.expert
@@ -189,7 +189,7 @@ def weight_exchange(rank: RankWork) -> WeightExchange:
         plain, routed = plain / layout.sharding_degree, routed / rank.setup.expert_shards
     return WeightExchange(
         zero_stage=layout.sharding_stage,
-        width=rank.part.width,
+        width=rank.share.width,
         overlap=rank.pace.overlap,
         messages=tuple(messages),
         copied_weights=copied_weights if has_copies else 0.0,
@@ -205,7 +205,7 @@ def _exchange_seconds(
     gradients, and of what follows once a step.
     shards: the ranks over which their states are sharded; stride: the devices between two of them."""
     stage, width = rank.setup.layout.sharding_stage, rank.setup.state_widths[0]
-    gradients, weights = width * count, rank.part.width * count
+    gradients, weights = width * count, rank.share.width * count
     messages = rank.setup.layers_of(0) if stage == 3 else 1  # of a layer with ZeRO stage 3, else of all in one
     if stage == 0 or shards == 1:
         return 0.0, _all_reduce_seconds(rank, gradients, messages, holders, stride), 0.0

@@ -79,7 +79,7 @@ class Diagnosis:
         return self.probes[step]
 
     def _train(self, side: ComparedTraining, step: int) -> tuple[Plan, RunPaths]:
-        request = UserRequest(self.scale, side.choice, repeat=1, python=side.python, capture_step=step)
+        request = UserRequest(self.scale, side.choice, repeats=1, python=side.python, capture_step=step)
         (job,) = scheduler.jobs(self.registry, [Entry(side.case_string, request)], self.corpus)
         short_job = scheduler.Job(shorten_plan(job.plan, step), job.vendor)
         (result,) = scheduler.run_all(iter([short_job]), self.folder, self.listener, lambda plan: None)

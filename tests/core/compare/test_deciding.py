@@ -44,7 +44,7 @@ def test_a_duel_names_the_free_fields_in_which_its_sides_differ(changes: dict[st
     assert machine == "the same machine"
     options = parse_command_line(shlex.split(command))
     assert (options.a, options.b) == (a, b)
-    request = UserRequest(scale=options.scale, repeat=1)
+    request = UserRequest(scale=options.scale, repeats=1)
     arms = duel_command._plan_arms(Registry(), options.case, (options.a, options.b), request)
     first, second = (series_of(jobs[0].plan) for jobs in arms.values())
     assert first != second

@@ -458,7 +458,7 @@ def test_a_change_of_the_worker_changes_what_every_result_rests_on(monkeypatch: 
 
 
 def test_a_plan_reads_back_from_its_file(plan_for: Make, tmp_path: Path) -> None:
-    plan = plan_for("tiny:fake_1.2.3:F1:1:2:3", layout="TP2+seq", environment={"A": "1"}, repeat=2)
+    plan = plan_for("tiny:fake_1.2.3:F1:1:2:3", layout="TP2+seq", environment={"A": "1"}, repeats=2)
     (tmp_path / "plan.json").write_text(dump(plan))
     assert load(Plan, tmp_path / "plan.json") == plan
 
