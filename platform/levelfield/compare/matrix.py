@@ -194,19 +194,21 @@ def make_matrix(
         runs_by_column = runs_of_rows.setdefault(MatrixRow(training_of(record.series), other), {})
         runs_by_column.setdefault(column, []).append(record)
     labels = Counter((row.label, row.training.precision) for row in runs_of_rows)
-    runs_by_place = {
+    runs_by_position = {
         (replace(row, is_ambiguous=labels[row.label, row.training.precision] > 1), column): runs
         for row, runs_by_column in runs_of_rows.items()
         for column, runs in runs_by_column.items()
     }
-    rows = tuple(sorted({row for row, _ in runs_by_place}))
-    cells_by_place = {place: column_cell(runs, histories or {}, duels) for place, runs in runs_by_place.items()}
-    headings = {column for _, column in cells_by_place}
+    rows = tuple(sorted({row for row, _ in runs_by_position}))
+    cells_by_position = {
+        position: column_cell(runs, histories or {}, duels) for position, runs in runs_by_position.items()
+    }
+    headings = {column for _, column in cells_by_position}
     headings |= {name for name in expected if not headings & {name, f"{name} base", f"{name} peak"}}
-    counts = Counter(column for (_, column), cell in cells_by_place.items() if cell.value is not None)
+    counts = Counter(column for (_, column), cell in cells_by_position.items() if cell.value is not None)
     # every other column is compared with the first
     columns = most_results_first({name: counts[name] for name in headings})
-    cells = {place: cell for row in rows for place, cell in _row_cells(row, columns, cells_by_place).items()}
+    cells = {position: cell for row in rows for position, cell in _row_cells(row, columns, cells_by_position).items()}
     ratios = []
     for column in columns[1:]:  # over the rows in which both columns have a comparable figure
         pairs = []
@@ -269,10 +271,10 @@ def column_cell(runs: Sequence[RunRecord], histories: Histories, duels: Duels = 
 
 
 def _row_cells(
-    row: MatrixRow, columns: Sequence[str], cells_by_place: dict[tuple[MatrixRow, str], MatrixCell]
+    row: MatrixRow, columns: Sequence[str], cells_by_position: dict[tuple[MatrixRow, str], MatrixCell]
 ) -> dict[tuple[MatrixRow, str], MatrixCell]:
     """Return the cells of a row. One that differs from the first measured cell in what must be equal has no ratio."""
-    cells = {column: cells_by_place.get((row, column), MatrixCell("not run")) for column in columns}
+    cells = {column: cells_by_position.get((row, column), MatrixCell("not run")) for column in columns}
     base = next((cell for cell in cells.values() if cell.state == "measured"), None)
     for column, cell in cells.items():
         if base is None or base.side is None or cell.side is None or cell.state != "measured" or cell is base:

@@ -148,7 +148,7 @@ def published_rows(case: str, registry: Registry) -> list[FigureRow]:
         )
         memory = row.values("memory_bytes")
         memory_origin = f"printed: the fullest of {len(memory)} pipeline stages" if len(memory) > 1 else "printed"
-        line = FigureRow(
+        figure_row = FigureRow(
             origin="published",
             name=f"{figure_set.name}: {row.name}",
             case=setting.case or "",
@@ -167,7 +167,7 @@ def published_rows(case: str, registry: Registry) -> list[FigureRow]:
             memory_bytes=max(memory, default=None),
             memory_from=memory_origin if memory else row.figures.get("memory_bytes", row).status,
         )
-        rows.append(line)
+        rows.append(figure_row)
     return rows
 
 
@@ -191,7 +191,7 @@ def reported_rows(case: str, registry: Registry) -> list[FigureRow]:
         tokens, memory = row.figures.get(RATE, absent_figure), row.figures.get("memory_bytes", absent_figure)
         length = row.sequence_length or work.training.sequence_length
         low, high, mfu_from = _converted_mfu(tokens.value, row.precision, length, work, chip)
-        line = FigureRow(
+        figure_row = FigureRow(
             origin="reported",
             name=f"{reported_set.name}: {row.name}",
             case=row.case or "",
@@ -210,7 +210,7 @@ def reported_rows(case: str, registry: Registry) -> list[FigureRow]:
             memory_bytes=memory.value,
             memory_from=memory.how,
         )
-        rows.append(line)
+        rows.append(figure_row)
     return rows
 
 

@@ -111,7 +111,7 @@ class Tokens(NamedTuple):
     numbers: Any
     starts: Any
 
-    def between(self, first: int, stop: int) -> Tokens:
+    def starting_between(self, first: int, stop: int) -> Tokens:
         """Return the tokens that start in a range of characters, counted from its first one."""
         low, high = np.searchsorted(self.starts, [first, stop])
         return Tokens(self.numbers[low:high], self.starts[low:high] - first)
@@ -152,21 +152,25 @@ class LongTextEncoder:
                 rest = rest[self._window - self._overlap :]
         yield rest
 
-    def _join(self, before: Tokens, length: int, text: str, after: Tokens) -> tuple[Any, Tokens]:
+    def _join(
+        self, previous_tokens: Tokens, previous_length: int, text: str, next_tokens: Tokens
+    ) -> tuple[Any, Tokens]:
         """Return the tokens up to the joint, and the tokens of `text` after it.
 
-        before: of the previous window, whose text has `length` characters. after: of `text`.
+        previous_tokens: of the previous window, whose text has `previous_length` characters. next_tokens: of `text`.
         """
-        overlap, start = self._overlap, length - self._overlap
+        overlap, start = self._overlap, previous_length - self._overlap
         middle, margin = overlap // 2, overlap // 4
-        ours = before.between(start + margin, start + overlap - margin)
-        theirs = after.between(margin, overlap - margin)
+        ours = previous_tokens.starting_between(start + margin, start + overlap - margin)
+        theirs = next_tokens.starting_between(margin, overlap - margin)
         if len(ours.numbers) and all(map(np.array_equal, ours, theirs)):
-            rest = np.searchsorted(after.starts, middle)
-            return before.between(0, start + middle).numbers, Tokens(after.numbers[rest:], after.starts[rest:])
+            rest = np.searchsorted(next_tokens.starts, middle)
+            return previous_tokens.starting_between(0, start + middle).numbers, Tokens(
+                next_tokens.numbers[rest:], next_tokens.starts[rest:]
+            )
         self.cut_count += 1
         tail = self._encode([text[overlap:]])[0]
-        return before.numbers, Tokens(tail.numbers, tail.starts + overlap)
+        return previous_tokens.numbers, Tokens(tail.numbers, tail.starts + overlap)
 
 
 class SentencePieceTokenizer(LibraryTokenizer):

@@ -99,18 +99,18 @@ def parse_bundle(content: bytes, origin: str) -> Bundle:
     members = read_members(content, origin)
     manifest = _manifest(members[MANIFEST], origin)
     files = {name: member for name, member in members.items() if name not in (MANIFEST, SIGNATURE)}
-    stored = {
+    digests_by_member = {
         f"runs/{run}/{name}": file.stored
         for run, entry in manifest.runs.items()
         for name, file in entry.files.items()
         if file.stored is not None
     }
-    for name in sorted(files.keys() | stored.keys()):
-        if name not in stored:
+    for name in sorted(files.keys() | digests_by_member.keys()):
+        if name not in digests_by_member:
             raise GateFailed(f"{origin}: refused: member '{name}' is not in the manifest: it was added")
         if name not in files:
             raise GateFailed(f"{origin}: refused: member '{name}' of the manifest is missing")
-        if sha256_of(files[name]) != stored[name]:
+        if sha256_of(files[name]) != digests_by_member[name]:
             raise GateFailed(f"{origin}: refused: member '{name}' differs from its digest in the manifest")
         try:
             if name.endswith((".json", ".jsonl")):

@@ -74,7 +74,7 @@ def redact_run(run: LoadedRun, placeholders: Placeholders) -> RunInBundle:
     files: dict[str, bytes] = {}
     entries = {}
     for name, file in run.files.items():
-        before = placeholders.counts.total()
+        count_before = placeholders.counts.total()
         if name.endswith((".json", ".jsonl")):
             pieces = []
             for piece in file.content.split(b"\n") if name.endswith(".jsonl") else [file.content]:
@@ -91,7 +91,7 @@ def redact_run(run: LoadedRun, placeholders: Placeholders) -> RunInBundle:
         entries[name] = BundledFile(
             original=file.digest,
             stored=sha256_of(content) if is_allowed_name else None,
-            replaced=placeholders.counts.total() - before,
+            replaced=placeholders.counts.total() - count_before,
             cut=file.cut_bytes,
         )
         files |= {name: content} if is_allowed_name else {}

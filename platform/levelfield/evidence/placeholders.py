@@ -37,12 +37,12 @@ def find_hosts(value: Any, key: str = "") -> set[str]:
         return {host for item in value for host in find_hosts(item, key)}
     if not isinstance(value, dict):
         return set()
-    below = {host for name, item in value.items() for host in find_hosts(item, name)}
+    nested_hosts = {host for name, item in value.items() for host in find_hosts(item, name)}
     if key != "hosts" and not ("node_rank" in value and value.keys() & {"name", "hostname"}):
-        return below
+        return nested_hosts
     records = [value, *map(mapping, mapping(value.get("interfaces")).values())]  # their addresses name the machine too
     texts = [text for record in records for text in (*map(record.get, _HOST_KEYS), *sequence(record.get("addresses")))]
-    return below | {text for text in texts if isinstance(text, str) and not _PUBLIC_HOSTS.fullmatch(text)}
+    return nested_hosts | {text for text in texts if isinstance(text, str) and not _PUBLIC_HOSTS.fullmatch(text)}
 
 
 class Placeholders:

@@ -135,9 +135,9 @@ def check_ceiling(before: Reference, after: Reference, run_id: str) -> None:
         )
 
 
-def check_recorded_row(present: NoiseRow | None, row: NoiseRow, reference: Reference) -> None:
+def check_recorded_row(recorded_row: NoiseRow | None, row: NoiseRow, reference: Reference) -> None:
     """Raise GateFailed where a recorded run would get larger differences: they would move the first calibration."""
-    if present is not None and is_wider(noise_of(row, reference), noise_of(present, reference)):
+    if recorded_row is not None and is_wider(noise_of(row, reference), noise_of(recorded_row, reference)):
         raise GateFailed(
             f"{row.run_id} is recorded in {reference.name} with smaller differences; a recorded row does not grow. "
             f"{OVERRIDE_HINT}"

@@ -61,20 +61,20 @@ def cross_check(
 
 def _check_clocks(plan: Plan, raw: RawRecords, provenance: JsonObject | None) -> Iterator[Contradiction | str]:
     """Compare each machine's events with its telemetry, which has the same clock, and both with provenance."""
-    started = None
+    start_seconds = None
     try:
-        started = datetime.fromisoformat((provenance or {})["time"]).timestamp()
+        start_seconds = datetime.fromisoformat((provenance or {})["time"]).timestamp()
     except DAMAGE_ERRORS:
         yield "provenance.json has no time of the start"
     stamp, run_id_seconds = _RUN_ID_TIME.match(plan.run_id), float("-inf")
     if stamp:
         with suppress(ValueError):  # a stamp that is no date
             run_id_seconds = datetime.strptime(stamp[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
-    if stamp and started is not None and not run_id_seconds <= started + MAX_LATE_SECONDS:
-        yield Contradiction("provenance.json: time", _utc_text(started), f"the run id was made at {stamp[1]}")
+    if stamp and start_seconds is not None and not run_id_seconds <= start_seconds + MAX_LATE_SECONDS:
+        yield Contradiction("provenance.json: time", _utc_text(start_seconds), f"the run id was made at {stamp[1]}")
     for part in node_parts(plan, raw):
         yield from _check_event_clock(part, raw)
-        yield from _check_time_of_day(part, started)
+        yield from _check_time_of_day(part, start_seconds)
         yield from _check_node_clock(part, raw)
 
 
@@ -103,22 +103,22 @@ def _check_event_clock(part: NodePart, raw: RawRecords) -> Iterator[Contradictio
         )
 
 
-def _check_time_of_day(part: NodePart, started: float | None) -> Iterator[Contradiction | str]:
+def _check_time_of_day(part: NodePart, start_seconds: float | None) -> Iterator[Contradiction | str]:
     """Compare telemetry with the start on the clock of the platform's machine. Clocks of others may show another
     day."""
-    if started is None:
+    if start_seconds is None:
         return
     if not part.telemetry.wall_clock:
         yield part.labelled("telemetry has no time of day, so nothing is held against the time in provenance.json")
         return
     (first_ns, first_wall), (last_ns, last_wall) = min(part.telemetry.wall_clock), max(part.telemetry.wall_clock)
-    if not -MAX_LATE_SECONDS <= first_wall / NANOSECONDS - started <= MAX_START_SECONDS:
+    if not -MAX_LATE_SECONDS <= first_wall / NANOSECONDS - start_seconds <= MAX_START_SECONDS:
         began = _utc_text(first_wall / NANOSECONDS)
         if part.name is None:
-            yield Contradiction("provenance.json: time", _utc_text(started), f"telemetry begins at {began}")
+            yield Contradiction("provenance.json: time", _utc_text(start_seconds), f"telemetry begins at {began}")
         else:
             yield part.labelled(
-                f"telemetry begins at {began} by that node's time of day; the run at {_utc_text(started)}"
+                f"telemetry begins at {began} by that node's time of day; the run at {_utc_text(start_seconds)}"
             )
     difference = abs((last_wall - first_wall) - (last_ns - first_ns))
     if not difference <= max(MAX_CLOCK_DRIFT * (last_ns - first_ns), 2 * NANOSECONDS):
@@ -168,15 +168,19 @@ def _check_job(plan: Plan, job: JsonObject | None) -> Iterator[Contradiction | s
 
 def _check_peaks(plan: Plan, registry: Registry) -> Iterator[Contradiction | str]:
     """Compare the peak of MFU with the plan's chip and its highest possible rate, and that chip with vendor.yaml."""
-    chip, used = plan.hardware.chip, plan.peak
-    peak = chip.peaks.get(used.dtype)  # type: ignore[call-overload]
-    if peak is not None and peak.tflops != used.tflops:
-        yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"its chip has {peak.tflops} {used.dtype}")
-    if peak is None and used.tflops is not None and not used.source.startswith(MEASURED_PREFIX):
-        yield Contradiction("plan.json: peak.source", used.source, f"its chip has no {used.dtype} peak")
-    limit = used.limit_tflops if plan.hardware.is_host else chip_tflops_limit(plan.work.training.precision, chip.peaks)
-    if used.tflops is not None and limit is not None and not used.tflops <= limit:
-        yield Contradiction("plan.json: peak.tflops", f"{used.tflops}", f"{chip.name} has at most {limit:.4g}")
+    chip, plan_peak = plan.hardware.chip, plan.peak
+    peak = chip.peaks.get(plan_peak.dtype)  # type: ignore[call-overload]
+    if peak is not None and peak.tflops != plan_peak.tflops:
+        yield Contradiction(
+            "plan.json: peak.tflops", f"{plan_peak.tflops}", f"its chip has {peak.tflops} {plan_peak.dtype}"
+        )
+    if peak is None and plan_peak.tflops is not None and not plan_peak.source.startswith(MEASURED_PREFIX):
+        yield Contradiction("plan.json: peak.source", plan_peak.source, f"its chip has no {plan_peak.dtype} peak")
+    limit = (
+        plan_peak.limit_tflops if plan.hardware.is_host else chip_tflops_limit(plan.work.training.precision, chip.peaks)
+    )
+    if plan_peak.tflops is not None and limit is not None and not plan_peak.tflops <= limit:
+        yield Contradiction("plan.json: peak.tflops", f"{plan_peak.tflops}", f"{chip.name} has at most {limit:.4g}")
     if plan.hardware.overlay is not None:
         yield f"{', '.join(plan.hardware.overlay.fields)} of {chip.name} come from a private file and are not checked"
         return

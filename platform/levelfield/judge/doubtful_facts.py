@@ -47,18 +47,27 @@ def _step_doubts(plan: Plan, raw: RawRecords) -> Iterator[str]:
     records = records_by_rank(raw.steps).get(clock_rank(raw.steps, window.first_step, window.last_step), ())
     ends = {record.step: record.end_ns for record in records}
     seconds = {b: (ends[b] - ends[a]) / NANOSECONDS for a, b in pairwise(sorted(ends)) if b == a + 1}
-    earlier = [lasted for step, lasted in seconds.items() if step < window.first_step]
-    inside = [lasted for step, lasted in seconds.items() if window.first_step <= step <= window.last_step]
-    if len(earlier) >= MIN_EARLIER_STEPS and inside and median(inside) < MIN_STEP_SHARE * min(earlier):
+    earlier_seconds = [lasted for step, lasted in seconds.items() if step < window.first_step]
+    window_seconds = [lasted for step, lasted in seconds.items() if window.first_step <= step <= window.last_step]
+    if (
+        len(earlier_seconds) >= MIN_EARLIER_STEPS
+        and window_seconds
+        and median(window_seconds) < MIN_STEP_SHARE * min(earlier_seconds)
+    ):
         yield (
-            f"half of the window's steps lasted at most {median(inside):.4g} s, and the fastest of the {len(earlier)} "
-            f"steps before it {min(earlier):.4g} s: they computed less, or something slowed the steps before"
+            f"half of the window's steps lasted at most {median(window_seconds):.4g} s, and the fastest of the "
+            f"{len(earlier_seconds)} steps before it {min(earlier_seconds):.4g} s: they computed less, or something "
+            "slowed the steps before"
         )
     # only where the platform saw the steps happen: tests make up their clocks
-    if raw.seen and len(inside) >= MIN_EVEN_STEPS and (max(inside) - min(inside)) * NANOSECONDS <= EVEN_NANOSECONDS:
+    if (
+        raw.seen
+        and len(window_seconds) >= MIN_EVEN_STEPS
+        and (max(window_seconds) - min(window_seconds)) * NANOSECONDS <= EVEN_NANOSECONDS
+    ):
         yield (
-            f"the window's {len(inside)} steps last the same to a microsecond ({inside[0]:.6g} s): their times were "
-            "computed, not measured, so nothing shows outlying steps"
+            f"the window's {len(window_seconds)} steps last the same to a microsecond ({window_seconds[0]:.6g} s): "
+            "their times were computed, not measured, so nothing shows outlying steps"
         )
 
 

@@ -48,7 +48,7 @@ def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> 
     outliers, window = step_outliers(spans), StepSpan(0, spans[0].begin_ns, spans[-1].end_ns)
     unexplained = [span for span in outliers.outliers if not _is_explained(outliers, span, parts)]
     unexplained_share, limit = outliers.lost_part(unexplained), plan.work.window.disturbance_limit
-    least, most = raw.seen[0].seconds if 0 in raw.seen else (0.0, 0.0)
+    least_seconds, most_seconds = raw.seen[0].seconds if 0 in raw.seen else (0.0, 0.0)
     # The node of the rank with the clock; parts[0] where the plan lacks that rank.
     clock_part = next((part for part in parts if rank in part.ranks), parts[0])
     figures = Disturbance(
@@ -58,7 +58,7 @@ def find_disturbance(plan: Plan, raw: RawRecords, parts: Sequence[NodePart]) -> 
         unexplained=unexplained_share,
         limit=limit,
         mean_over_median=outliers.mean_seconds / outliers.median_seconds,
-        platform_seconds=(max(0.0, least), most) if 0 in raw.seen else None,
+        platform_seconds=(max(0.0, least_seconds), most_seconds) if 0 in raw.seen else None,
         flags=(),
     )
     figures = figures.model_copy(update={"flags": tuple(_flags(figures))})
@@ -162,9 +162,9 @@ def _summarise(
 
 
 def _reading_around(
-    what: str, unit: str, step: float | None, window: float | None, reason: str | None
+    quantity: str, unit: str, step: float | None, window: float | None, reason: str | None
 ) -> ReadingAround:
     in_step, in_window = (None if value is None or not math.isfinite(value) else value for value in (step, window))
     if step is not None:
         reason = None if in_step is not None else "a reading is not finite"
-    return ReadingAround(what=what, unit=unit, in_step=in_step, in_window=in_window, reason=reason)
+    return ReadingAround(what=quantity, unit=unit, in_step=in_step, in_window=in_window, reason=reason)

@@ -38,7 +38,7 @@ class LevelEvidence:
     baseline: StoreEvent | None = None  # the one that holds now; nights before it have another level
 
 
-def baseline_event(evidence: LevelEvidence, who: str, reason: str, at: str, until: str | None = None) -> StoreEvent:
+def baseline_event(evidence: LevelEvidence, who: str, reason: str, time: str, until: str | None = None) -> StoreEvent:
     """Return the event that accepts the level of the named runs; without names, of the unchanged nights.
 
     One night is enough where a finished confirmation by pairs judged it. Raises UsageError where the evidence does not
@@ -60,7 +60,7 @@ def baseline_event(evidence: LevelEvidence, who: str, reason: str, at: str, unti
             if distances:
                 shift = median(distances)
                 nodes[figure] = {node: value_of(offset + shift, figure) for node, offset in offsets.items()}
-    return _make_event("baseline", evidence.series, who, reason, at, until, runs, level, {"nodes": nodes})
+    return _make_event("baseline", evidence.series, who, reason, time, until, runs, level, {"nodes": nodes})
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def baseline_events(
     worse_words: Mapping[str, str],
     who: str,
     reason: str,
-    at: str,
+    time: str,
     until: str | None = None,
 ) -> AcceptedLevels:
     """Return the events that accept many series for one reason. worse_words: by series, why it is refused."""
@@ -86,14 +86,14 @@ def baseline_events(
             refusals[entry.series] = f"{worse_words[entry.series]} in this night; accept it alone, or add --worse"
             continue
         try:
-            events.append(baseline_event(entry, who, reason, at, until))
+            events.append(baseline_event(entry, who, reason, time, until))
         except UsageError as error:
             refusals[entry.series] = str(error).removeprefix(f"series {entry.series}: ")
     return AcceptedLevels(tuple(events), refusals)
 
 
 def step_event(
-    series: str, points: Sequence[Point], who: str, reason: str, at: str, until: str | None = None
+    series: str, points: Sequence[Point], who: str, reason: str, time: str, until: str | None = None
 ) -> StoreEvent:
     """Return the event that accepts the newest change of conditions of the series. Raises UsageError without one."""
     steps = _steps(points)
@@ -103,7 +103,7 @@ def step_event(
         )
     before, newest = steps[-1]
     data = {"before": before, "after": newest.conditions}
-    return _make_event("environment-step", series, who, reason, at, until, newest.points, {}, data)
+    return _make_event("environment-step", series, who, reason, time, until, newest.points, {}, data)
 
 
 def same_step_events(
@@ -138,9 +138,9 @@ def _steps(points: Sequence[Point]) -> list[tuple[str, Segment]]:
     return [(segments[s.previous_index].conditions, s) for s in segments if s.previous_index is not None]
 
 
-def note_event(series: str, who: str, text: str, at: str) -> StoreEvent:
+def note_event(series: str, who: str, text: str, time: str) -> StoreEvent:
     """Return a remark about a series; it changes no level."""
-    return _make_event("note", series, who, text, at, None, (), {}, {})
+    return _make_event("note", series, who, text, time, None, (), {}, {})
 
 
 def _sufficient_points(evidence: LevelEvidence) -> list[Point]:
@@ -230,7 +230,7 @@ def _bad_nights(evidence: LevelEvidence) -> set[str]:
 
 
 def _make_event(
-    kind: EventKind, series: str, who: str, reason: str, at: str, until: str | None, evidence: Sequence[Point],
+    kind: EventKind, series: str, who: str, reason: str, time: str, until: str | None, evidence: Sequence[Point],
     level: Mapping[GatedFigure, float], data: Mapping[str, object],
 ) -> StoreEvent:  # fmt: skip
     if not reason.strip():
@@ -238,7 +238,7 @@ def _make_event(
     runs = tuple(point.run_id for point in evidence)
     return StoreEvent.model_validate(
         {
-            "id": uuid.uuid4().hex, "kind": kind, "series": series, "at": at, "who": who, "why": reason, "until": until,
-            "level": dict(level), "runs": runs, "data": dict(data),
+            "id": uuid.uuid4().hex, "kind": kind, "series": series, "at": time, "who": who, "why": reason,
+            "until": until, "level": dict(level), "runs": runs, "data": dict(data),
         }
     )  # fmt: skip

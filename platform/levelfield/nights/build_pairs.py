@@ -55,7 +55,7 @@ class Arm:
 
 
 def make_arms(
-    plan: Plan, first: CommitBuild, second: CommitBuild, python: str | None, plugins: Sequence[Path]
+    plan: Plan, build_a: CommitBuild, build_b: CommitBuild, python: str | None, plugins: Sequence[Path]
 ) -> tuple[Arm, Arm]:
     """Return both arms of a planned run. python: of both; None: each build makes its own environment.
 
@@ -63,19 +63,19 @@ def make_arms(
     """
     shared_arguments = (*case_arguments(plan), *(("--python", python) if python else ()))
     arguments: list[list[str]] = []
-    for build in (first, second):
+    for build in (build_a, build_b):
         arguments.append([*shared_arguments])
         for folder in (path.absolute() for path in plugins):  # of one inside the checkout, the build has its own
             inside = folder.is_relative_to(checkout())
             build_folder = build.folder / folder.relative_to(checkout()) if inside else folder
             arguments[-1] += ["--plugins", str(build_folder)]
-    return Arm("a", first, tuple(arguments[0])), Arm("b", second, tuple(arguments[1]))
+    return Arm("a", build_a, tuple(arguments[0])), Arm("b", build_b, tuple(arguments[1]))
 
 
-def shared_python(plan: Plan, before: Subject, now: Subject) -> str | None:
+def shared_python(plan: Plan, accepted: Subject, tonight: Subject) -> str | None:
     """Return tonight's Python where the accepted build pins the same packages; None where each needs its own."""
     is_by_user = not plan.environment.requirements  # by --python: the user vouches for it
-    has_same_packages = before.environment == now.environment and before.environment is not None
+    has_same_packages = accepted.environment == tonight.environment and accepted.environment is not None
     return plan.environment.python if plan.runtime == "process" and (has_same_packages or is_by_user) else None
 
 
@@ -94,14 +94,14 @@ def case_arguments(plan: Plan) -> tuple[str, ...]:
 
 
 def paired_records(
-    arms: Sequence[Arm], pairs: int, runs: Path, series: Series, store_run: StoreRun, done: Sequence[RunRecord] = ()
+    arms: Sequence[Arm], pairs: int, runs: Path, series: Series, store_run: StoreRun, finished: Sequence[RunRecord] = ()
 ) -> Iterator[tuple[RunRecord, RunRecord]]:
     """Run and yield one pair after another, the accepted build's record first. The runs are in a folder of `runs`.
 
-    done: records of an earlier start, in the order in which they ran; they are not run again. Raises ArmFailed where a
+    finished: records of an earlier start, in the order in which they ran; they do not run again. Raises ArmFailed if a
     run is not valid, or is of another series or commit.
     """
-    by_name, remaining = {arm.name: arm for arm in arms}, list(done)
+    by_name, remaining = {arm.name: arm for arm in arms}, list(finished)
     for pair in alternating_pairs(
         pairs, lambda name: remaining.pop(0) if remaining else _run_arm(by_name[name], runs, store_run)
     ):

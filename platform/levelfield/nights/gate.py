@@ -269,11 +269,11 @@ class _PairSpending:
         self.report_finding(judge_figure(examination, context, ruling))
         return ruling
 
-    def _more_null_pairs(self, member: ExaminedFigure, most: int) -> Iterator[Pair]:
+    def _more_null_pairs(self, member: ExaminedFigure, max_pairs: int) -> Iterator[Pair]:
         """Run null pairs beside those of the last weeks."""
         pairs_run = self._null_pairs_run.setdefault(_figure_key(member), [])
         for pair in islice(
-            self.run_null_pairs(*_figure_key(member)), max(MIN_NULL_PAIRS, min(MAX_NULL_PAIRS_PER_NIGHT, most))
+            self.run_null_pairs(*_figure_key(member)), max(MIN_NULL_PAIRS, min(MAX_NULL_PAIRS_PER_NIGHT, max_pairs))
         ):
             pairs_run.append(pair)
             yield pair

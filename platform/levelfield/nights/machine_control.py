@@ -32,20 +32,20 @@ Rates = Mapping[str, float]
 def slow_machine_reason() -> str | None:
     """Measure this machine, store its rates, and return why it is out of line; None where it is in line."""
     path, rates = control_file(platform.node()), control_rates()
-    earlier = read_controls(path)
+    earlier_rates = read_controls(path)
     for _ in range(MAX_MEASUREMENTS - 1):  # a short dip is not the machine
-        if slow_rate_reason(earlier, rates):
+        if slow_rate_reason(earlier_rates, rates):
             time.sleep(PAUSE_SECONDS)
             repeated = control_rates()
             rates = {name: max(rate, repeated[name]) for name, rate in rates.items()}
     store_control(path, rates)
-    return slow_rate_reason(earlier, rates)
+    return slow_rate_reason(earlier_rates, rates)
 
 
-def slow_rate_reason(earlier: Sequence[Rates], now: Rates) -> str | None:
+def slow_rate_reason(earlier_rates: Sequence[Rates], tonight_rates: Rates) -> str | None:
     """Return a sentence when a rate of tonight lies below the band of earlier nights; None when all lie within."""
-    for name, rate in now.items():
-        positive = [rates[name] for rates in earlier if rates.get(name, 0) > 0]
+    for name, rate in tonight_rates.items():
+        positive = [rates[name] for rates in earlier_rates if rates.get(name, 0) > 0]
         if len(positive) < MIN_CONTROL_NIGHTS:
             continue
         middle = median(positive)

@@ -72,9 +72,9 @@ def require_commit(code: NightCode | None, is_complete: bool, night: str, say: S
     raise CheckoutMoved(build)
 
 
-def require_trainings(code: NightCode | None, now: NightCode, is_complete: bool, night: str) -> None:
+def require_trainings(code: NightCode | None, present_code: NightCode, is_complete: bool, night: str) -> None:
     """Raise UsageError where a night began with files that no commit has, they differ now, and entries wait."""
-    if code is None or code.has_commit or is_complete or code.trainings == now.trainings:
+    if code is None or code.has_commit or is_complete or code.trainings == present_code.trainings:
         return
     raise _refusal(night, "files that no commit has", "they have changed since")
 

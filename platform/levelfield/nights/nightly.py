@@ -172,14 +172,14 @@ def nights_unseen(points: Sequence[Point], nights: Sequence[str]) -> int | None:
     return None if not seen else len(nights) - 1 - max(nights.index(night) for night in seen if night)
 
 
-def is_other_build(before: Subject | None, now: Subject) -> bool:
+def is_other_build(previous: Subject | None, current: Subject) -> bool:
     """Return whether tonight's build differs from the last one in code, software or commit. Unknown counts as other."""
-    if before is None or now.is_dirty or before.is_dirty:
+    if previous is None or current.is_dirty or previous.is_dirty:
         return True
-    if now.commit is not None and None in (now.is_dirty, before.is_dirty):
+    if current.commit is not None and None in (current.is_dirty, previous.is_dirty):
         return True
     kinds = ("environment", "image", "implementation", "commit", "platform_version")
-    return any(getattr(before, kind) != getattr(now, kind) for kind in kinds)
+    return any(getattr(previous, kind) != getattr(current, kind) for kind in kinds)
 
 
 @dataclass(frozen=True)

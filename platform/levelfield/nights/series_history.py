@@ -58,15 +58,15 @@ class FigureHistory:
     shows_in_three: float | None  # the same, within three nights
 
 
-def figure_histories(inputs: GateInput, series: str, now: str) -> list[FigureHistory]:
-    """Return the history of every gated figure that the series has. now: the time at which events hold."""
+def figure_histories(inputs: GateInput, series: str, time: str) -> list[FigureHistory]:
+    """Return the history of every gated figure that the series has. time: the time at which events hold."""
     points = level_points(inputs.points.get(series, ()))
     events = [event for event in inputs.events if event.series == series]
-    return [history for figure in FIGURE_NAMES if (history := _history(inputs, points, events, figure, now))]
+    return [history for figure in FIGURE_NAMES if (history := _history(inputs, points, events, figure, time))]
 
 
 def _history(
-    inputs: GateInput, points: Sequence[Point], events: Sequence[StoreEvent], figure: GatedFigure, now: str
+    inputs: GateInput, points: Sequence[Point], events: Sequence[StoreEvent], figure: GatedFigure, time: str
 ) -> FigureHistory | None:
     points = [point for point in points if getattr(point, figure)]
     nights = observations(points, figure)
@@ -91,7 +91,7 @@ def _history(
         )  # fmt: skip
     # the level that the next night on the last node is compared with, and the accepted one
     last = nights[-1]
-    era = era_of(segments, segment_index(segments, last.run_id), events, now, last.run_id)
+    era = era_of(segments, segment_index(segments, last.run_id), events, time, last.run_id)
     since, earlier = era.current_nights(figure, _END_OF_TIME), era.earlier_nights(figure)
     joined = sorted((*earlier, *since), key=lambda night: night.began)
     level = level_of(since, last.node) or level_of(joined, last.node)

@@ -46,7 +46,7 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
         if since <= earlier < night:
             previous_series |= {entry: series for entry, series in store.expected_entries(earlier).items() if series}
     expected = {entry: previous_series.get(entry, series) for entry, series in expected.items()}
-    stored = store.series()
+    stored_series = store.series()
     past, events = past_findings(store, _days_before(night, _DAYS_OF_FINDINGS)), store.events()
     if branch_of(night):
         past += _parse_findings(store.findings(night))
@@ -54,8 +54,8 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
     # the series whose level rests on nights that may be older than the last days
     accepted = {event.series for event in events if event.kind == "baseline" and is_in_force(event, end_of_night)}
     changed = {finding.series for finding in past if finding.word in ("regression", "improvement")}
-    read_whole = ({series.digest for series in stored} - accepted) | changed
-    recent = _recent_points(store, stored, night, read_whole)
+    read_whole = ({series.digest for series in stored_series} - accepted) | changed
+    recent = _recent_points(store, stored_series, night, read_whole)
     all_points = {series: judged_points(series_points, night) for series, series_points in recent.items()}
     points = {series: drop_trials(series_points, nights) for series, series_points in all_points.items()}
     points = {series: series_points for series, series_points in points.items() if series_points}
@@ -71,7 +71,7 @@ def gate_input(store: Store, night: str, suite: str | None = None) -> GateInput:
     return GateInput(
         night,
         points,
-        {entry.digest: entry.series for entry in stored},
+        {entry.digest: entry.series for entry in stored_series},
         events,
         expected,
         past,
@@ -120,9 +120,9 @@ def _workload(store: Store, run_id: str) -> dict[str, object]:
     return numbers | {"parameters": result.parameters, "window": f"{first}..{last}"}
 
 
-def history_input(store: Store, chosen: Sequence[StoredSeries]) -> GateInput:
+def history_input(store: Store, stored_series: Sequence[StoredSeries]) -> GateInput:
     """Return the gate's input for the histories of some series; no night is set."""
-    series = {stored.digest: stored.series for stored in chosen}
+    series = {stored.digest: stored.series for stored in stored_series}
     nights = store.nights()
     points = {digest: drop_trials(points, nights) for digest, points in store.points(list(series)).items()}
     return GateInput("", points, series, store.events(), {}, (), conditions_lookup(store))
@@ -184,7 +184,7 @@ def find_one_series(store: Store, name: str) -> StoredSeries:
     return matches[0]
 
 
-def level_evidence(store: Store, series: Sequence[str], at: str, runs: Sequence[str] = ()) -> list[LevelEvidence]:
+def level_evidence(store: Store, series: Sequence[str], time: str, runs: Sequence[str] = ()) -> list[LevelEvidence]:
     """Return what the levels of series are accepted on, at a time. runs: those that were named."""
     points, past, events, nights = store.points(list(series)), past_findings(store), store.events(), store.nights()
     return [
@@ -193,7 +193,7 @@ def level_evidence(store: Store, series: Sequence[str], at: str, runs: Sequence[
             tuple(drop_trials(points[digest], nights, runs)),
             tuple(finding for finding in past if finding.series in ("", digest)),
             tuple(runs),
-            baseline=standing_baseline([event for event in events if event.series == digest], at),
+            baseline=standing_baseline([event for event in events if event.series == digest], time),
         )
         for digest in series
     ]

@@ -72,15 +72,15 @@ def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
 
 def _files_change(paths: RunPaths) -> bool:
     """Return whether a file of the run changes within CHANGE_SECONDS."""
-    before: dict[Path, tuple[int, int]] | None = None
+    previous_states: dict[Path, tuple[int, int]] | None = None
     while True:
         states = {}
         for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
             with suppress(OSError):
                 states[path] = path.stat().st_mtime_ns, path.stat().st_size
-        if before is not None:
-            return states != before
-        before = states
+        if previous_states is not None:
+            return states != previous_states
+        previous_states = states
         time.sleep(CHANGE_SECONDS)
 
 

@@ -118,17 +118,17 @@ def seal_finding(paths: RunPaths) -> SealFinding:
 
 def compare_with_seal(
     outcome: JsonObject | None,
-    raw: Mapping[str, str | None],
-    redacted: Mapping[str, Any] | None = None,
-    original: str | None = None,
+    raw_digests: Mapping[str, str | None],
+    redacted_documents: Mapping[str, Any] | None = None,
+    original_outcome_digest: str | None = None,
 ) -> SealFinding:
     """Return whether files are those of the seal in `outcome`, the content of outcome.json; None: there is none.
 
-    raw: the digest of each other raw file; None for what is not a regular file. redacted: the documents without names,
-    whose second digest counts. original: the digest of the outcome before it was redacted.
+    raw_digests: of each other raw file; None for what is not a regular file. redacted_documents: those without names,
+    whose second digest counts. original_outcome_digest: before the outcome was redacted.
     """
-    present = {name: digest for name, digest in raw.items() if digest}
-    present[OUTCOME] = original or outcome_digest(outcome or {})
+    present_digests = {name: digest for name, digest in raw_digests.items() if digest}
+    present_digests[OUTCOME] = original_outcome_digest or outcome_digest(outcome or {})
     word: Literal["unsealed", "tampered"] = "unsealed"
     if outcome is None:
         reason = "outcome.json is missing or unreadable"
@@ -140,14 +140,14 @@ def compare_with_seal(
             reason = "the run directory could not be written when the run ended, so the run was not sealed"
     elif (stored := stored_seal(outcome)) is None:
         word, reason = "tampered", "the seal in outcome.json is damaged"
-    elif differences := _differences(stored, present, redacted or {}):
+    elif differences := _differences(stored, present_digests, redacted_documents or {}):
         word, reason = "tampered", f"changed after the run ended: {differences}"
-    elif irregular := [name for name, digest in raw.items() if digest is None]:
+    elif irregular := [name for name, digest in raw_digests.items() if digest is None]:
         sealable = f"a regular file of at most {MAX_SEALED_BYTES / 2**30:.0f} GiB"
         reason = f"found {', '.join(irregular[:_MAX_NAMED_FILES])}: only {sealable} can be sealed"
     else:
         return SealFinding(word="sealed", digest=stored.digest)
-    return SealFinding(word=word, reason=reason, digest=json_digest(present))
+    return SealFinding(word=word, reason=reason, digest=json_digest(present_digests))
 
 
 def facts_digest(content: Any, version: int) -> str:
@@ -190,18 +190,23 @@ def stored_seal(outcome: JsonObject) -> Seal | None:
     return seal if seal.digest == _seal_digest(seal.version, seal.files, seal.left_out) else None
 
 
-def _differences(seal: Seal, present: Mapping[str, str], redacted: Mapping[str, Any]) -> str:
+def _differences(seal: Seal, present_digests: Mapping[str, str], redacted_documents: Mapping[str, Any]) -> str:
     """Return which files differ, were added or are missing, as a part of a sentence; an empty text for none.
 
     The second digest is computed of redacted files alone: of a whole file it follows from the first.
     """
     stored = seal.files
-    facts = {f"{name}{FACTS_SUFFIX}": facts_digest(content, seal.version) for name, content in sorted(redacted.items())}
+    facts = {
+        f"{name}{FACTS_SUFFIX}": facts_digest(content, seal.version)
+        for name, content in sorted(redacted_documents.items())
+    }
     first_digests = {name for name in stored if not name.endswith(FACTS_SUFFIX)}
-    differences = [f"{name} is missing" for name in sorted(first_digests - present.keys())]
-    differences += [f"{name} was added" for name in sorted(present.keys() - first_digests)]
+    differences = [f"{name} is missing" for name in sorted(first_digests - present_digests.keys())]
+    differences += [f"{name} was added" for name in sorted(present_digests.keys() - first_digests)]
     differences += [
-        f"{name} differs" for name in sorted(first_digests & present.keys()) if stored[name] != present[name]
+        f"{name} differs"
+        for name in sorted(first_digests & present_digests.keys())
+        if stored[name] != present_digests[name]
     ]
     differences += [f"{name} differs" for name, digest in facts.items() if stored.get(name, digest) != digest]
     more_words = f" and {len(differences) - _MAX_NAMED_FILES} more" if len(differences) > _MAX_NAMED_FILES else ""

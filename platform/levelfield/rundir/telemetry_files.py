@@ -166,12 +166,12 @@ def read_lines(path: Path, damage_sentences: list[str], name: str | None = None)
 
 
 @contextmanager
-def _report_damage(part: str, damage_sentences: list[str]) -> Iterator[None]:
+def _report_damage(part_name: str, damage_sentences: list[str]) -> Iterator[None]:
     """End the block where a part of a line is damaged, and add a sentence to `damage_sentences`."""
     try:
         yield
     except DAMAGE_ERRORS as error:
-        damage_sentences.append(f"{part} is damaged: {type(error).__name__} {error}")
+        damage_sentences.append(f"{part_name} is damaged: {type(error).__name__} {error}")
 
 
 def optional(read: Callable[[Any], T], value: Any) -> T | None:

@@ -41,10 +41,10 @@ class Era:
     segments: tuple[Segment, ...]
     baseline: StoreEvent | None  # the accepted one; None without one
 
-    def current_nights(self, figure: GatedFigure, before: str) -> list[Observation]:
+    def current_nights(self, figure: GatedFigure, end_time: str) -> list[Observation]:
         """Return the nights of tonight's segment before a time, since the baseline."""
         points = self.segments[-1].points
-        return observations((p for p in points if p.began < before and is_of_baseline(self.baseline, p)), figure)
+        return observations((p for p in points if p.began < end_time and is_of_baseline(self.baseline, p)), figure)
 
     def earlier_nights(self, figure: GatedFigure) -> list[Observation]:
         """Return the nights of the segments before tonight's, since the baseline, in order of time."""
@@ -57,34 +57,34 @@ def is_of_baseline(baseline: StoreEvent | None, point: Point) -> bool:
     return baseline is None or point.run_id in baseline.runs or point.began > baseline.at
 
 
-def era_of(segments: Sequence[Segment], index: int, events: Iterable[StoreEvent], when: str, run_id: str = "") -> Era:
-    """Return the era of the segment at `index`, with the events that hold at the time `when`.
+def era_of(segments: Sequence[Segment], index: int, events: Iterable[StoreEvent], time: str, run_id: str = "") -> Era:
+    """Return the era of the segment at `index`, with the events that hold at the time `time`.
 
     run_id: of the night. An event whose evidence has this run holds too, although it came later.
     """
-    events = [event for event in events if is_in_force(event, when, run_id)]
+    events = [event for event in events if is_in_force(event, time, run_id)]
     accepted = [(e.data.get("before"), e.data.get("after")) for e in events if e.kind == "environment-step"]
     chain = [index]
     while (previous := segments[chain[-1]].previous_index) is not None:
         if (segments[previous].conditions, segments[chain[-1]].conditions) in accepted:
             break
         chain.append(previous)
-    return Era(tuple(segments[i] for i in reversed(chain)), standing_baseline(events, when, run_id))
+    return Era(tuple(segments[i] for i in reversed(chain)), standing_baseline(events, time, run_id))
 
 
-def standing_baseline(events: Iterable[StoreEvent], when: str, run_id: str = "") -> StoreEvent | None:
+def standing_baseline(events: Iterable[StoreEvent], time: str, run_id: str = "") -> StoreEvent | None:
     """Return the baseline that holds at a time; None where none was accepted, or it has expired."""
-    baselines = (event for event in events if event.kind == "baseline" and is_in_force(event, when, run_id))
+    baselines = (event for event in events if event.kind == "baseline" and is_in_force(event, time, run_id))
     return max(baselines, key=lambda event: event.at, default=None)
 
 
-def is_in_force(event: StoreEvent, when: str, run_id: str = "") -> bool:
-    """Whether the event was made by the time `when`, or has this run as evidence, and has not expired.
+def is_in_force(event: StoreEvent, time: str, run_id: str = "") -> bool:
+    """Whether the event was made by the time `time`, or has this run as evidence, and has not expired.
 
     `until` may be a date without a time: the event holds that whole day.
     """
-    is_open = event.until is None or when[: len(event.until)] <= event.until
-    return is_open and (event.at <= when or run_id in event.runs)
+    is_open = event.until is None or time[: len(event.until)] <= event.until
+    return is_open and (event.at <= time or run_id in event.runs)
 
 
 @dataclass(frozen=True)
@@ -245,75 +245,81 @@ def nights_before(
     )  # fmt: skip
 
 
-def examine_figure(figure: GatedFigure, tonight: Observation, before: NightsBefore) -> Examination:
+def examine_figure(figure: GatedFigure, tonight: Observation, reference_nights: NightsBefore) -> Examination:
     """Return what the nights show about tonight. A fall from a gain that nobody accepted counts before the gain."""
-    if before.gain_nights:
-        fallen = _examine_against_gain(figure, tonight, before)
-        is_open = before.open_regression is not None and before.open_regression.last_finding.against in before.gain_runs
+    if reference_nights.gain_nights:
+        fallen = _examine_against_gain(figure, tonight, reference_nights)
+        is_open = (
+            reference_nights.open_regression is not None
+            and reference_nights.open_regression.last_finding.against in reference_nights.gain_runs
+        )
         if is_open or (fallen.suspicion is not None and fallen.suspicion.direction > 0):
             return fallen
-    recent = sorted((*before.earlier_nights, *before.current_nights), key=lambda night: night.began)
+    recent = sorted((*reference_nights.earlier_nights, *reference_nights.current_nights), key=lambda night: night.began)
     level_nights, current_nights, earlier_nights = (
-        [night for night in nights if night.run_id not in before.unaccepted_runs]
-        for nights in (recent, before.current_nights, before.earlier_nights)
+        [night for night in nights if night.run_id not in reference_nights.unaccepted_runs]
+        for nights in (recent, reference_nights.current_nights, reference_nights.earlier_nights)
     )
-    accepted = accepted_level(level_nights, figure, before.baseline, before.can_run_again)
+    accepted = accepted_level(level_nights, figure, reference_nights.baseline, reference_nights.can_run_again)
     are_conditions_new = len(current_nights) < MIN_LEVEL_NIGHTS
     level = level_of(level_nights if are_conditions_new else current_nights, tonight.node)
     baseline_level = None
     replaced_level = None
-    if level is None and accepted is not None and before.baseline is not None:
-        replaced_level = level_of(before.replaced_nights, tonight.node)
+    if level is None and accepted is not None and reference_nights.baseline is not None:
+        replaced_level = level_of(reference_nights.replaced_nights, tonight.node)
     if accepted is not None and replaced_level is not None:
         # the accepted level with the scatter of the nights that it replaced
         last = level_nights[-1].began[:10] if level_nights else accepted.since
         n, cost = max(accepted.night_count, len(level_nights)), accepted.cost_on(tonight.node)
-        level = baseline_level = replace(replaced_level, cost=cost, night_count=n, since=accepted.since, last=last)
+        baseline_level = replace(replaced_level, cost=cost, night_count=n, since=accepted.since, last_night=last)
+        level = baseline_level
     step = (
-        _environment_step(earlier_nights, current_nights, tonight, baseline_level, before.bad_nights)
+        _environment_step(earlier_nights, current_nights, tonight, baseline_level, reference_nights.bad_nights)
         if earlier_nights
         else None
     )
     suspicion = None
     if level is not None:
         drifts_from = None if step and step.is_beyond else accepted
-        suspicion = find_suspicion(level, drifts_from, recent, tonight, before.last_cleared_begin)
+        suspicion = find_suspicion(level, drifts_from, recent, tonight, reference_nights.last_cleared_begin)
     baseline_run = accepted.build_run if accepted else ""
     # also where an accepted change of conditions began a new level
-    if before.open_regression and before.baseline is None:
-        baseline_run = before.open_regression.last_finding.against or baseline_run
+    if reference_nights.open_regression and reference_nights.baseline is None:
+        baseline_run = reference_nights.open_regression.last_finding.against or baseline_run
     return Examination(
         figure, tonight, tuple(level_nights), tuple(recent), level, accepted, step, suspicion, are_conditions_new,
-        False, before.open_regression, baseline_run,
+        False, reference_nights.open_regression, baseline_run,
     )  # fmt: skip
 
 
-def _examine_against_gain(figure: GatedFigure, tonight: Observation, before: NightsBefore) -> Examination:
+def _examine_against_gain(figure: GatedFigure, tonight: Observation, reference_nights: NightsBefore) -> Examination:
     """Return what the nights show about tonight where the level is that of the gain.
 
     A is the build of the night that made the gain last: nights after it are judged by it, and never move it.
     """
-    gain_nights = before.gain_nights
-    recent = [night for night in before.current_nights if night.began >= gain_nights[0].began]
+    gain_nights = reference_nights.gain_nights
+    recent = [night for night in reference_nights.current_nights if night.began >= gain_nights[0].began]
     level, accepted = level_of(gain_nights, tonight.node), accepted_level(gain_nights, figure, None)
-    suspicion = find_suspicion(level, accepted, recent, tonight, before.last_cleared_begin) if level else None
-    baseline_run = first_rerunnable_run(before.gain_runs[:MIN_GAIN_NIGHTS][::-1], before.can_run_again)
+    suspicion = find_suspicion(level, accepted, recent, tonight, reference_nights.last_cleared_begin) if level else None
+    baseline_run = first_rerunnable_run(
+        reference_nights.gain_runs[:MIN_GAIN_NIGHTS][::-1], reference_nights.can_run_again
+    )
     return Examination(
         figure, tonight, tuple(gain_nights), tuple(recent), level, accepted, None, suspicion, False, True,
-        before.open_regression, baseline_run,
+        reference_nights.open_regression, baseline_run,
     )  # fmt: skip
 
 
 def _environment_step(
-    earlier: Sequence[Observation], current: Sequence[Observation], tonight: Observation, baseline_level: Level | None,
-    bad_nights: Sequence[Observation],
+    earlier_nights: Sequence[Observation], current_nights: Sequence[Observation], tonight: Observation,
+    baseline_level: Level | None, bad_nights: Sequence[Observation],
 ) -> EnvironmentStep | None:  # fmt: skip
     """Return the step from the earlier nights to those under tonight's conditions; None where they have no level.
 
     baseline_level: the level of a baseline, where the nights since it are too few.
     """
-    nights = (*current, tonight)
-    levels = {node: level_of(earlier, node) for node in {night.node for night in nights}}
+    nights = (*current_nights, tonight)
+    levels = {node: level_of(earlier_nights, node) for node in {night.node for night in nights}}
     level_before = levels[tonight.node] or baseline_level
     if level_before is None:
         return None
@@ -322,5 +328,5 @@ def _environment_step(
     spread = math.sqrt(
         sum(min(1.0, VARIANCE_INFLATION * MEDIAN_VARIANCE / n) for n in (len(nights), level_before.night_count))
     )
-    history = sorted((*earlier, *bad_nights), key=lambda night: night.began)
+    history = sorted((*earlier_nights, *bad_nights), key=lambda night: night.began)
     return EnvironmentStep(excess, level_before.scale * spread, level_before, len(nights), tuple(history))

@@ -288,15 +288,16 @@ class OpenRegression:
 
     def undecided_finding(self, tonight: Finding) -> Finding:
         """Return the finding of a night that does not decide. tonight: the finding by the night alone."""
-        how = f"by {self.last_finding.pairs} pairs" if self.last_finding.pairs else "by nights"
-        shows = ": ".join(filter(None, (tonight.word, tonight.detail)))
+        method = f"by {self.last_finding.pairs} pairs" if self.last_finding.pairs else "by nights"
+        tonight_text = ": ".join(filter(None, (tonight.word, tonight.detail)))
         return tonight.model_copy(
             update={
                 "word": "regression",
                 "change": self.last_finding.change,
                 "low": self.last_finding.low,
                 "high": self.last_finding.high,
-                "detail": f"found in night {self.first_finding.night}, {how}, and not gone since; tonight: {shows}",
+                "detail": f"found in night {self.first_finding.night}, {method}, and not gone since; "
+                f"tonight: {tonight_text}",
                 "fields": (),
                 "build_change": None,
                 "explanation": self.last_finding.explanation,

@@ -97,12 +97,12 @@ def judge_figure(
     level = examination.level
     if level is None:
         detail = f"not judged yet: {len(examination.history)} of the {MIN_LEVEL_NIGHTS} nights that a baseline needs"
-        new = Finding(
+        new_finding = Finding(
             series=context.series, label=context.label, figure=examination.figure, word="new series", detail=detail,
             nights=len(examination.history), run_id=examination.tonight.run_id, node=examination.tonight.node,
         )  # fmt: skip
         if not isinstance(ruling, PairRuling) or not ruling.is_decided:
-            return new
+            return new_finding
         # Pairs need no level to decide about a regression that was named before the series began anew.
         low, high = sorted(change_of(cost or 0.0, examination.figure) for cost in (ruling.low, ruling.high))
         update = {
@@ -111,7 +111,7 @@ def judge_figure(
             "build_change": change_of(ruling.proven_excess, examination.figure), "against": examination.baseline_run,
             "detail": f"{_pairs_text(examination, context, ruling)}; {detail}",
         }  # fmt: skip
-        return new.model_copy(update=update)
+        return new_finding.model_copy(update=update)
     if isinstance(ruling, PairRuling):
         return _paired_finding(examination, context, level, ruling)
     examination = examination.without_build_excess(context.build_excess)
@@ -171,7 +171,7 @@ def _step_finding(
 
 
 def _nights_finding(
-    examination: Examination, context: JudgementContext, level: Level, missing: NoPairs | None
+    examination: Examination, context: JudgementContext, level: Level, no_pairs: NoPairs | None
 ) -> Finding:
     """Return the finding where no pairs were run: two nights in a row decide, unless pairs were only put off."""
     suspicion = examination.suspicion
@@ -182,13 +182,13 @@ def _nights_finding(
         detail = f"{off} since {context.change}: {reason}"
         return _finding(examination, context, level, "inconclusive", detail)
     if suspicion is None or context.is_likely_chance:
-        age = days_between(level.last, examination.tonight.began) or 0
+        age = days_between(level.last_night, examination.tonight.began) or 0
         if age > STALE_DAYS:
             return _finding(examination, context, level, "stale", f"the baseline's last night is {age} days old")
         detail = "beyond its baseline, as is expected by chance among so many series" if suspicion else ""
         return _finding(examination, context, level, "no change", detail)
     word: FindingWord = "regression" if suspicion.direction > 0 else "improvement"
-    if missing is None or not missing.is_postponed:
+    if no_pairs is None or not no_pairs.is_postponed:
         if suspicion.rule == "drift" and suspicion.is_clear:
             expected = examination.expected_level_a
             assert expected is not None
@@ -200,7 +200,7 @@ def _nights_finding(
             return _finding(examination, context, level, word, "two nights running, without pairs")
     is_gain = word == "improvement"
     decides = "a second night confirms a gain" if is_gain else "further nights or pairs decide"
-    detail = f"{_RULE_TEXTS[suspicion.rule]}; {missing.reason if missing else decides}"
+    detail = f"{_RULE_TEXTS[suspicion.rule]}; {no_pairs.reason if no_pairs else decides}"
     finding = _finding(examination, context, level, "inconclusive", detail)
     return finding.model_copy(update={"is_gain_to_confirm": is_gain})
 

@@ -44,7 +44,7 @@ class Level:
     freedom: int  # effective degrees of freedom of the scale
     is_of_node: bool  # of this node alone; otherwise an offset of the node cannot be told from a bad night
     since: str  # date of its first night
-    last: str  # date of its last night
+    last_night: str  # date of its last night
 
     def threshold(self, z: float) -> float:
         """Return how far above the level one night may lie."""

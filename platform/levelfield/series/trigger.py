@@ -49,7 +49,7 @@ class Suspicion:
 def find_suspicion(
     level: Level,
     accepted: AcceptedLevel | None,
-    earlier: Sequence[Observation],
+    earlier_nights: Sequence[Observation],
     tonight: Observation,
     last_cleared: str = "",
 ) -> Suspicion | None:
@@ -58,10 +58,10 @@ def find_suspicion(
     accepted: None where the rules of drift and sum do not apply. last_cleared: when the last night that pairs found
     unchanged began; drift and sum count the nights after it.
     """
-    gradual = _gradual_suspicion(level, accepted, earlier, tonight, last_cleared) if accepted else None
+    gradual = _gradual_suspicion(level, accepted, earlier_nights, tonight, last_cleared) if accepted else None
     if gradual is not None and gradual.is_clear:
         return gradual
-    worse_z = SUSPICION_Z if len(earlier) >= SETTLED_NIGHTS else YOUNG_SUSPICION_Z
+    worse_z = SUSPICION_Z if len(earlier_nights) >= SETTLED_NIGHTS else YOUNG_SUSPICION_Z
     for direction, z in ((1, worse_z), (-1, SUSPICION_Z)):
         if is_beyond(level, tonight, direction, z):
             excess = tonight.cost - level.cost
@@ -91,10 +91,14 @@ def within_false_discovery_rate(p_values: Sequence[float], tests: int, rate: flo
 
 
 def _gradual_suspicion(
-    level: Level, accepted: AcceptedLevel, earlier: Sequence[Observation], tonight: Observation, last_cleared: str
+    level: Level,
+    accepted: AcceptedLevel,
+    earlier_nights: Sequence[Observation],
+    tonight: Observation,
+    last_cleared: str,
 ) -> Suspicion | None:
     """Return the suspicion of drift or sum, in scales of the accepted nights: a ramp does not widen their scale."""
-    nights = [night for night in (*earlier, tonight) if night.began > last_cleared]
+    nights = [night for night in (*earlier_nights, tonight) if night.began > last_cleared]
     distances = [night.cost - accepted.cost_on(night.node) for night in nights]
     narrowed = replace(level, scale=min(level.scale, accepted.scale or level.scale))
     recent = distances[-DRIFT_NIGHTS:]

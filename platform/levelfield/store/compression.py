@@ -31,17 +31,17 @@ def pack_numbers(values: Numbers) -> bytes:
     """Return the numbers as bytes; null is kept as null. Raises ValueError for a number that is not finite."""
     if not values:
         return b""
-    present = [value for value in values if value is not None]
-    if not all(map(math.isfinite, present)):
+    non_null = [value for value in values if value is not None]
+    if not all(map(math.isfinite, non_null)):
         raise ValueError("found a number that is not finite")
     # The smallest form that gives exactly these values back. NaN stands for null, which whole nanoseconds do not have.
-    is_whole = len(present) == len(values) and max(map(abs, present)) * _NS_PER_SECOND < _MAX_NS
-    nanoseconds = [round(value * _NS_PER_SECOND) for value in present] if is_whole else []
+    is_whole = len(non_null) == len(values) and max(map(abs, non_null)) * _NS_PER_SECOND < _MAX_NS
+    nanoseconds = [round(value * _NS_PER_SECOND) for value in non_null] if is_whole else []
     numbers: array[Any]
-    if is_whole and [number / _NS_PER_SECOND for number in nanoseconds] == present:
+    if is_whole and [number / _NS_PER_SECOND for number in nanoseconds] == non_null:
         form, numbers = b"n", array("q", nanoseconds)
     else:
-        letter = "f" if array("f", present).tolist() == present else "d"
+        letter = "f" if array("f", non_null).tolist() == non_null else "d"
         form, numbers = letter.encode(), array(letter, [math.nan if value is None else value for value in values])
     if sys.byteorder == "big":
         numbers.byteswap()

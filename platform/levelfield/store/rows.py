@@ -105,10 +105,10 @@ class RunInsertion:
         records = sorted(records, key=lambda record: record.evidence == REPORTED)
         run_ids = [record.run_id for record in records]
         query = select(RUN.c.run_id, RUN.c.content, RUN.c.is_aside, RUN.c.evidence).where(RUN.c.run_id.in_(run_ids))
-        stored = {run_id: rest for run_id, *rest in connection.execute(query)}
+        stored_runs = {run_id: rest for run_id, *rest in connection.execute(query)}
         new_records, aside_records, conflicts, duplicates = [], [], [], 0
         for record in records:
-            content, is_aside, evidence = stored.get(record.run_id, (None, 0, None))
+            content, is_aside, evidence = stored_runs.get(record.run_id, (None, 0, None))
             is_same = content == record.content and not is_aside
             # a record may come with the raw files of a run whose figures were only stated so far
             adds_raw_files = is_same and evidence == REPORTED and record.evidence != REPORTED
@@ -116,7 +116,7 @@ class RunInsertion:
                 if adds_raw_files:
                     connection.execute(delete(RUN).where(RUN.c.run_id == record.run_id))
                 new_records.append(record)
-                stored[record.run_id] = [record.content, 0, record.evidence]
+                stored_runs[record.run_id] = [record.content, 0, record.evidence]
             elif is_same:
                 duplicates += 1
             else:

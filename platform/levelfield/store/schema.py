@@ -196,7 +196,7 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
     """
     with read_transaction(engine, address) as connection:
         version = _table_version(connection)
-        missing = _missing_columns(connection) if version in (SCHEMA_VERSION, FORMER_SCHEMA_VERSION) else []
+        missing_columns = _missing_columns(connection) if version in (SCHEMA_VERSION, FORMER_SCHEMA_VERSION) else []
     if version is None and not read_only:
         with write_transaction(engine, address) as connection:
             version = _table_version(connection)  # another process may have been first
@@ -215,19 +215,22 @@ def make_tables(engine: Engine, address: StoreAddress, read_only: bool) -> None:
             "Levelfield that made it (`store export`), and import the export or the run directories into a new store: "
             "`store import FILE --store NEW`"
         )
-    if missing and read_only:
-        raise UsageError(f"store {address.text}: has no column {missing[0]}; open it for writing: `store info`")
-    if missing:  # columns that came after the store was made
+    if missing_columns and read_only:
+        raise UsageError(f"store {address.text}: has no column {missing_columns[0]}; open it for writing: `store info`")
+    if missing_columns:  # columns that came after the store was made
         from levelfield.store.new_figures import fill_figures
 
         with write_transaction(engine, address) as connection:
-            present, missing = figure_columns(connection), _missing_columns(connection)  # another may have been first
-            for name in missing:
+            present_columns, missing_columns = (
+                figure_columns(connection),
+                _missing_columns(connection),
+            )  # another may have been first
+            for name in missing_columns:
                 connection.execute(text(f"ALTER TABLE run ADD COLUMN {name} {RESULT_COLUMN_TYPES[name]}"))
             connection.execute(text("DROP VIEW IF EXISTS v_result"))
-            if missing:
-                fill_figures(connection, present)
-            for name in (name for name in FORMER_COLUMNS if name in present):
+            if missing_columns:
+                fill_figures(connection, present_columns)
+            for name in (name for name in FORMER_COLUMNS if name in present_columns):
                 connection.execute(text(f"ALTER TABLE run DROP COLUMN {name}"))
             _make_result_view(connection)
             connection.execute(update(STORE_VERSION).values(version=SCHEMA_VERSION))

@@ -109,19 +109,19 @@ def first_difference(diagnosis: Diagnosis, last_step: int) -> StepComparison | N
 
     The search expects that a difference stays in all later steps, as it does in training.
     """
-    low, high = 0, diagnosis.probe(1)
-    if not high.agrees:
-        return high
-    low, high = 1, diagnosis.probe(last_step)
-    if high.agrees:
+    agreeing_step, differing = 0, diagnosis.probe(1)
+    if not differing.agrees:
+        return differing
+    agreeing_step, differing = 1, diagnosis.probe(last_step)
+    if differing.agrees:
         return None
-    while high.step - low > 1:
-        middle = diagnosis.probe((low + high.step) // 2)
+    while differing.step - agreeing_step > 1:
+        middle = diagnosis.probe((agreeing_step + differing.step) // 2)
         if middle.agrees:
-            low = middle.step
+            agreeing_step = middle.step
         else:
-            high = middle
-    return high
+            differing = middle
+    return differing
 
 
 def _input_differences(actual: RawRecords, expected: RawRecords, step: int) -> Iterator[str]:

@@ -82,7 +82,7 @@ class DuelOutcome:
     def disturbed_runs(self) -> int:
         return sum(bool(disturbance(run)) for pair in self.pairs for run in pair)
 
-    def event(self, at: str) -> StoreEvent | None:
+    def event(self, event_time: str) -> StoreEvent | None:
         """Return the conclusion as an event for the store; None for too few pairs. No text of the user is in it."""
         if self.ruling.pairs < MIN_RUNS or not (self.ratio.value and self.ratio.low and self.ratio.high):
             return None
@@ -93,7 +93,7 @@ class DuelOutcome:
             word=self.word, least=math.expm1(self.looks.least_change), reason=self.ratio.reason,
         )  # fmt: skip
         return StoreEvent(
-            id=f"duel-{pairs[0][0]}", kind="duel", series=a.fingerprint(), at=at, who="compare duel",
+            id=f"duel-{pairs[0][0]}", kind="duel", series=a.fingerprint(), at=event_time, who="compare duel",
             why=conclusion(replace(self, cases=(a.label, b.label))),
             runs=tuple(run for pair in pairs for run in pair), data=duel_conclusion.model_dump(mode="json"),
         )  # fmt: skip
