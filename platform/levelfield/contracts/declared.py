@@ -79,13 +79,13 @@ class DeclaredVendor:
     def container(self, devices: Sequence[Device]) -> ContainerOptions:
         """Return the `container` of vendor.yaml for these devices, with `{index}` filled in for each device."""
         access = self.spec.container
-        requested = tuple(device.identity or str(device.index) for device in devices)
+        identities = tuple(device.identity or str(device.index) for device in devices)
         nodes = [text.replace("{index}", str(device.index)) for text in access.device_nodes for device in devices]
         indices = ",".join(str(device.index) for device in devices)
         return ContainerOptions(
             device_nodes=tuple(dict.fromkeys(nodes)),
             read_only_mounts=tuple(mount.path for mount in access.mounts),
-            device_request=requested if access.device_request else (),
+            device_request=identities if access.device_request else (),
             request_driver=access.device_request,
             groups=access.groups,
             engine_runtime=access.engine_runtime,

@@ -26,10 +26,11 @@ from levelfield.specs.tuning import Recompute, Tuning
 
 T = TypeVar("T")
 MicroBatchSizes = list[tuple[int, list[int]]]  # micro-batches, smallest first, for each number of model chunks
-MAX_OVERFULL_ROWS = 20  # rows that do not fit to remember; until then rows that cannot fit are computed as well
+# How many rows that do not fit a search remembers. Until it has so many, it also computes rows that cannot fit.
+MAX_OVERFULL_ROWS = 20
 # Recomputation repeats a forward pass beside one and a backward pass; of messages, two calls beside four.
 MAX_RECOMPUTE_GAIN = 1.5
-MAX_FIRST_LAYER_ROWS = 20  # rows that recompute the first layers only; of more, slower ones are left out
+MAX_FIRST_LAYER_ROWS = 20  # of the rows that recompute the first layers only: slower ones are left out
 # Of a sequence on a context rank. Published runs have 4,096 and more; the rates here are not made for a few tokens.
 MIN_CONTEXT_TOKENS = 1024
 PARTIAL_SHARDING: Refusable = "partial sharding"
@@ -388,9 +389,11 @@ class _Search:
         return RankedRow(row.layout, chosen, figures.total_bytes(chosen), figures.tokens_per_second(chosen))
 
     def _allowed_micro_batches(self, layout: Layout) -> MicroBatchSizes:
-        """Return the micro-batches that the rules and the framework allow. A wanted layout is predicted for any
-        program. What a framework refuses of a micro-batch, it refuses of each larger one, and what of two chunks, of
-        more."""
+        """Return the micro-batches that the rules and the framework allow.
+
+        A layout that the user asks for is predicted for any program. What a framework refuses for a micro-batch, it
+        refuses for each larger one, and what it refuses for two chunks, for more.
+        """
         work, refusals = self.question.work, self.question.supported.refusals
         ranks = layout.data, layout.context, layout.expert, layout.tensor, layout.pipeline, layout.sequence_parallel
         sizes = self.cached(("sizes", *ranks), lambda: _valid_micro_batches(self.question, layout))
@@ -415,8 +418,8 @@ def _layouts(question: LayoutQuestion) -> Iterator[Layout]:
     """Yield every division of the devices that the framework supports, with every sharding, with and without sequence
     parallelism, by expert ranks. `_valid_micro_batches` applies the case's other rules.
 
-    A ZeRO stage shards over all ranks, or with hybrid sharding over those of a node, whose links are fast. A wanted
-    layout may have any other degree.
+    A ZeRO stage shards over all ranks, or with hybrid sharding over those of a node, whose links are fast. A
+    layout that the user asks for may have any other degree.
     """
     if question.constraints.layout is not None:
         yield question.constraints.layout
@@ -461,7 +464,7 @@ def _valid_micro_batches(question: LayoutQuestion, layout: Layout) -> MicroBatch
     tokens and passes, and exchanges less.
     """
     work, constraints = question.work, question.constraints
-    # stages may differ by a layer where the framework runs them, and in a wanted layout
+    # stages may differ by a layer where the framework runs them, and in a layout that the user asks for
     uneven = constraints.layout is not None or "uneven" in question.supported.parallelism
     if work.training.global_batch % layout.data:
         return []

@@ -69,7 +69,7 @@ class RankSlice:
 
     tokens: int  # of the micro-batch
     sequence_length: int
-    tensor: int
+    tensor: int  # the tensor-parallel ranks
     split: int  # the ranks that divide the work outside the tensor-parallel regions
     width: int  # bytes of a compute value
     keeps_scores: bool  # attention writes all scores to memory, with the masked half
@@ -121,20 +121,20 @@ def layer_forward_cost(model: Model, share: RankSlice, is_mixture: bool = False)
     score_bytes = 0.0
     if share.keeps_scores:
         score_bytes = SCORE_PASSES * share.width * share.tokens * share.sequence_length * model.heads / share.tensor
-    # two norms (read, write) and residual sums (two reads, one write), activation, rotation, and norms of queries and
-    # keys or of latents
-    hidden = 2 * (2 * share.traffic("norms") + 3) * model.hidden_size / share.split
+    # values of each token that are read or written: two norms (read, write) and residual sums (two reads, one write),
+    # activation, rotation, and norms of queries and keys or of latents
+    hidden_values = 2 * (2 * share.traffic("norms") + 3) * model.hidden_size / share.split
     shared_width = model.experts.shared * model.experts.ffn_hidden_size if is_mixture and model.experts else None
     mlp_tensors = 3 * share.traffic("activation") if model.is_gated else 2
-    activation = mlp_tensors * (model.ffn_hidden_size if shared_width is None else shared_width) / share.tensor
+    activation_values = mlp_tensors * (model.ffn_hidden_size if shared_width is None else shared_width) / share.tensor
     latent = model.latent_attention
     if latent is not None:
-        rotated = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
+        rotated_values = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
     else:
         width_passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
-        rotated = width_passes * (model.heads + model.kv_heads) * model.head_size
-    rotation = share.traffic("rotation") * rotated / share.tensor
-    elementwise_bytes = share.width * share.tokens * (hidden + activation + rotation)
+        rotated_values = width_passes * (model.heads + model.kv_heads) * model.head_size
+    rotation_values = share.traffic("rotation") * rotated_values / share.tensor
+    elementwise_bytes = share.width * share.tokens * (hidden_values + activation_values + rotation_values)
     return Cost(
         matmul_flops=2.0 * share.tokens * weights,
         core_flops=2.0 * router_logits * model.hidden_size,
@@ -159,14 +159,14 @@ def experts_forward_cost(model: Model, share: RankSlice) -> Cost:
     weights = sum(map(math.prod, matrices.values())) / share.tensor
     sides = sum(map(sum, matrices.values())) - model.hidden_size * len(matrices)
     sorts = 2 if share.expert > 1 else 1
-    permuted = 2 * model.hidden_size * (share.tokens + (2 * sorts - 1) * routed_tokens)
-    weighed = (share.traffic("gates") - 1) * routed_tokens * model.hidden_size
-    activation = (3 if model.is_gated else 2) * experts.ffn_hidden_size / share.tensor
+    permuted_values = 2 * model.hidden_size * (share.tokens + (2 * sorts - 1) * routed_tokens)
+    weighed_values = (share.traffic("gates") - 1) * routed_tokens * model.hidden_size
+    activation_values = (3 if model.is_gated else 2) * experts.ffn_hidden_size / share.tensor
     return Cost(
         matmul_flops=2.0 * routed_tokens * weights,
         product_bytes=share.width * (routed_tokens * (model.hidden_size * len(matrices) + sides / share.tensor))
         + share.width * weights * experts.count / share.expert,
-        moved_bytes=share.width * (permuted + weighed + routed_tokens * activation),
+        moved_bytes=share.width * (permuted_values + weighed_values + routed_tokens * activation_values),
         operations=EXPERT_OPERATIONS,
     )
 
