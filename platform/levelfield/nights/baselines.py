@@ -145,20 +145,22 @@ def note_event(series: str, who: str, text: str, time: str) -> StoreEvent:
 
 def _sufficient_points(evidence: LevelEvidence) -> list[Point]:
     """Return the points of the evidence. Raises UsageError for too few, or for runs that show a fault."""
-    stored, bad = {point.run_id: point for point in evidence.points}, _bad_nights(evidence)
+    points_by_run, bad_runs = {point.run_id: point for point in evidence.points}, _bad_nights(evidence)
     for run in evidence.named_runs:
-        if run not in stored:
+        if run not in points_by_run:
             raise UsageError(f"--run {run}: found no such run in the series, expected one of it; see `nightly history`")
-        if not is_evidence(stored[run]) or run in bad:
+        if not is_evidence(points_by_run[run]) or run in bad_runs:
             raise UsageError(
                 f"--run {run}: found no evidence: the run is not valid, not sealed, of a branch, or of a bad night"
             )
     points = (
-        level_points(stored[run] for run in evidence.named_runs) if evidence.named_runs else _present_level(evidence)
+        level_points(points_by_run[run] for run in evidence.named_runs)
+        if evidence.named_runs
+        else _present_level(evidence)
     )
     nights = {night_of(point) for point in points}
-    decided = [f for f in evidence.past_findings if f.pairs and not f.named]
-    paired_runs = {f.run_id for f in decided if f.word in ("regression", "improvement", "no change")}
+    decided_findings = [f for f in evidence.past_findings if f.pairs and not f.named]
+    paired_runs = {f.run_id for f in decided_findings if f.word in ("regression", "improvement", "no change")}
     # one pair showed again what pairs of an earlier night decided
     reconfirmed_runs = {f.run_id for f in evidence.past_findings if f.word == "regression" and f.named and f.pairs == 1}
     newest = points[-1].run_id if points else ""
@@ -186,18 +188,23 @@ def _present_level(evidence: LevelEvidence) -> list[Point]:
     behind such nights: whoever accepts the newest night does not mean it.
     """
     points = level_points(evidence.points, _bad_nights(evidence))
-    changed, suspect = _runs_with(evidence, "regression", "improvement"), _runs_with(evidence, "inconclusive")
+    changed_runs, inconclusive_runs = (
+        _runs_with(evidence, "regression", "improvement"),
+        _runs_with(evidence, "inconclusive"),
+    )
     newest_of_all = points[-1:]
-    while points and points[-1].run_id in suspect:
+    while points and points[-1].run_id in inconclusive_runs:
         points = points[:-1]
     if points and points[-1:] != newest_of_all and points[-1].run_id in _runs_with(evidence, "regression"):
         raise UsageError(
             f"series {evidence.series}: the newest night is inconclusive, and {night_of(points[-1])} before it is a "
             "regression, expected a night that was decided; wait for the next night, or name runs with --run"
         )
-    if newest := list(takewhile(lambda point: point.run_id in changed, reversed(points)))[::-1]:
+    if newest := list(takewhile(lambda point: point.run_id in changed_runs, reversed(points)))[::-1]:
         return _newest_nights(newest, MAX_LEVEL_NIGHTS)
-    unchanged = [point for point in points if point.run_id not in changed and is_of_baseline(evidence.baseline, point)]
+    unchanged = [
+        point for point in points if point.run_id not in changed_runs and is_of_baseline(evidence.baseline, point)
+    ]
     segment_points = next((s.points for s in segments_of(points) if points[-1] in s.points), ())
     unchanged_in_segment = [point for point in unchanged if point in segment_points]
     # with fewer nights after a change of conditions, those before it are added, and the several conditions refused

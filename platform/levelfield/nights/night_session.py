@@ -160,15 +160,15 @@ class NightSession:
         write_state(state_path(self.request.runs, self.request.night, self.suite), state)
 
     def run_entries(self) -> bool:
-        """Run what waits. Return whether the night is whole; False: the user interrupted it.
+        """Run what waits. Return whether the night is complete; False: the user interrupted it.
 
         Raises CheckoutMoved where the checkout got other code meanwhile.
         """
         waits = any(entry.state == "waiting" for entry in self.state.entries)
-        slow = slow_machine_reason() if waits and self.request.runs_control else None
+        slow_reason = slow_machine_reason() if waits and self.request.runs_control else None
         tools = NightTools(
             self._run_job,
-            lambda paths: self._record(paths, slow),
+            lambda paths: self._record(paths, slow_reason),
             lambda run_id: RunPaths(self.request.runs.absolute() / run_id),
             time.monotonic,
             self.save,
@@ -229,12 +229,12 @@ class NightSession:
             lambda series: self._pairs(suspect_by_series[series]), self._has_budget_for_pair, self.output.note
         )
         more_null_pairs = partial(self._null_pairs, MIN_PAIRS, MAX_NULL_PAIRS_PER_NIGHT)
-        nulls = PairRuns(more_null_pairs, self._has_budget_for_pair, self.output.note, "A/A pairs")
-        by_name = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
+        null_pairs = PairRuns(more_null_pairs, self._has_budget_for_pair, self.output.note, "A/A pairs")
+        suspect_by_figure = {(suspect.series, suspect.figure): suspect for suspect in suspicions}
         return judge_night(
             inputs,
-            Confirmation(by_name, pairs),
-            lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in nulls.pairs(series)),
+            Confirmation(suspect_by_figure, pairs),
+            lambda series, figure: ((getattr(a, figure), getattr(b, figure)) for a, b in null_pairs.pairs(series)),
             self.request.max_pairs,
             lambda finding: self.output.say(finding_line(finding)),
         )

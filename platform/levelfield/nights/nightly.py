@@ -151,12 +151,12 @@ def split_by_budget(
     remaining_seconds = budget_seconds * (1 - CONFIRMATION_SHARE)
     chosen: list[Candidate] = []
     left_out: list[Candidate] = []
-    for entry in candidates:
-        if not chosen or entry.expected_seconds <= remaining_seconds:
-            chosen.append(entry)
-            remaining_seconds -= entry.expected_seconds
+    for candidate in candidates:
+        if not chosen or candidate.expected_seconds <= remaining_seconds:
+            chosen.append(candidate)
+            remaining_seconds -= candidate.expected_seconds
         else:
-            left_out.append(entry)
+            left_out.append(candidate)
     return chosen, left_out
 
 
@@ -224,28 +224,28 @@ def run_entries(
     """
     # After an earlier start an entry whose run has a result is done. Any other one waits again, as does one whose
     # environment could not be made: a package index may be back, or a version corrected.
-    for earlier in state.entries:
-        if earlier.state == "done" and (earlier.reason or "").startswith(NO_ENVIRONMENT):
-            state = state.with_entry(earlier.name, state="waiting", run_id=None, reason=None)
-        elif earlier.state == "started" and earlier.run_id is not None:
-            paths = tools.find_folder(earlier.run_id)
+    for stored_entry in state.entries:
+        if stored_entry.state == "done" and (stored_entry.reason or "").startswith(NO_ENVIRONMENT):
+            state = state.with_entry(stored_entry.name, state="waiting", run_id=None, reason=None)
+        elif stored_entry.state == "started" and stored_entry.run_id is not None:
+            paths = tools.find_folder(stored_entry.run_id)
             has_result = paths.result.exists()
             if has_result:
                 tools.record(paths)
             change = {"state": "done"} if has_result else {"state": "waiting", "run_id": None}
-            state = state.with_entry(earlier.name, **change)
+            state = state.with_entry(stored_entry.name, **change)
     by_name = {run.name: run for run in night_runs}
     waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
     remaining_seconds = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
     chosen, left_out = split_by_budget(most_informative_first(waiting), remaining_seconds)
-    for entry in left_out:
-        state = state.with_entry(entry.name, state="left out", reason=OVER_BUDGET)
+    for candidate in left_out:
+        state = state.with_entry(candidate.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
-    for number, entry in enumerate(chosen, 1):
+    for number, candidate in enumerate(chosen, 1):
         if not tools.has_code():
             break
-        tools.say(f"entry {number} of {len(chosen)}: {entry.name}, about {entry.expected_seconds:.0f} s")
-        run = by_name[entry.name]
+        tools.say(f"entry {number} of {len(chosen)}: {candidate.name}, about {candidate.expected_seconds:.0f} s")
+        run = by_name[candidate.name]
         state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
         tools.save(state)
         began = tools.clock()
