@@ -31,7 +31,7 @@ from levelfield.run.launchers import runtime_and_launcher
 from levelfield.run.launchers.launched_ranks import launch_request
 from levelfield.run.launchers.liveness import Liveness, pause_after
 from levelfield.run.runtimes.process_runtime import NodeRuntime
-from levelfield.run.scheduler import jobs
+from levelfield.run.scheduler import plan_jobs
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.follower import Follower
 from levelfield.rundir.seal import add_seal
@@ -88,7 +88,7 @@ def timed(seconds: dict[str, float], name: str, act: Callable[[], Any]) -> Any:
 def planned(nodes: int) -> Plan:
     launch = LaunchPlan(launcher="slurm", site=Site())
     user_request = UserRequest(scale="smoke", repeats=1, launch=launch, derivation=Derivation(global_batch=nodes))
-    (job,) = jobs(Registry(), [Entry(f"{CASE}:{nodes}:1", user_request)], None)
+    (job,) = plan_jobs(Registry(), [Entry(f"{CASE}:{nodes}:1", user_request)], None)
     return job.plan
 
 

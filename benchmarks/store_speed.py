@@ -31,7 +31,7 @@ from levelfield.contracts.execution import Outcome, ProcessEnd
 from levelfield.judge.collector import collect
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run.runner import finish
-from levelfield.run.scheduler import jobs
+from levelfield.run.scheduler import plan_jobs
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.raw_files import read_raw
 from levelfield.rundir.seal import add_seal
@@ -137,7 +137,7 @@ def milliseconds(question: Any) -> float:
 
 def run_directory(runs: Path) -> RunPaths:
     """One run of gpt3_6.7B at smoke scale on one processor, as the worker's recorder writes it, by a made-up clock."""
-    (job,) = jobs(Registry(), [Entry("gpt3_6.7B:torch:cpu:1:1", UserRequest(scale="smoke", repeats=1))], None)
+    (job,) = plan_jobs(Registry(), [Entry("gpt3_6.7B:torch:cpu:1:1", UserRequest(scale="smoke", repeats=1))], None)
     paths, plan = RunPaths(runs / job.plan.run_id), job.plan
     paths.events.mkdir(parents=True)
     paths.plan.write_text(dump(plan))

@@ -81,7 +81,7 @@ class ReplayedNights:
             self.patch.setattr(module, "checkout", lambda: self.code)
         self.patch.setattr(runner, "run", self._run)
         self.patch.setattr(build_pairs, "run_with_build", self._run_of_pair)
-        self.patch.setattr(machine_control, "control_rates", self._control_rates)
+        self.patch.setattr(machine_control, "measure_control_rates", self._control_rates)
         self.patch.setattr(machine_control, "PAUSE_SECONDS", 0.0)
         for module in (levels_command, night_session):
             self.patch.setattr(module, "utc_now", lambda: self.now.isoformat())

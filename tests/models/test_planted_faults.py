@@ -124,7 +124,7 @@ def question(folder: Path, fault: Fault) -> Diagnosis:
     faulty, right = (
         ComparedTraining(f"small:{name}:processor:1:1", choice, sys.executable) for name in ("faulty", "torch")
     )
-    quiet = Listener(say=lambda text: None, step=lambda plan, progress: None)
+    quiet = Listener(say=lambda text: None, report_step=lambda plan, progress: None)
     return Diagnosis(registry, faulty, right, "smoke", None, folder / "runs", quiet)
 
 

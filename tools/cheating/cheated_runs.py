@@ -20,7 +20,7 @@ WORKED_EXAMPLE = ROOT / "platform/levelfield/testing/framework_kit/template"
 COMMAND = """
 import sys, levelfield.run.run_devices as devices
 from levelfield.cli.main import main
-devices.INTERVAL_SECONDS = float(sys.argv[1])
+devices.SAMPLE_INTERVAL_SECONDS = float(sys.argv[1])
 sys.exit(main(sys.argv[2:]))
 """
 HONEST_BATCH, NOISE_BATCH = "4", "8"  # micro-batches, whose rounding differs

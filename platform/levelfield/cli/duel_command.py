@@ -135,12 +135,12 @@ def _arm_runner(
     certify = certificate_maker.CertificateMaker(registry, runs, listener).certify
     labels = {arm: f"{arm.upper()} ({title})" for arm, title in zip("ab", titles, strict=True)}
     progress = PairProgress(FIGURE, terminal.say, min(looks.alpha), max(looks.alpha), labels)
-    report_run = progress.reporting(lambda arm, paths: folder_runs.record(str(paths.root)))
+    report_run = progress.wrap_store_run(lambda arm, paths: folder_runs.record(str(paths.root)))
 
     def run_arm(arm: str, number: int) -> RunRecord:
         job = iter([arm_jobs[arm][number - 1]])
         jobs = terminal.announce_jobs(job) if number == 1 else job
-        (result,) = scheduler.run_all(jobs, runs, listener, partial(find_reference, registry), certify)
+        (result,) = scheduler.run_jobs(jobs, runs, listener, partial(find_reference, registry), certify)
         terminal.show_status(result)
         if result.status.is_interrupted:
             raise KeyboardInterrupt
@@ -179,8 +179,8 @@ def _plan_arms(
     arm_jobs = {}
     for arm, case, text in zip("ab", cases, options, strict=True):
         choice, base = _parse_arm_options(f"--{arm}", text)
-        entries = scheduler.entries(registry, [case], [], replace(request, choice=choice, base=base))
-        arm_jobs[arm] = list(scheduler.jobs(registry, entries, None))
+        entries = scheduler.list_entries(registry, [case], [], replace(request, choice=choice, base=base))
+        arm_jobs[arm] = list(scheduler.plan_jobs(registry, entries, None))
     refuse_other_work(series_of(arm_jobs["a"][0].plan), series_of(arm_jobs["b"][0].plan))
     return arm_jobs
 

@@ -381,7 +381,7 @@ def _bisect(options: argparse.Namespace) -> int:
     request = UserRequest(
         scale=options.scale, runtime=options.runtime, base_image=image, python=options.python, repeats=1
     )
-    (job,) = scheduler.jobs(registry_of(options), [Entry(options.case, request)], None)
+    (job,) = scheduler.plan_jobs(registry_of(options), [Entry(options.case, request)], None)
     good, figure = checkout_build(commits[0], say=terminal.say), GATED_COLUMN_BY_OPTION[options.figure]
     trials = BuildTrials(job.plan, good, figure, runs_folder(options), options.plugins, terminal.say)
 

@@ -247,7 +247,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from levelfield.plan.request import Decision, UserRequest
     from levelfield.predict.layout_search import search_layouts
     from levelfield.run import scheduler
-    from levelfield.run.measurement import stored_host_rates
+    from levelfield.run.measurement import load_host_rates
     from levelfield.specs.selector import parse_selector
     from levelfield.studies.variations import distinct_rows, host_rates, local_question, predicted_run, row_entries
 
@@ -265,7 +265,7 @@ def _sweep(options: argparse.Namespace) -> int:
     devices = selector.devices or selection.default_devices
     rates = None
     if selection.vendor.is_host:
-        rates = stored_host_rates(registry) if options.dry_run else host_rates(registry, terminal.say)
+        rates = load_host_rates(registry) if options.dry_run else host_rates(registry, terminal.say)
         if rates is None:
             raise UsageError(
                 f"sweep {options.case}: the rates of this host are not known, and a dry run measures nothing; "
@@ -278,7 +278,7 @@ def _sweep(options: argparse.Namespace) -> int:
     predicted_runs = [predicted_run(row) for row in rows]
     if not options.dry_run:
         entries = row_entries(rows, selector, selection.vendor.name, devices, request, scaled_case.scale)
-        jobs = scheduler.jobs(registry, entries, None)
+        jobs = scheduler.plan_jobs(registry, entries, None)
         results = run_jobs(jobs, runs_folder(options), terminal, registry)
         predicted_runs = [predicted_run(row, result) for row, result in zip_longest(rows, results)]
     if options.json:

@@ -181,7 +181,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     reason = _override_reason(options.replace, options.reason)
     registry, runs = registry_of(options), runs_folder(options)
     find_stored_reference = partial(find_reference, registry)
-    (job,) = scheduler.jobs(registry, [Entry(options.case, UserRequest(repeats=1))], None)
+    (job,) = scheduler.plan_jobs(registry, [Entry(options.case, UserRequest(repeats=1))], None)
     plan = scheduler.plan_with_stored_peak(job)
     reference = find_stored_reference(plan)
     if reference is None:
@@ -191,8 +191,8 @@ def _calibrate(options: argparse.Namespace) -> int:
         )
     terminal = Terminal(quiet=options.json, record_run=run_recorder(options.store, options.no_store))
     has_failed_run, refusals = False, list[str]()
-    jobs = scheduler.jobs(registry, variation_entries(registry, plan), None)
-    for result in scheduler.run_all(terminal.announce_jobs(jobs), runs, terminal.listener(), find_stored_reference):
+    jobs = scheduler.plan_jobs(registry, variation_entries(registry, plan), None)
+    for result in scheduler.run_jobs(terminal.announce_jobs(jobs), runs, terminal.listener(), find_stored_reference):
         terminal.show_status(result)
         if result.status.word != "valid":
             has_failed_run = True

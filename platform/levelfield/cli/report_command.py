@@ -220,7 +220,7 @@ def _explain(options: argparse.Namespace) -> int:
     from levelfield.catalog.registry import Registry
     from levelfield.explain.explanation import load_step_parts, planned_step
     from levelfield.explain.step_tables import step_sheets
-    from levelfield.run.measurement import stored_host_rates
+    from levelfield.run.measurement import load_host_rates
     from levelfield.specs.base import dump
 
     if len(options.run) > 2:
@@ -233,7 +233,7 @@ def _explain(options: argparse.Namespace) -> int:
         print(_difference_text(options.format, run_paths, parts), end="")
         return 0
     plan, registry = read_plan(run_paths[0]), Registry()
-    host = stored_host_rates(registry) if plan.hardware.is_host else None
+    host = load_host_rates(registry) if plan.hardware.is_host else None
     step = parts[0].model_copy(update={"planned": planned_step(plan, parts[0], registry, host)})
     print(dump(step) if options.format == "json" else format_sheets(options.format, step_sheets(step)), end="")
     return 0

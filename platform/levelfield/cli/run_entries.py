@@ -52,20 +52,20 @@ def run_or_show(options: argparse.Namespace) -> int:
         result = runner.attach(paths, registry.vendor(read_plan(paths).hardware.vendor), terminal.listener())
         terminal.show_status(result)
         return _print_results([result], runs, bool(options.nodes), options.json, terminal)
-    entries = scheduler.entries(registry, options.case, options.suite, _user_request(options))
+    entries = scheduler.list_entries(registry, options.case, options.suite, _user_request(options))
     if options.nodes:
         entries = series_entries(entries, node_counts(options.nodes), options.weak)
     elif options.weak:
         raise UsageError("--weak: found no --nodes, expected a series such as --nodes 1,2,4")
     entries = _select_entries(entries, options.entry, options.framework)
     entries, strategy = _apply_flagperf_files(entries, options.strategy, options.hosts, options.dry_run)
-    jobs = scheduler.jobs(registry, entries, None if options.data is None else terminal.check_corpus(options.data))
+    jobs = scheduler.plan_jobs(registry, entries, None if options.data is None else terminal.check_corpus(options.data))
     if strategy:
         jobs = _check_strategy(jobs, strategy)
     if options.explain:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
-        certified = (scheduler.with_stored_certificate(job, terminal.say) for job in jobs)
+        certified = (scheduler.add_stored_certificate(job, terminal.say) for job in jobs)
         previewed = [certificate_maker.preview_certificate(registry, job, options.no_certificate) for job in certified]
         return dry_run.show(list(map(scheduler.plan_with_stored_peak, previewed)), runs, as_json=options.json)
     certify = certificate_maker.skip_certification
@@ -91,7 +91,7 @@ def run_jobs(
 ) -> list[Result]:
     """Run the jobs in order, with sentences on the terminal. Return their results; an interrupted run is the last."""
     results, reference = [], partial(find_reference, registry)
-    for result in scheduler.run_all(terminal.announce_jobs(jobs), runs, terminal.listener(), reference, certify):
+    for result in scheduler.run_jobs(terminal.announce_jobs(jobs), runs, terminal.listener(), reference, certify):
         terminal.show_status(result)
         results.append(result)
     return results

@@ -170,7 +170,7 @@ def _preflight(options: argparse.Namespace) -> int:
         offline=options.offline,
         launch=launch_plan(options.launcher, options.site, options.hosts, options.plugins),
     )
-    job = next(scheduler.jobs(registry, scheduler.entries(registry, [options.case], [], request), None))
+    job = next(scheduler.plan_jobs(registry, scheduler.list_entries(registry, [options.case], [], request), None))
     preflight = PreflightPlan(short=options.short, pairs=options.pairs, quiet=options.quiet_machine)
     plan = job.plan.model_copy(update={"preflight": preflight})
     try:

@@ -83,9 +83,9 @@ def launch_plan(
 
 def node_power_site(site_name: str | None) -> NodePowerSite | None:
     """Return the site's command for node power; None where it has none, and with LEVELFIELD_NODE_POWER=none."""
-    from levelfield.run.node_power import NO_NODE_POWER
+    from levelfield.run.node_power import NO_NODE_POWER_ENVIRONMENT
 
-    return None if NO_NODE_POWER.items() <= os.environ.items() else load_site(site_name).node_power
+    return None if NO_NODE_POWER_ENVIRONMENT.items() <= os.environ.items() else load_site(site_name).node_power
 
 
 def load_site(name: str | None) -> Site:

@@ -119,7 +119,7 @@ class Terminal:
     def listener(self) -> Listener:
         from levelfield.run.runner import Listener
 
-        return Listener(say=self.say, step=self.show_step, record_run=self._record_run)
+        return Listener(say=self.say, report_step=self.show_step, record_run=self._record_run)
 
     def say(self, text: str) -> None:
         if not self._quiet:

@@ -132,7 +132,7 @@ class BuildTrials:
             return records[-1]
 
         done = tuple(records)
-        for a, b in paired_records(arms, MAX_PAIRS, self.runs, series, progress.reporting(keep, done), done):
+        for a, b in paired_records(arms, MAX_PAIRS, self.runs, series, progress.wrap_store_run(keep, done), done):
             yield getattr(a, self.figure), getattr(b, self.figure)
 
     def _shared_python(self, build: CommitBuild) -> str | None:

@@ -19,8 +19,8 @@ from levelfield.explain.explanation import compute_step_parts
 from levelfield.explain.step_difference import step_difference
 from levelfield.nights.gate_input import GateInput
 from levelfield.run.builds import CommitBuild, checkout_build, run_with_build
-from levelfield.run.provenance import commit_of
-from levelfield.run.turns import StoreRun, alternating_pairs
+from levelfield.run.provenance import checkout_commit
+from levelfield.run.turns import StoreRun, run_alternating_pairs
 from levelfield.rundir.directory import PAIRS_FOLDER
 from levelfield.series.level import MIN_LEVEL_NIGHTS
 from levelfield.series.segments import days_between, is_evidence, night_of
@@ -102,7 +102,7 @@ def paired_records(
     run is not valid, or is of another series or commit.
     """
     by_name, remaining = {arm.name: arm for arm in arms}, list(finished)
-    for pair in alternating_pairs(
+    for pair in run_alternating_pairs(
         pairs, lambda name: remaining.pop(0) if remaining else _run_arm(by_name[name], runs, store_run)
     ):
         for arm, record in zip((by_name["a"], by_name["b"]), pair, strict=True):
@@ -150,7 +150,7 @@ def _run_arm(arm: Arm, runs: Path, store_run: StoreRun) -> RunRecord:
         paths = run_with_build(arm.build, arm.arguments, runs / PAIRS_FOLDER, MAX_RUN_SECONDS)
     except RunFailed as error:
         raise ArmFailed(arm, str(error)) from None
-    _require_commit(arm, "the run", commit_of(arm.build.folder))  # before it is stored as one of the arm
+    _require_commit(arm, "the run", checkout_commit(arm.build.folder))  # before it is stored as one of the arm
     return store_run(arm.name, paths)
 
 

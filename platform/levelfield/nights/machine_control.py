@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from levelfield.node.regular_files import read_regular
-from levelfield.run.measurement import control_rates, store_text
+from levelfield.run.measurement import measure_control_rates, store_text
 from levelfield.user_folders import own_cache
 
 MIN_CONTROL_NIGHTS = 7  # with fewer there is no band
@@ -31,12 +31,12 @@ Rates = Mapping[str, float]
 
 def slow_machine_reason() -> str | None:
     """Measure this machine, store its rates, and return why it is out of line; None where it is in line."""
-    path, rates = control_file(platform.node()), control_rates()
+    path, rates = control_file(platform.node()), measure_control_rates()
     earlier_rates = read_controls(path)
     for _ in range(MAX_MEASUREMENTS - 1):  # a short dip is not the machine
         if slow_rate_reason(earlier_rates, rates):
             time.sleep(PAUSE_SECONDS)
-            repeated = control_rates()
+            repeated = measure_control_rates()
             rates = {name: max(rate, repeated[name]) for name, rate in rates.items()}
     store_control(path, rates)
     return slow_rate_reason(earlier_rates, rates)

@@ -8,7 +8,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed, UsageError
 from levelfield.run.builds import CommitBuild, checkout_build
-from levelfield.run.provenance import source
+from levelfield.run.provenance import source_state
 from levelfield.specs.base import Value, json_digest
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import night_options
@@ -30,7 +30,7 @@ class NightCode(Value):
         """Return whether the checkout still has the commit, with no changed file; True if no commit holds the code."""
         if not self.has_commit:
             return True
-        git_facts = source(checkout())  # a git status that takes too long says nothing
+        git_facts = source_state(checkout())  # a git status that takes too long says nothing
         return git_facts.get("commit") == self.commit and not git_facts.get("changed_files")
 
 
@@ -47,7 +47,7 @@ class CheckoutMoved(Exception):
 
 def checkout_code(plans: Iterable[Plan]) -> NightCode:
     """Return the code of this checkout, with that of the plans' trainings."""
-    git_facts = source(checkout())
+    git_facts = source_state(checkout())
     changed, digests = git_facts.get("changed_files"), {plan.implementation.rests_on or "" for plan in plans}
     is_dirty = None if changed is None else bool(changed)
     return NightCode(commit=git_facts.get("commit"), is_dirty=is_dirty, trainings=json_digest(sorted(digests)))

@@ -62,7 +62,7 @@ from levelfield.nights.stored_nights import gate_input, judged_points
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker, scheduler
 from levelfield.run.builds import CommitBuild, checkout_build
-from levelfield.run.provenance import source
+from levelfield.run.provenance import source_state
 from levelfield.run.runner import Listener
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
@@ -242,7 +242,7 @@ class NightSession:
     def _run_job(self, job: scheduler.Job) -> Result:
         listener, reference = self.output.listener(), partial(find_reference, self.registry)
         maker = certificate_maker.CertificateMaker(self.registry, self.request.runs, listener)
-        (result,) = scheduler.run_all(
+        (result,) = scheduler.run_jobs(
             self.output.announce_jobs(iter([job])), self.request.runs, listener, reference, maker.certify
         )
         self.output.show_status(result)
@@ -305,7 +305,7 @@ class NightSession:
             if pair_run.series == suspect.series
         ]
         store_arm = partial(self._record_arm, suspect.series, "confirm")
-        keep = PairProgress(suspect.figure, self.output.say).reporting(store_arm, done)
+        keep = PairProgress(suspect.figure, self.output.say).wrap_store_run(store_arm, done)
         return paired_records(arms, MAX_PAIRS, self.request.runs, series_of(plan), keep, done)
 
     def _null_pairs(self, fewest: int, max_pairs: int, series: str) -> Iterator[RecordPair] | str:
@@ -321,7 +321,7 @@ class NightSession:
         self.output.say(f"A/A pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
         progress = PairProgress(SPEED_FIGURE, self.output.say, fewest, max_pairs, sides)
-        keep = progress.reporting(partial(self._record_arm, series, "null"))
+        keep = progress.wrap_store_run(partial(self._record_arm, series, "null"))
         return paired_records(arms, max_pairs, self.request.runs, series_of(plan), keep)
 
     def _build_here(self, series: str) -> Subject | str:
@@ -331,7 +331,7 @@ class NightSession:
         tonight = next((point for point in points if night_of(point) == self.request.night), None)
         if tonight is None:
             return "the series has no run of this night"
-        subject, current = self.store.subject(tonight.subject), source(checkout()).get("commit")
+        subject, current = self.store.subject(tonight.subject), source_state(checkout()).get("commit")
         if subject.commit and current and subject.commit != current:
             return f"the checkout has moved since the night ran, from {subject.commit[:12]} to {current[:12]}"
         return subject
@@ -351,7 +351,7 @@ def _plan_night_runs(
     registry: Registry, store: Store, request: NightRequest, output: NightOutput
 ) -> tuple[NightRun, ...]:
     """Return the planned runs of the suite's entries that this machine can run, with how much each would tell."""
-    jobs = scheduler.jobs(registry, scheduler.entries(registry, [], [request.suite], request.request), None)
+    jobs = scheduler.plan_jobs(registry, scheduler.list_entries(registry, [], [request.suite], request.request), None)
     planned = {}
     for job in jobs:
         if job.plan.refusal:
@@ -380,7 +380,7 @@ def _entry_name(plan: Plan) -> str:
 
 
 def _is_new_build(store: Store, points: Sequence[Point], plan: Plan) -> bool:
-    checkout_source = source(checkout())
+    checkout_source = source_state(checkout())
     changed = checkout_source.get("changed_files")
     now = Subject(
         framework_version=plan.implementation.version,

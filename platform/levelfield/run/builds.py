@@ -20,19 +20,19 @@ from levelfield.checkout import checkout
 from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
-from levelfield.run.node_power import NO_NODE_POWER
+from levelfield.run.node_power import NO_NODE_POWER_ENVIRONMENT
 from levelfield.run.runtimes.process_runtime import inherited_variables
 from levelfield.specs.paths import RunPaths
 from levelfield.user_folders import own_cache
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 GIT_SECONDS = 300.0
-_FIELD_SEPARATOR = "\x1f"  # the fields of a commit; no author or subject has one
-NO_STORE = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
+_FIELD_SEPARATOR = "\x1f"  # between the fields of a logged commit; no author or subject has one
+NO_STORE_ENVIRONMENT = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
 
 
 class CommitBuild(NamedTuple):
-    """The platform as a commit has it, and the folder of that checkout."""
+    """The platform's code at one commit, and the folder of its checkout."""
 
     commit: str
     folder: Path
@@ -111,24 +111,26 @@ def run_with_build(build: CommitBuild, arguments: Sequence[str], runs: Path, lim
     """Start one run with the code of a build and return its directory in `runs`, valid or not. Raises RunFailed."""
     argv = [sys.executable, str(build.folder / "run_benchmarks.py"), *arguments, "--runs", str(runs), "--json"]
     try:
-        done = run_bounded(argv, limit_seconds, {**inherited_variables(), **NO_STORE, **NO_NODE_POWER})
+        completed = run_bounded(
+            argv, limit_seconds, {**inherited_variables(), **NO_STORE_ENVIRONMENT, **NO_NODE_POWER_ENVIRONMENT}
+        )
     except (OSError, subprocess.SubprocessError) as error:
         raise RunFailed(f"it could not be run: {error}") from None
     try:
-        name = json.loads(done.stdout)[0]["run_id"]
+        run_id = json.loads(completed.stdout)[0]["run_id"]
     except (ValueError, LookupError, TypeError):
-        line = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise RunFailed(f"it gave no result, exit code {done.returncode}: {line}") from None
-    return RunPaths(runs.absolute() / str(name))
+        line = (completed.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise RunFailed(f"it gave no result, exit code {completed.returncode}: {line}") from None
+    return RunPaths(runs.absolute() / str(run_id))
 
 
-def _git(*words: str, folder: Path | None = None) -> str:
+def _git(*arguments: str, folder: Path | None = None) -> str:
     """Run git, in this checkout by default, and return its output. Raises RunFailed with its last line."""
     try:
-        done = run_bounded(["git", "-C", str(folder or checkout()), *words], GIT_SECONDS)
+        completed = run_bounded(["git", "-C", str(folder or checkout()), *arguments], GIT_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
-        raise RunFailed(f"git {' '.join(words[:3])}: {error}") from None
-    if done.returncode:
-        line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunFailed(f"git {' '.join(words[-2:])} ended with {done.returncode}: {line}")
-    return done.stdout.strip()
+        raise RunFailed(f"git {' '.join(arguments[:3])}: {error}") from None
+    if completed.returncode:
+        line = (completed.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunFailed(f"git {' '.join(arguments[-2:])} ended with {completed.returncode}: {line}")
+    return completed.stdout.strip()

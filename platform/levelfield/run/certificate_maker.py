@@ -13,7 +13,7 @@ from levelfield.errors import GateFailed, NotHere, UsageError
 from levelfield.judge.certification import make_certificate, subject_mismatch
 from levelfield.plan.certificate_need import certifying_entry, fp32_smoke_reference, shared_code_digest
 from levelfield.run import certificate_store, runner
-from levelfield.run.scheduler import CertificateAttempt, Job, jobs, with_certificate, without_certificate
+from levelfield.run.scheduler import CertificateAttempt, Job, add_certificate, mark_uncertified, plan_jobs
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.certificate import CertificateSubject
 from levelfield.specs.paths import RunPaths
@@ -24,8 +24,8 @@ JobUpdate = Callable[[Job], Job]  # gives a job its certificate, or the reason w
 LEFT_OUT_REASON = "it was left out (--no-certificate)"
 
 
-def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
-    """Return the run that would make the job's certificate, and the reference that it is compared with.
+def plan_certifying_job(registry: Registry, job: Job) -> tuple[Job, Reference]:
+    """Plan the run that would make the job's certificate. Return it, and the reference that it is compared with.
 
     Raises UsageError where this machine cannot run it.
     """
@@ -33,7 +33,7 @@ def certificate_run(registry: Registry, job: Job) -> tuple[Job, Reference]:
     if reference is None or job.entry is None:
         raise NotHere("no reference in fp32 at smoke scale has its work")
     entry = certifying_entry(registry, job.plan, reference, job.entry.request)
-    (certifying_job,) = jobs(registry, [entry], None)
+    (certifying_job,) = plan_jobs(registry, [entry], None)
     if certifying_job.plan.work_digest != reference.identity.work:
         raise NotHere(f"the reference {reference.name} is stale: its case has changed since")
     need = job.plan.certificate
@@ -67,9 +67,9 @@ class CertificateMaker:
     def _train(self, job: Job, subject: CertificateSubject) -> JobUpdate | Result:
         """Train, and return what certifies a job, or the result of an interrupted run."""
         try:
-            certifying_job, reference = certificate_run(self.registry, job)
+            certifying_job, reference = plan_certifying_job(self.registry, job)
         except UsageError as error:
-            return self._without_certificate(_not_here_reason(error))
+            return self._report_missing_certificate(_not_here_reason(error))
         plan = certifying_job.plan
         self.listener.say(
             f"no certificate of this code yet: training {plan.case} first, in fp32 at smoke scale, "
@@ -88,15 +88,15 @@ class CertificateMaker:
                     "after the command began"
                 )
         except GateFailed as error:
-            return self._without_certificate(str(error), result.run_id)
+            return self._report_missing_certificate(str(error), result.run_id)
         self.listener.say(f"certificate: aligned in fp32 at smoke scale, run {result.run_id}")
         if problem := certificate_store.store_certificate(certificate, paths):
             self.listener.say(problem)
-        return partial(with_certificate, certificate=certificate)
+        return partial(add_certificate, certificate=certificate)
 
-    def _without_certificate(self, reason: str, failed_run: str | None = None) -> JobUpdate:
+    def _report_missing_certificate(self, reason: str, failed_run: str | None = None) -> JobUpdate:
         self.listener.say(f"no certificate: {reason}")
-        return partial(without_certificate, reason=reason, failed_run=failed_run)
+        return partial(mark_uncertified, reason=reason, failed_run=failed_run)
 
 
 def skip_certification(job: Job) -> CertificateAttempt:
@@ -104,7 +104,7 @@ def skip_certification(job: Job) -> CertificateAttempt:
     need = job.plan.certificate
     if job.certificate or need is None or need.reason:
         return CertificateAttempt(job)
-    return CertificateAttempt(without_certificate(job, LEFT_OUT_REASON))
+    return CertificateAttempt(mark_uncertified(job, LEFT_OUT_REASON))
 
 
 def preview_certificate(registry: Registry, job: Job, is_left_out: bool) -> Job:
@@ -115,9 +115,9 @@ def preview_certificate(registry: Registry, job: Job, is_left_out: bool) -> Job:
     if is_left_out:
         return skip_certification(job).job
     try:
-        certificate_run(registry, job)
+        plan_certifying_job(registry, job)
     except UsageError as error:
-        return without_certificate(job, _not_here_reason(error))
+        return mark_uncertified(job, _not_here_reason(error))
     return job
 
 

@@ -26,10 +26,10 @@ from levelfield.user_folders import own_cache
 
 @dataclass(frozen=True)
 class StoredCertificate:
-    """The certificate of a subject."""
+    """The certificate of a subject as it was stored; both fields are None where nothing is stored."""
 
     certificate: Certificate | None = None
-    problem: str | None = None  # why the file is no certificate of it, as a sentence with the path
+    problem: str | None = None  # why the stored file does not count, as a sentence with the path
 
 
 def load_certificate(subject: CertificateSubject) -> StoredCertificate:

@@ -30,7 +30,7 @@ _MAX_LISTED_FILES = 3  # in a warning
 
 
 class InputWatch:
-    """The documents that the platform gives to one run, as they are when its training starts.
+    """Detects changes of the documents that the platform gives to one run, from the start of its training.
 
     The result is computed from them. What was overwritten is written again, so that nothing measured is lost.
     """
@@ -42,29 +42,31 @@ class InputWatch:
             path: read_regular(path, "input") for path in (*inputs, paths.provenance) if path.exists()
         }
 
-    def revised(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with what was changed, and write that again. Raises OSError where it cannot be written."""
-        changed = []
+    def revise_outcome(self, outcome: Outcome) -> Outcome:
+        """Write changed documents again, and return the outcome with their names. Raises OSError."""
+        changed_paths = []
         for path, content in self._contents_at_start.items():
             with suppress(OSError):
                 if read_regular(path, "input") == content:
                     continue
-            changed.append(path)
-        for path in changed:
+            changed_paths.append(path)
+        for path in changed_paths:
             write_atomically(path, self._contents_at_start[path].decode())
-        if not changed:
+        if not changed_paths:
             return outcome
-        names = ", ".join(path.name for path in changed)
-        text = f"{names}: found other content than at the start; the first is there again. Let nothing else write there"
+        names = ", ".join(path.name for path in changed_paths)
+        evidence = (
+            f"{names}: found other content than at the start; the first is there again. Let nothing else write there"
+        )
         if outcome.cause == "exited":
-            return replace(outcome, cause="inputs-changed", evidence=text)
-        return replace(outcome, warnings=(*outcome.warnings, text))
+            return replace(outcome, cause="inputs-changed", evidence=evidence)
+        return replace(outcome, warnings=(*outcome.warnings, evidence))
 
 
 class CorpusWatch:
-    """The corpus of one run, from before its first process. Raises CorpusError when it is not the planned one.
+    """Detects changes of one run's corpus, from before its first process. Raises CorpusError for another corpus.
 
-    A file that is unchanged costs a look at its size, times and number. One that was touched is read again in full, and
+    A file that is unchanged costs a look at its size, times and inode. One that was touched is read again in full, and
     its digest decides.
     """
 
@@ -72,16 +74,16 @@ class CorpusWatch:
         self._corpus = corpus
         self._states_at_start = self._file_states()
         if self._states_at_start:
-            self._check(again=False)
+            self._check_digest(reread=False)
 
-    def revised(self, outcome: Outcome, say: Callable[[str], None]) -> Outcome:
-        """Return the outcome. A training that ended well on a corpus that was overwritten meanwhile has another."""
+    def revise_outcome(self, outcome: Outcome, say: Callable[[str], None]) -> Outcome:
+        """Return the outcome; it is a failure where the corpus of a training that ended well was overwritten."""
         if outcome.cause != "exited" or not self._states_at_start:
             return outcome
         try:
             if self._file_states() != self._states_at_start:
                 say(f"{self._corpus.prefix}: its files were written to during the run; checking their content again")
-                self._check(again=True)
+                self._check_digest(reread=True)
         except CorpusError as error:
             return replace(outcome, cause="corpus", evidence=f"during the run: {error}")
         return outcome
@@ -97,11 +99,11 @@ class CorpusWatch:
             raise CorpusError(f"{error.filename}: cannot be read: {error.strerror}") from None
         return [(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in statuses]
 
-    def _check(self, again: bool) -> None:
+    def _check_digest(self, reread: bool) -> None:
         from levelfield.corpus.integrity import check_corpus
 
         prefix, kind = str(self._corpus.prefix), self._corpus.kind
-        facts = check_corpus(prefix, None if kind == "synthetic" else kind, reread=again)
+        facts = check_corpus(prefix, None if kind == "synthetic" else kind, reread=reread)
         if facts.digest != self._corpus.digest:
             raise CorpusError(
                 f"{prefix}: was overwritten after it was checked: found digest {facts.digest[:19]}, expected "
@@ -110,7 +112,7 @@ class CorpusWatch:
 
 
 class CodeWatch:
-    """The code of one run. On other machines each node's own part digests it, and this reads what it found."""
+    """Detects changes of one run's code. On other machines each node's agent digests it, and this reads the digests."""
 
     def __init__(self, plan: Plan, paths: RunPaths) -> None:
         self._plan, self._paths = plan, paths
@@ -120,29 +122,33 @@ class CodeWatch:
 
     def refusal(self) -> Outcome | None:
         """Return the outcome of a run whose code was changed since it was planned; None where it may train."""
-        planned = self._plan.implementation.rests_on
-        if self._digest_at_start in (None, planned):
+        planned_digest = self._plan.implementation.rests_on
+        if self._digest_at_start in (None, planned_digest):
             return None
         evidence = (
             f"{self._plan.implementation.folder}, a folder that it uses, or the worker has changed since the plan was "
-            f"made: found {short_value(str(self._digest_at_start))}, planned {short_value(str(planned))}. Run the "
-            "command again"
+            f"made: found {short_value(str(self._digest_at_start))}, planned {short_value(str(planned_digest))}. Run "
+            "the command again"
         )
         return Outcome("code-changed", (), evidence)
 
-    def revised(self, outcome: Outcome) -> Outcome:
+    def revise_outcome(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the digests of the code at the run's start and end."""
         if not self._is_local:
             nodes = range(self._plan.hardware.nodes if self._plan.launch else 0)
-            # a node that is lost has no last record, and its run is not valid anyway
+            # a lost node has no last record, and its run is not valid anyway
             digests = {
                 f"at the end of node {node}": (last_fields(self._paths.root, node) or {}).get("code") for node in nodes
             }
             return replace(outcome, code={key: digest for key, digest in digests.items() if isinstance(digest, str)})
-        digests_of_code = {"at its start": str(self._digest_at_start), "at its end": self._digest()}
-        if digests_of_code["at its end"] != self._digest_at_start:
-            before, now = self._states_at_start, self._file_states()
-            changed_files = [str(path) for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+        code_digests = {"at its start": str(self._digest_at_start), "at its end": self._digest()}
+        if code_digests["at its end"] != self._digest_at_start:
+            states_before, states_now = self._states_at_start, self._file_states()
+            changed_files = [
+                str(path)
+                for path in sorted({*states_before, *states_now})
+                if states_before.get(path) != states_now.get(path)
+            ]
             more = (
                 f" and {len(changed_files) - _MAX_LISTED_FILES} more" if len(changed_files) > _MAX_LISTED_FILES else ""
             )
@@ -152,24 +158,26 @@ class CodeWatch:
             )
             outcome = replace(outcome, warnings=(*outcome.warnings, warning))
         if outcome.cause != "exited":
-            return replace(outcome, code=digests_of_code, elsewhere=None)
+            return replace(outcome, code=code_digests, elsewhere=None)
         # the files that ranks imported and that the digest of the code does not cover, with their digests
         folders = [Path(self._plan.implementation.folder)]
         with suppress(OSError):
             folders += shared_folders(folders[0])
-        covered = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
-        elsewhere: dict[str, str] = {}
+        covered_prefixes = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+        uncovered_files: dict[str, str] = {}
         for rank in range(self._plan.world_size):
             try:
                 report = json.loads(read_regular(imports_file(self._paths, rank), "imports"))["files"]
                 imported = {str(file["path"]): str(file["sha256"]) for file in report}
             except (OSError, ValueError, LookupError, TypeError):
                 imported = {f"rank {rank}": "it did not say what it imported"}
-            elsewhere |= {path: digest for path, digest in imported.items() if not path.startswith(covered)}
-        return replace(outcome, code=digests_of_code, elsewhere=elsewhere)
+            uncovered_files |= {
+                path: digest for path, digest in imported.items() if not path.startswith(covered_prefixes)
+            }
+        return replace(outcome, code=code_digests, elsewhere=uncovered_files)
 
     def _file_states(self) -> dict[Path, tuple[int, int]]:
-        """Return size and time of each file that the digest of the code covers; none of those that are going away."""
+        """Return size and time of each file that the digest of the code covers, without files that just disappear."""
         states: dict[Path, tuple[int, int]] = {}
         implementation = Path(self._plan.implementation.folder)
         with suppress(OSError):

@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class _Interrupt:
-    """The handler of a block's signals."""
+    """The signal handler of a block."""
 
     was_raised = False
 

@@ -24,10 +24,10 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.site import NodePowerSite
 from levelfield.specs.variables import MASK, SECRET_VALUE
 
-NO_NODE_POWER = {"LEVELFIELD_NODE_POWER": "none"}  # of the environment: no node power, whatever the site's file says
+NO_NODE_POWER_ENVIRONMENT = {"LEVELFIELD_NODE_POWER": "none"}  # no node power is read, whatever the site's file says
 COMMAND_SECONDS = 10.0
 END_WAIT_SECONDS = 4.0  # the longest wait for the last reading, after the training
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*", re.ASCII)
+_HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*", re.ASCII)
 MAX_FAILURES = 3  # before the first reading: a BMC may lock out a user whose password is wrong
 
 
@@ -37,23 +37,23 @@ class NodePowerError(Exception):
 
 def run_power_command(site: NodePowerSite, host: str) -> str:
     """Return what the command prints. host: replaces {host}. Raises NodePowerError where it fails or hangs."""
-    if site.is_per_host and not _HOST.fullmatch(host):
+    if site.is_per_host and not _HOST_NAME.fullmatch(host):
         raise NodePowerError(f"found the host name {host[:40]!r}, which cannot be part of a command for sh")
     output = ask(("sh", "-c", site.command.replace("{host}", host)), COMMAND_SECONDS)
     if output.text is None:
         raise NodePowerError(f"the site's command failed: {SECRET_VALUE.sub(MASK, output.reason)}")
-    if not output.text.strip() and output.complaint.strip():  # of a pipeline, whose exit code is that of its end
+    if not output.text.strip() and output.complaint.strip():  # a pipeline's exit code is that of its last command
         complaint = output.complaint.strip().partition("\n")[0][:120]
         raise NodePowerError(f"the site's command printed nothing: {SECRET_VALUE.sub(MASK, complaint)}")
     return output.text
 
 
-def parse_watts(printed: str, host: str, is_only_host: bool) -> float:
+def parse_watts(output: str, host: str, is_only_host: bool) -> float:
     """Return the watts of a host in lines `HOST WATTS`, or in a single number where the host is alone.
 
     Raises NodePowerError for everything else: several lines, no positive finite number, no line of the host.
     """
-    lines = [line.split() for line in printed.splitlines() if line.strip()]
+    lines = [line.split() for line in output.splitlines() if line.strip()]
     matches = [line[1] for line in lines if len(line) == 2 and line[0] == host]
     if len(lines) == 1 and len(lines[0]) == 1 and is_only_host:
         matches = lines[0]
@@ -71,7 +71,7 @@ def parse_watts(printed: str, host: str, is_only_host: bool) -> float:
 
 
 def node_power_findings(site: NodePowerSite, hosts: Sequence[str]) -> Iterator[SiteFinding]:
-    """Run the command once for each host and return what it printed."""
+    """Run the command once for each host, and yield whether it gave the host's power."""
     for host in hosts:
         try:
             watts = parse_watts(run_power_command(site, host), host, site.is_per_host or len(hosts) == 1)
@@ -81,17 +81,17 @@ def node_power_findings(site: NodePowerSite, hosts: Sequence[str]) -> Iterator[S
 
 
 def sample_node_power(plan: Plan, paths: RunPaths) -> AbstractContextManager[object]:
-    """Return what reads the power of the plan's nodes during a block; nothing where the site has no command."""
+    """Return a context that reads the power of the plan's nodes; an empty one where the site has no command."""
     site = plan.node_power and plan.node_power.site
     return NodePowerSampler(plan, site, paths) if site else nullcontext()
 
 
 class NodePowerSampler:
-    """The threads that run the command: one for each node, or one for all. The block waits for no first reading."""
+    """Runs the command in threads: one for each node, or one for all. The block does not wait for a first reading."""
 
     def __init__(self, plan: Plan, site: NodePowerSite, paths: RunPaths) -> None:
         self._plan, self._site, self._paths = plan, site, paths
-        self._stop, self._write_lock, self._is_closed = threading.Event(), threading.Lock(), False
+        self._stop_event, self._write_lock, self._is_closed = threading.Event(), threading.Lock(), False
         nodes = range(plan.hardware.nodes if plan.launch else 1)
         self._groups = [[node] for node in nodes] if site.is_per_host else [list(nodes)]
         self._threads = [
@@ -104,9 +104,9 @@ class NodePowerSampler:
             thread.start()
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Wait for the last readings. A command that hangs is ended, and what it prints later is dropped."""
-        self._stop.set()
+        self._stop_event.set()
         deadline = time.monotonic() + END_WAIT_SECONDS
         for group, thread in zip(self._groups, self._threads, strict=True):
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -121,41 +121,41 @@ class NodePowerSampler:
     def _sample(self, group: Sequence[int]) -> None:
         """Run the command until the block ends, and once after that."""
         hosts: dict[int, str] = {}
-        failures, has_read, is_last = 0, False, False
+        failures, has_reading, is_last = 0, False, False
         while not is_last and failures < MAX_FAILURES:
-            is_last, begin_ns = self._stop.is_set(), time.monotonic_ns()
+            is_last, begin_ns = self._stop_event.is_set(), time.monotonic_ns()
             for node in group:
                 if node not in hosts and (host := _host_name(self._plan, self._paths, node)):
                     hosts[node] = host
                     self._write(node, source=self._site.source)
             if hosts:
-                has_read = self._read(hosts, len(group) == 1) or has_read
-                failures = 0 if has_read else failures + 1
-            self._stop.wait(max(0.0, self._site.seconds - (time.monotonic_ns() - begin_ns) / 1e9))
+                has_reading = self._read(hosts, len(group) == 1) or has_reading
+                failures = 0 if has_reading else failures + 1
+            self._stop_event.wait(max(0.0, self._site.seconds - (time.monotonic_ns() - begin_ns) / 1e9))
 
     def _read(self, hosts: dict[int, str], is_only_host: bool) -> bool:
         """Run the command once and write a line for each node. Return whether a node has a reading."""
         begin_ns = time.monotonic_ns()
         try:
-            printed = run_power_command(self._site, next(iter(hosts.values())))
+            output = run_power_command(self._site, next(iter(hosts.values())))
         except NodePowerError as error:
             for node in hosts:
                 self._write(node, error=str(error))
             return False
-        middle_ns, has_read = (begin_ns + time.monotonic_ns()) // 2, False
+        middle_ns, has_reading = (begin_ns + time.monotonic_ns()) // 2, False
         for node, host in hosts.items():
             try:
-                self._write(node, middle_ns, watts=parse_watts(printed, host, is_only_host))
-                has_read = True
+                self._write(node, middle_ns, watts=parse_watts(output, host, is_only_host))
+                has_reading = True
             except NodePowerError as error:
                 self._write(node, error=str(error))
-        return has_read
+        return has_reading
 
     def _write(self, node: int, time_ns: int | None = None, **content: Any) -> None:
         """Write a line. time_ns: the middle of the reading, on the clock of this machine's events; default: now."""
-        now, wall = time.monotonic_ns(), time.time_ns()
-        time_ns = now if time_ns is None else time_ns
-        line = {"time_ns": time_ns, "wall_ns": wall - (now - time_ns), "node": node, **content}
+        now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        time_ns = now_ns if time_ns is None else time_ns
+        line = {"time_ns": time_ns, "wall_ns": wall_ns - (now_ns - time_ns), "node": node, **content}
         with self._write_lock, suppress(OSError):  # of a full disk, which the run's own files report
             if not self._is_closed:
                 with self._paths.node_power.open("a", encoding="utf-8") as file:
@@ -163,7 +163,7 @@ class NodePowerSampler:
 
 
 def _host_name(plan: Plan, paths: RunPaths, node: int) -> str | None:
-    """Return the name of a node's machine: of this one, by the hosts file, or by what the node's agent wrote."""
+    """Return the name of a node's machine: this machine's, the hosts file's, or the one that the node's agent wrote."""
     if plan.launch is None:
         return platform.node()
     if plan.launch.hosts:

@@ -27,11 +27,11 @@ from levelfield.specs.variables import INFLUENTIAL_PREFIXES, RECORDED_BY_EXCLUSI
 from levelfield.specs.vendor import VendorFile
 
 GIT_SECONDS = 10.0
-_ROOT = Path("/")
+_HOST_ROOT = Path("/")
 _PLATFORM_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 
 
-def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
+def collect_provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
     """Return everything outside the plan that can change the figures of a run."""
     variables = {name: text for name, text in sorted(os.environ.items()) if name.startswith(INFLUENTIAL_PREFIXES)}
     try:
@@ -40,7 +40,7 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         software = {"error": f"{type(error).__name__}: {error}"}
     return {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "source": source(checkout()),
+        "source": source_state(checkout()),
         "platform": {"python": sys.version.split()[0], **{name: version(name) for name in _PLATFORM_PACKAGES}},
         **runtime.identity(plan),
         "machine": {
@@ -56,16 +56,16 @@ def provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, A
         },
         "devices": device_identities(d for d in devices_of(vendor) if d.index in plan.hardware.device_indices),
         "vendor_software": software,
-        "topology": topology_of(vendor.spec),
+        "topology": query_topology(vendor.spec),
         "variables": mask_secrets(variables),
         "inherited": {} if plan.runtime == "docker" else recordable_variables(inherited_variables()),
         "inherited_are": RECORDED_BY_EXCLUSION,
     }
 
 
-def source(folder: Path) -> dict[str, Any]:
-    """Return the commit and the files that differ from it; null and the reason outside git and where it is slow."""
-    commit = commit_of(folder)
+def source_state(folder: Path) -> dict[str, Any]:
+    """Return the commit and the files that differ from it; null and a reason outside of git, or where git is slow."""
+    commit = checkout_commit(folder)
     if commit is None:
         return {"commit": None, "reason": "not a git checkout, or git is missing"}
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
@@ -75,28 +75,28 @@ def source(folder: Path) -> dict[str, Any]:
     return {"commit": commit, "changed_files": [line[3:] for line in changed.splitlines()]}
 
 
-def commit_of(folder: Path) -> str | None:
+def checkout_commit(folder: Path) -> str | None:
     """Return the commit of a checkout; None outside of git, and without git."""
     return _git(folder, "rev-parse", "HEAD")
 
 
-def _git(folder: Path, *words: str) -> str | None:
+def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = run_bounded(["git", "-C", str(folder), *words], GIT_SECONDS)
-        done.check_returncode()
+        completed = run_bounded(["git", "-C", str(folder), *arguments], GIT_SECONDS)
+        completed.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip("\n")
+    return completed.stdout.strip("\n")
 
 
-def topology_of(vendor: VendorFile) -> dict[str, Any] | None:
-    """Return what the vendor's tool prints of the links between devices; None where vendor.yaml names no command."""
+def query_topology(vendor: VendorFile) -> dict[str, Any] | None:
+    """Return what the vendor's tool prints about the links between devices; None where vendor.yaml names no command."""
     tool = vendor.topology
     return tool_output(list(tool.command), tool.timeout_seconds) if tool else None
 
 
-def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
-    """Return the machine as reports describe it; null: not readable. root: the folder of etc, proc and sys."""
+def machine_facts(root: Path = _HOST_ROOT) -> dict[str, Any]:
+    """Return what reports say about the machine; None: unreadable. root: the folder of etc, proc and sys."""
     firmware = (file_text(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name"))
     # the active InfiniBand ports, such as `mlx5_0 100 Gb/sec (4X EDR)`, and the physical interfaces that are up
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
@@ -112,24 +112,24 @@ def machine_facts(root: Path = _ROOT) -> dict[str, Any]:
             is_rate = speed.isdecimal() and int(speed) > 0
             network.append(f"{path.name} {int(speed) / 1000:g} Gb/s" if is_rate else f"{path.name} of unknown rate")
     return {
-        "os": _value(root / "etc/os-release", "PRETTY_NAME", "="),
+        "os": _read_value(root / "etc/os-release", "PRETTY_NAME", "="),
         "kernel": platform.release(),
-        "processor": _value(root / "proc/cpuinfo", "model name", ":"),
+        "processor": _read_value(root / "proc/cpuinfo", "model name", ":"),
         "model": " ".join(filter(None, firmware)) or None,  # maker and name, such as `NVIDIA DGXA100`
         "network": network,
     }
 
 
-def _value(path: Path, name: str, separator: str) -> str | None:
+def _read_value(path: Path, name: str, separator: str) -> str | None:
     """Return the value of the first line `name separator value`, without quotes; None without one."""
     for line in file_text(path).splitlines():
-        key, is_present, value = line.partition(separator)
-        if is_present and key.strip() == name:
+        key, has_separator, value = line.partition(separator)
+        if has_separator and key.strip() == name:
             return value.strip().strip("\"'") or None
     return None
 
 
-def machine_identity(root: Path = _ROOT) -> dict[str, Any]:
+def machine_identity(root: Path = _HOST_ROOT) -> dict[str, Any]:
     """Return the digest of the machine, and the names of its inputs. root: the folder of etc.
 
     The digest does not reveal its inputs. A container often has no identifier of its own, and a new name each time;
@@ -138,12 +138,12 @@ def machine_identity(root: Path = _ROOT) -> dict[str, Any]:
     identifier = file_text(root / "etc/machine-id")  # systemd's, made when the system was installed
     is_usable = identifier.isascii() and identifier != "uninitialized"
     texts = {"machine-id": identifier if is_usable else "", "host name": platform.node()}
-    rests_on = [name for name, text in texts.items() if text]
-    return {"identity": _digest("machine", *(texts[name] for name in rests_on)), "identity_rests_on": rests_on}
+    input_names = [name for name, text in texts.items() if text]
+    return {"identity": _digest("machine", *(texts[name] for name in input_names)), "identity_rests_on": input_names}
 
 
 def device_identities(devices: Iterable[Device]) -> list[dict[str, Any]]:
-    """Return each device with the digest of its own identity; null where the vendor's tool shows none."""
+    """Return each device with the digest of its own identity; None where the vendor's tool shows none."""
     return [
         {"index": device.index, "identity": _digest("device", device.identity) if device.identity else None}
         for device in devices

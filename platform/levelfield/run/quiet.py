@@ -10,12 +10,12 @@ from levelfield.measure.other_use import HostUse
 from levelfield.node.node_facts import load_of_others
 from levelfield.report.words import duration
 
-LIMIT_SECONDS = 300.0  # of waiting, over all pairs
-REPORT_SECONDS = 30.0  # between two lines of progress
+MAX_WAIT_SECONDS = 300.0  # of all waits together
+REPORT_INTERVAL_SECONDS = 30.0  # between two lines of progress
 
 
-def host_load() -> HostUse:
-    """Measure for a second what other programs use of this host. It is unknown where the kernel shows no counters."""
+def measure_host_load() -> HostUse:
+    """Measure for a second how many cores other programs use here; unknown where the kernel shows no counters."""
     try:
         facts = load_of_others(0)["facts"]
     except (OSError, ValueError):
@@ -25,28 +25,27 @@ def host_load() -> HostUse:
 
 @dataclass
 class QuietWait:
-    """Waits for a quiet machine, whenever it is called; no longer than the limit in all calls together.
+    """Each call waits for a quiet machine; all calls together no longer than the limit."""
 
-    say: gets a sentence when the wait begins, every half minute, and when the limit ends it.
-    """
-
-    say: Callable[[str], None]
-    measure: Callable[[], HostUse] = field(default_factory=lambda: host_load)
+    say: Callable[[str], None]  # gets a sentence when a wait begins, every half minute, and when the limit ends it
+    measure_load: Callable[[], HostUse] = field(default_factory=lambda: measure_host_load)
     clock: Callable[[], float] = time.monotonic
-    limit: float = field(default_factory=lambda: LIMIT_SECONDS)
-    waited: float = 0.0  # seconds, in all calls
+    limit_seconds: float = field(default_factory=lambda: MAX_WAIT_SECONDS)
+    waited_seconds: float = 0.0  # in all calls so far
 
     def __call__(self) -> None:
-        began = reported = self.clock()
-        before = self.waited
-        while self.waited < self.limit and (use := self.measure()).is_noticeable:
+        began = last_report = self.clock()
+        earlier_seconds = self.waited_seconds
+        while self.waited_seconds < self.limit_seconds and (use := self.measure_load()).is_noticeable:
             now = self.clock()
-            self.waited = before + now - began
+            self.waited_seconds = earlier_seconds + now - began
             load = f"other programs use {use.other_cores:.2f} of {use.cores} cores (limit: {use.limit:.2g})"
-            if self.waited >= self.limit:
-                self.waited = self.limit
-                self.say(f"{load}: waited {duration(self.limit)} for a quiet machine, and now runs beside this load")
-            elif reported == began or now - reported >= REPORT_SECONDS:
-                reported = now
-                left = duration(self.limit - self.waited)
-                self.say(f"waiting for a quiet machine, at most {left} more: {load}")
+            if self.waited_seconds >= self.limit_seconds:
+                self.waited_seconds = self.limit_seconds
+                self.say(
+                    f"{load}: waited {duration(self.limit_seconds)} for a quiet machine, and now runs beside this load"
+                )
+            elif last_report == began or now - last_report >= REPORT_INTERVAL_SECONDS:
+                last_report = now
+                remaining = duration(self.limit_seconds - self.waited_seconds)
+                self.say(f"waiting for a quiet machine, at most {remaining} more: {load}")

@@ -26,7 +26,7 @@ from levelfield.node.sampling import Reading, Sampler
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
-INTERVAL_SECONDS = 1.0
+SAMPLE_INTERVAL_SECONDS = 1.0
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def lock_devices(plan: Plan, say: Callable[[str], None] = lambda text: None) -> 
     """Lock the plan's devices until the block ends. A host that is divided into shares has none to lock, and where a
     launcher reaches other nodes, each node locks its own.
 
-    What a killed platform left is ended first: it may use a device, or memory and cores of the host.
+    Processes that a killed platform left are ended first: they may use a device, or memory and cores of the host.
     Raises DeviceInUse, or RunFailed where a lock cannot be made.
     """
     if plan.launch:
@@ -63,30 +63,34 @@ def _lock_device(device: str, run_id: str) -> Iterator[FileIO]:
 def sample_devices(
     plan: Plan, vendor: Vendor, paths: RunPaths
 ) -> AbstractContextManager[WatchedSampler] | AbstractContextManager[None]:
-    """Sample the plan's devices, or the host where it is divided into shares. Each node of a launcher samples its own.
+    """Return a context that samples the plan's devices, or the host where it is divided into shares.
+
+    Each node of a launcher samples its own devices.
 
     A device that the tool no longer shows is sampled as well: its samples then hold the reasons.
     """
     if plan.launch:
         return nullcontext()
-    present, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
-    fields_of_missing = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
-    devices = [present.get(index) or Device(index, *fields_of_missing) for index in hardware.device_indices]
-    devices = devices or list(present.values())
+    devices_by_index, hardware = {device.index: device for device in devices_of(vendor)}, plan.hardware
+    missing_device_fields = (hardware.chip.name, hardware.description, hardware.memory_bytes_per_device)
+    devices = [
+        devices_by_index.get(index) or Device(index, *missing_device_fields) for index in hardware.device_indices
+    ]
+    devices = devices or list(devices_by_index.values())
     return device_sampler(vendor, devices, paths.telemetry, ranks_are_children=plan.runtime != "docker")
 
 
 def device_sampler(
     vendor: Vendor, devices: Sequence[Device], path: Path, ranks_are_children: bool = True
 ) -> WatchedSampler:
-    """Return what samples during a block. A tool that is slow, missing or failing leaves a reason in the file.
+    """Return a context that samples devices. A tool that is slow, missing or failing leaves a reason in the file.
 
     The block begins after the first reading. A tool that still runs at the end is ended.
     ranks_are_children: whether the training's processes are descendants of this one.
     """
     return WatchedSampler(
         path,
-        INTERVAL_SECONDS,
+        SAMPLE_INTERVAL_SECONDS,
         reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
         empty={"samples": []},
         host=lambda is_before: _host_reading(ranks_are_children, is_before),
@@ -96,8 +100,8 @@ def device_sampler(
 class WatchedSampler(Sampler):
     """A sampler that notices what else writes to its file: a training could, as its user is the platform's."""
 
-    def __init__(self, path: Path, *arguments: Any, **values: Any) -> None:
-        super().__init__(path, *arguments, **values)
+    def __init__(self, path: Path, *arguments: Any, **options: Any) -> None:
+        super().__init__(path, *arguments, **options)
         self._file, self._digests = path, list[bytes]()
 
     def __enter__(self) -> WatchedSampler:
@@ -106,23 +110,23 @@ class WatchedSampler(Sampler):
 
     def _line(self, reading: Callable[[], Reading]) -> dict[str, object]:
         line = super()._line(reading)
-        self._digests.append(_digest(json.dumps(line).encode()))
+        self._digests.append(_line_digest(json.dumps(line).encode()))
         return line
 
-    def revised(self, outcome: Outcome) -> Outcome:
+    def revise_outcome(self, outcome: Outcome) -> Outcome:
         """Return the outcome of the run, which failed where its file holds other lines than were sampled."""
         lines = read_regular(self._file, "telemetry").split(b"\n") if self._file.exists() else []
-        digests = [_digest(line) for line in lines[:-1]]
+        digests = [_line_digest(line) for line in lines[:-1]]
         # a slow tool may leave the last line out, and a full disk any after the first ones
         if digests == self._digests[: len(digests)] and digests and lines[-1] == b"":
             return outcome
-        text = f"{self._file.name}: found other lines than were sampled. Let nothing else write there"
+        evidence = f"{self._file.name}: found other lines than were sampled. Let nothing else write there"
         if outcome.cause == "exited":
-            return replace(outcome, cause="inputs-changed", evidence=text)
-        return replace(outcome, warnings=(*outcome.warnings, text))
+            return replace(outcome, cause="inputs-changed", evidence=evidence)
+        return replace(outcome, warnings=(*outcome.warnings, evidence))
 
 
-def _digest(line: bytes) -> bytes:
+def _line_digest(line: bytes) -> bytes:
     return hashlib.blake2b(line, digest_size=8).digest()
 
 
@@ -135,10 +139,10 @@ def _host_reading(ranks_are_children: bool, is_before: bool) -> dict[str, Any] |
 
 
 def _largest_rank_bytes() -> int | None:
-    """Return the resident memory of the largest rank; None without one. What a rank has started is not counted."""
-    ranks, sizes = {*live_ranks_of_this_process()}, list[int]()
+    """Return the resident memory of the largest rank; None without one. Children of a rank are not counted."""
+    rank_pids, sizes = {*live_ranks_of_this_process()}, list[int]()
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if child.pid in ranks:
+            if child.pid in rank_pids:
                 sizes.append(child.memory_info().rss)
     return max(sizes, default=None)

@@ -37,10 +37,10 @@ from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
 from levelfield.run.interruption import interrupt_once
-from levelfield.run.launchers import reporting_to, runtime_and_launcher
+from levelfield.run.launchers import bind_say, runtime_and_launcher
 from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.node_power import sample_node_power
-from levelfield.run.provenance import provenance
+from levelfield.run.provenance import collect_provenance
 from levelfield.run.run_devices import lock_devices, sample_devices
 from levelfield.rundir import directory, run_state
 from levelfield.rundir.follower import Follower, StepProgress
@@ -63,9 +63,9 @@ FEATURES: tuple[RunFeature, ...] = (Preflight(), Explanation())
 class Listener:
     """Callbacks for the progress of a run."""
 
-    say: Callable[[str], None]  # for a sentence
-    step: Callable[[Plan, StepProgress], None]  # for a finished step
-    record_run: Callable[[RunPaths], None] = lambda paths: None  # for the files of a run that has its result
+    say: Callable[[str], None]  # called with a sentence for the user
+    report_step: Callable[[Plan, StepProgress], None]  # called for each finished step
+    record_run: Callable[[RunPaths], None] = lambda paths: None  # called with the files of a run that has its result
 
 
 def run(
@@ -79,7 +79,8 @@ def run(
 ) -> Result:
     """Run once and return the result, valid or not. The stored plan gets the measured peak.
 
-    reference: what the run is compared with. certificate: the one that the plan names. The run directory gets copies.
+    machine: this machine's name, by which peaks are stored. reference: what the run is compared with. certificate: the
+    one that the plan names. The run directory gets copies of both.
     Raises UsageError when the run directory cannot be written before the training; every later error gives a result.
     """
     directory.correct_stale_statuses(runs)
@@ -87,7 +88,7 @@ def run(
     plan = plan.model_copy(update={"choices": routing_choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
     with directory.status_ended_on_error(paths), interrupt_once():
-        outcome = _attempt(plan, vendor, paths, listener, machine, copies)
+        outcome = _prepare_and_execute(plan, vendor, paths, listener, machine, copies)
         result = _store_and_finish(paths, outcome)
     if plan.peak.tflops is None and any(peak_share.is_above_peak for peak_share in result.utilisation):
         measurement.delete_peaks(plan, machine)
@@ -103,7 +104,7 @@ def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Callable[[str], None]
     runtime, launcher = runtime_and_launcher(plan)
     try:
         with lock_devices(plan), runtime.in_use(plan, say) as ready:
-            return run_preflight(plan, vendor, runs, ready, reporting_to(launcher, say), say)
+            return run_preflight(plan, vendor, runs, ready, bind_say(launcher, say), say)
     except (DeviceInUse, RunFailed) as error:
         return failed_preflight(plan, launcher, " ".join(str(error).split()))
 
@@ -111,7 +112,8 @@ def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Callable[[str], None]
 def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
     """Watch a run that an engine continues after its platform was killed, until its end. Return its result.
 
-    When the platform saw the ends of the window is not known then. Raises UsageError for a run that no engine has.
+    The times at which the platform saw the window's ends are not known then. Raises UsageError for a run that no engine
+    has.
     """
     run_state.refuse_running(paths)
     if paths.outcome.exists():
@@ -123,8 +125,8 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
             "the plan of this run back, or give the folder its name again"
         )
     runtime, launcher = runtime_and_launcher(plan)
-    attach_again = getattr(reporting_to(launcher, listener.say), "attach", None)
-    if attach_again is None:
+    attach_to_run = getattr(bind_say(launcher, listener.say), "attach", None)
+    if attach_to_run is None:
         raise UsageError(
             f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `evidence collect` it"
         )
@@ -132,9 +134,11 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")
-        outcome = attach_again(request, _watch(plan, follower, listener))
+        outcome = attach_to_run(request, _make_watch(plan, follower, listener))
         _read_nodes(plan, vendor, paths)
-        result = _store_and_finish(paths, corpus.revised(CodeWatch(plan, paths).revised(outcome), listener.say))
+        result = _store_and_finish(
+            paths, corpus.revise_outcome(CodeWatch(plan, paths).revise_outcome(outcome), listener.say)
+        )
     listener.record_run(paths)
     return result
 
@@ -142,7 +146,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
 def refuse(plan: Plan, runs: Path, reason: str, listener: Listener) -> Result:
     """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
     paths = directory.create_run(runs, plan.run_id)
-    with _written_before_training(paths):
+    with _usage_error_if_unwritable(paths):
         directory.write_atomically(paths.plan, dump(plan))
     result = _store_and_finish(paths, Outcome("unsupported", (), " ".join(reason.split())))
     listener.record_run(paths)
@@ -193,7 +197,7 @@ def finish(paths: RunPaths) -> Result:
     return result
 
 
-def _attempt(
+def _prepare_and_execute(
     plan: Plan,
     vendor: Vendor,
     paths: RunPaths,
@@ -206,7 +210,7 @@ def _attempt(
     copies: by path, the documents that the run is judged by; None where there is none.
     """
     documents = {path: document for path, document in {**copies, paths.plan: plan}.items() if document is not None}
-    with _written_before_training(paths):
+    with _usage_error_if_unwritable(paths):
         for path, document in documents.items():
             directory.write_atomically(path, dump(document))
         directory.write_status(paths, "environment", "running")
@@ -215,10 +219,10 @@ def _attempt(
         launcher.request(plan, paths, runtime)
     try:
         with lock_devices(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
-            prepared = PreparedRun(plan, vendor, paths, ready, reporting_to(launcher, listener.say), listener.say)
+            prepared = PreparedRun(plan, vendor, paths, ready, bind_say(launcher, listener.say), listener.say)
             for refusal in filter(None, (feature.before_training(prepared) for feature in FEATURES)):
                 return refusal
-            plan = set_measured_peak(plan, measurement.peaks_for(plan, machine, ready, listener.say))
+            plan = set_measured_peak(plan, measurement.load_or_measure_peaks(plan, machine, ready, listener.say))
             outcome = _execute(plan, vendor, paths, listener, ready, launcher, locks)
             locks.hold_for([end.process for end in outcome.ends if end.process is not None])
             return outcome
@@ -243,28 +247,29 @@ def _execute(
     launcher: Launcher,
     locks: DeviceLocks,
 ) -> Outcome:
+    """Write the run's files, start the ranks and return how the run ended. The environment is ready."""
     request = launcher.request(plan, paths, runtime)
-    with _written_before_training(paths):
+    with _usage_error_if_unwritable(paths):
         directory.write_atomically(paths.plan, dump(plan))
         runtime.write_files(plan, paths)
         directory.write_json(paths.job, job_content(plan, paths))
         directory.write_json(paths.request, request.to_dict())
-        directory.write_json(paths.provenance, provenance(plan, vendor, runtime))
+        directory.write_json(paths.provenance, collect_provenance(plan, vendor, runtime))
         directory.write_json(paths.outcome_of_full_disk, Outcome("storage", (), "the disk was full").to_dict())
         directory.write_status(paths, "running", "running")
         inputs = InputWatch(paths)
     corpus, code = CorpusWatch(plan.corpus), CodeWatch(plan, paths)
-    if refused := code.refusal():
-        return refused
+    if refusal := code.refusal():
+        return refusal
     listener.say(f"training {plan.work.training.steps} steps on {plan.world_size} device(s)")
     follower = Follower(paths.events, plan)
     try:
         with sample_node_power(plan, paths), sample_devices(plan, vendor, paths) as sampler:
-            if load := load_before(plan, paths):
-                listener.say(load)
-            outcome = reporting_to(launcher, listener.say).execute(request, _watch(plan, follower, listener, locks))
-        outcome = inputs.revised(outcome)
-        outcome = sampler.revised(outcome) if sampler else outcome
+            if load_sentence := describe_host_load(plan, paths):
+                listener.say(load_sentence)
+            outcome = bind_say(launcher, listener.say).execute(request, _make_watch(plan, follower, listener, locks))
+        outcome = inputs.revise_outcome(outcome)
+        outcome = sampler.revise_outcome(outcome) if sampler else outcome
     except OSError as error:
         outcome = Outcome("storage", (), write_failure_text(error, paths.root))
     _read_nodes(plan, vendor, paths)
@@ -273,11 +278,11 @@ def _execute(
     if plan.launch:
         remarks = node_remarks(paths.root, plan.hardware.nodes, not plan.hardware.is_host)
         outcome = replace(outcome, warnings=(*outcome.warnings, *remarks))
-    return corpus.revised(code.revised(outcome), listener.say)
+    return corpus.revise_outcome(code.revise_outcome(outcome), listener.say)
 
 
-def load_before(plan: Plan, paths: RunPaths) -> str | None:
-    """Return a sentence about what other programs use of this machine before the training; None within the limits.
+def describe_host_load(plan: Plan, paths: RunPaths) -> str | None:
+    """Return a sentence about the load of other programs before the training; None where it is within the limits.
 
     The figures are those of `use_by_others` in the result. Nodes that a launcher reaches write theirs later.
     """
@@ -301,27 +306,27 @@ def _read_nodes(plan: Plan, vendor: Vendor, paths: RunPaths) -> None:
         write_node_software(paths, plan, vendor)
 
 
-def _watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLocks | None = None) -> Watch:
+def _make_watch(plan: Plan, follower: Follower, listener: Listener, locks: DeviceLocks | None = None) -> Watch:
     """Return the function that a launcher calls repeatedly. It passes finished steps to the listener.
 
     locks: get the ranks at the first call, because this process may be killed. They get them again with the first step,
     because a process that has just become a rank shows no variables yet.
     """
-    calls_left = [locks, locks] if locks else []
+    pending_locks = [locks, locks] if locks else []
 
     def watch() -> None:
         steps = follower.read()
-        if calls_left and (steps or len(calls_left) == 2):
-            calls_left.pop().hold_for(live_ranks_of_this_process())
+        if pending_locks and (steps or len(pending_locks) == 2):
+            pending_locks.pop().hold_for(live_ranks_of_this_process())
         for progress in steps:
-            listener.step(plan, progress)
+            listener.report_step(plan, progress)
 
     return watch
 
 
 @contextmanager
-def _written_before_training(paths: RunPaths) -> Iterator[None]:
-    """Raises UsageError where the block cannot write, for example on a full disk: nothing was trained by then."""
+def _usage_error_if_unwritable(paths: RunPaths) -> Iterator[None]:
+    """Raise UsageError where the block before the training cannot write, for example on a full disk."""
     try:
         yield
     except OSError as error:

@@ -31,7 +31,7 @@ class Job:
 
     plan: Plan
     vendor: Vendor  # the adapter of its devices
-    entry: Entry | None = None  # that requested it
+    entry: Entry | None = None  # the entry that requested it
     certificate: Certificate | None = None  # the one that its plan names
 
 
@@ -40,17 +40,17 @@ class CertificateAttempt:
     """A job after the attempt to make its certificate."""
 
     job: Job
-    interrupted: Result | None = None  # of the run that would have made it
+    interrupted_result: Result | None = None  # of the certifying run, where it was interrupted
 
 
-def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
-    """Return all work in the order of the command line, cases first. Raises UsageError without any."""
-    work = [Entry(text, request) for text in cases]
-    for name in suites:  # the name of a suite that is shipped, or its file
+def list_entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], request: UserRequest) -> list[Entry]:
+    """Return the entries of cases and suites in the order of the command line, cases first. Raises UsageError."""
+    entries = [Entry(text, request) for text in cases]
+    for name in suites:  # the name of a shipped suite, or the file of another one
         path = Path(name)
         is_file = path.suffix in (".yaml", ".yml", ".json")
         suite = registry.document_cache.document(Suite, path) if is_file else registry.suite(name)
-        work += [
+        entries += [
             Entry(
                 entry.case,
                 request,
@@ -61,56 +61,56 @@ def entries(registry: Registry, cases: Sequence[str], suites: Sequence[str], req
             )
             for entry in suite.entries
         ]
-    if not work:
+    if not entries:
         raise UsageError("nothing to run: give --case CASE:FRAMEWORK or --suite NAME (`show` shows the names)")
-    return work
+    return entries
 
 
-def jobs(registry: Registry, work: Sequence[Entry], corpus: CorpusFacts | None) -> Iterator[Job]:
+def plan_jobs(registry: Registry, entries: Sequence[Entry], corpus: CorpusFacts | None) -> Iterator[Job]:
     """Yield a job for each repeat of each entry. All are planned first, so that a wrong name fails before any run."""
-    planned: list[Job] = []
-    for entry in work:
+    jobs: list[Job] = []
+    for entry in entries:
         try:
             try:
-                planned += _repeated_jobs(registry, entry, corpus)
+                jobs += _repeated_jobs(registry, entry, corpus)
             except NotHere as error:  # a suite's entry that cannot run here gives runs that record the reason
                 if entry.suite_entry is None:
                     raise
-                planned += _repeated_jobs(registry, entry, corpus, refusal=str(error))
+                jobs += _repeated_jobs(registry, entry, corpus, refusal=str(error))
         except UsageError as error:
             if entry.suite_entry is None:
                 raise
             raise UsageError(f"suite {entry.suite_entry.suite}, entry '{entry.suite_entry.name}': {error}") from None
-    yield from planned
+    yield from jobs
 
 
 def plan_with_stored_peak(job: Job) -> Plan:
     """Return the job's plan with the peak that an earlier probe measured on this machine, if there is one."""
-    return set_measured_peak(job.plan, measurement.stored_peaks(job.plan, platform.node()))
+    return set_measured_peak(job.plan, measurement.load_peaks(job.plan, platform.node()))
 
 
-def run_all(
-    work: Iterator[Job],
+def run_jobs(
+    jobs: Iterator[Job],
     runs: Path,
     listener: runner.Listener,
-    reference: Callable[[Plan], Reference | None],
+    find_reference: Callable[[Plan], Reference | None],
     certify: Callable[[Job], CertificateAttempt] = CertificateAttempt,
 ) -> Iterator[Result]:
     """Run the jobs in order and yield each result. An interrupted run is the last one.
 
-    reference: returns what a run is compared with; it is called at the start of the run. certify: makes the certificate
-    of a job that needs one and has none; without it a stored one is used.
+    find_reference: returns what a run is compared with; it is called at the start of the run. certify: makes the
+    certificate of a job that needs one and has none; without it a stored one is used.
     """
-    for job in work:
-        attempt = certify(with_stored_certificate(job, listener.say))
+    for job in jobs:
+        attempt = certify(add_stored_certificate(job, listener.say))
         plan, certificate = attempt.job.plan, attempt.job.certificate
-        if attempt.interrupted:
-            result = attempt.interrupted
+        if attempt.interrupted_result:
+            result = attempt.interrupted_result
         elif plan.refusal:
             result = runner.refuse(plan, runs, plan.refusal, listener)
         else:
             machine = platform.node()
-            result = runner.run(plan, attempt.job.vendor, runs, listener, machine, reference(plan), certificate)
+            result = runner.run(plan, attempt.job.vendor, runs, listener, machine, find_reference(plan), certificate)
             if certificate and result.status.word == "valid" and result.certificate and not result.certificate.holds:
                 certificate_store.delete_certificate(certificate.subject)
                 listener.say("the certificate did not hold for this run; the next run makes it again")
@@ -119,7 +119,7 @@ def run_all(
             return
 
 
-def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
+def add_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
     """Return the job with the stored certificate of its plan, if there is one."""
     need = job.plan.certificate
     if need is None or need.subject is None:
@@ -127,23 +127,23 @@ def with_stored_certificate(job: Job, say: Callable[[str], None]) -> Job:
     stored = certificate_store.load_certificate(need.subject)
     if stored.problem:
         say(stored.problem)
-    return with_certificate(job, stored.certificate) if stored.certificate else job
+    return add_certificate(job, stored.certificate) if stored.certificate else job
 
 
-def with_certificate(job: Job, certificate: Certificate) -> Job:
-    """Return the job with a certificate that its plan names."""
-    change = {"digest": certificate.digest, "run_id": certificate.run_id, "reason": None}
-    return replace(job, plan=_with_certificate_fields(job.plan, change), certificate=certificate)
+def add_certificate(job: Job, certificate: Certificate) -> Job:
+    """Return the job with a certificate, which its plan then names."""
+    fields = {"digest": certificate.digest, "run_id": certificate.run_id, "reason": None}
+    return replace(job, plan=_update_certificate_need(job.plan, fields), certificate=certificate)
 
 
-def without_certificate(job: Job, reason: str, failed_run: str | None = None) -> Job:
+def mark_uncertified(job: Job, reason: str, failed_run: str | None = None) -> Job:
     """Return the job with the reason why its plan has no certificate."""
-    return replace(job, plan=_with_certificate_fields(job.plan, {"reason": reason, "failed_run": failed_run}))
+    return replace(job, plan=_update_certificate_need(job.plan, {"reason": reason, "failed_run": failed_run}))
 
 
-def _with_certificate_fields(plan: Plan, change: dict[str, str | None]) -> Plan:
-    used = plan.certificate
-    return plan if used is None else plan.model_copy(update={"certificate": used.model_copy(update=change)})
+def _update_certificate_need(plan: Plan, fields: dict[str, str | None]) -> Plan:
+    need = plan.certificate
+    return plan if need is None else plan.model_copy(update={"certificate": need.model_copy(update=fields)})
 
 
 def _repeated_jobs(

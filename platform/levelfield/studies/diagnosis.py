@@ -80,9 +80,9 @@ class Diagnosis:
 
     def _train(self, side: ComparedTraining, step: int) -> tuple[Plan, RunPaths]:
         request = UserRequest(self.scale, side.choice, repeats=1, python=side.python, capture_step=step)
-        (job,) = scheduler.jobs(self.registry, [Entry(side.case_string, request)], self.corpus)
+        (job,) = scheduler.plan_jobs(self.registry, [Entry(side.case_string, request)], self.corpus)
         short_job = scheduler.Job(shorten_plan(job.plan, step), job.vendor)
-        (result,) = scheduler.run_all(iter([short_job]), self.folder, self.listener, lambda plan: None)
+        (result,) = scheduler.run_jobs(iter([short_job]), self.folder, self.listener, lambda plan: None)
         paths = RunPaths(self.folder.absolute() / result.run_id)
         if result.status.word in ("failed", "unsupported", "not-run"):
             raise RunFailed(f"{side.case_string} up to step {step}: {result.status.word}: {result.status.evidence}")

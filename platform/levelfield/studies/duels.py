@@ -19,7 +19,7 @@ from levelfield.errors import INTERRUPTED, GateFailed, LevelfieldError, RunFaile
 from levelfield.report.sheets import Sheet
 from levelfield.report.words import duration
 from levelfield.run.quiet import QuietWait
-from levelfield.run.turns import alternating_pairs
+from levelfield.run.turns import run_alternating_pairs
 from levelfield.series.pairs import Looks, Pair, PairRuling, pairs_so_far
 from levelfield.series.segments import change_of
 from levelfield.specs.prices import Prices
@@ -138,7 +138,7 @@ def run_duel(cases: Sequence[str], looks: Looks, start_run: StartRun, quiet_wait
     stop_reason, exit_code = None, 0
     began = time.monotonic()
     try:
-        for pair in alternating_pairs(max(looks.alpha), next_repeat, quiet_wait):
+        for pair in run_alternating_pairs(max(looks.alpha), next_repeat, quiet_wait):
             pairs.append(pair)
             if not _compare_arms(pairs).comparability.is_comparable:
                 raise GateFailed("the sides are not comparable")
@@ -151,9 +151,9 @@ def run_duel(cases: Sequence[str], looks: Looks, start_run: StartRun, quiet_wait
         stop_reason, exit_code = (
             (str(stop), stop.exit_code) if isinstance(stop, LevelfieldError) else ("interrupted", INTERRUPTED)
         )
-    pair_seconds = (time.monotonic() - began - quiet_wait.waited) / len(pairs)
+    pair_seconds = (time.monotonic() - began - quiet_wait.waited_seconds) / len(pairs)
     ruling = pairs_so_far(rates, FIGURE, 0, looks=looks, is_last=True)
-    return DuelOutcome(cases, looks, pairs, ruling, stop_reason, exit_code, pair_seconds, quiet_wait.waited)
+    return DuelOutcome(cases, looks, pairs, ruling, stop_reason, exit_code, pair_seconds, quiet_wait.waited_seconds)
 
 
 def _compare_arms(pairs: Sequence[RecordedPair], prices: Prices | None = None) -> Comparison:

@@ -67,7 +67,7 @@ def distinct_rows(rows: Sequence[LayoutEstimate]) -> list[LayoutEstimate]:
 
 def host_rates(registry: Registry, say: Callable[[str], None]) -> HostRates:
     """Return the rates of this host. They are measured once; later calls return the stored ones."""
-    return measurement.stored_host_rates(registry) or measurement.measure_host_rates(registry, say)
+    return measurement.load_host_rates(registry) or measurement.measure_host_rates(registry, say)
 
 
 def local_question(

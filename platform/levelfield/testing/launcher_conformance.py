@@ -83,7 +83,7 @@ class LauncherSubject:
         request = UserRequest("smoke", choice, python=python, launch=self.launch, preflight=False)
         registry = Registry([DRILL_FOLDER, DRILL_FOLDER / "hosts", *self.plugins])
         try:
-            (job,) = scheduler.jobs(registry, [Entry(f"drill:drill:drill:{self.nodes}:1", request)], None)
+            (job,) = scheduler.plan_jobs(registry, [Entry(f"drill:drill:drill:{self.nodes}:1", request)], None)
         except LevelfieldError as error:
             raise Fails(f"the platform refused the plan: {error}", "correct the site's file or the hosts") from None
         self._vendor = job.vendor

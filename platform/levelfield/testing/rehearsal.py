@@ -70,9 +70,9 @@ def rehearse(subject: VendorSubject, fault: str) -> Rehearsal:
     entry_text = f"drill:drill:{folder.name}:1:{count}"
     try:
         registry = Registry([DRILL_FOLDER, folder.parent.parent, *subject.plugins])
-        jobs = scheduler.jobs(registry, [Entry(entry_text, request)], None)
+        jobs = scheduler.plan_jobs(registry, [Entry(entry_text, request)], None)
         silent_listener = Listener(lambda sentence: None, lambda plan, step: None)
-        (result,) = scheduler.run_all(jobs, subject.stage.runs, silent_listener, lambda plan: None)
+        (result,) = scheduler.run_jobs(jobs, subject.stage.runs, silent_listener, lambda plan: None)
     except LevelfieldError as error:
         raise Fails(f"the platform refused the run: {error}", "use `--dry-run` with this vendor") from None
     if result.status.failure == "interrupted":

@@ -35,7 +35,7 @@ def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duel:
     monkeypatch.setenv("FAKE_DEVICES", "1")
     monkeypatch.setenv("FAKE_PACE", "0.01")
     monkeypatch.setattr(clocks, "SLACK_SECONDS", 10.0)  # this clock shows its pace, however late a busy machine is
-    monkeypatch.setattr(quiet, "host_load", lambda: HostUse(0.0, 2))  # nor is a busy one waited for
+    monkeypatch.setattr(quiet, "measure_host_load", lambda: HostUse(0.0, 2))  # nor is a busy one waited for
     training = (quick / "train.py").read_text()
 
     def call(*words: str, pace: float = 0.01, fault: str = "") -> int:
@@ -67,7 +67,7 @@ def test_a_busy_machine_is_waited_for_and_said(
     duel: Duel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = iter([1.72, 1.72, 0.0])
-    monkeypatch.setattr(quiet, "host_load", lambda: HostUse(next(loads, 0.0), 2))
+    monkeypatch.setattr(quiet, "measure_host_load", lambda: HostUse(next(loads, 0.0), 2))
     assert duel(pace=0.0105) == 0
     before, _, _ = " ".join(capsys.readouterr().err.split()).partition("run 1 of")
     assert "waiting for a quiet machine" in before and "1.72 of 2 cores" in before

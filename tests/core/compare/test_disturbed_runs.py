@@ -251,7 +251,7 @@ def test_a_status_that_is_not_valid_has_its_own_class() -> None:
 def test_the_progress_of_pairs_marks_a_disturbed_run(tmp_path: Path) -> None:
     lines: list[str] = []
     runs = iter([loud(1, 100), quiet(2, 100)])
-    report = PairProgress("tokens_per_second_per_device", lines.append).reporting(lambda arm, paths: next(runs))
+    report = PairProgress("tokens_per_second_per_device", lines.append).wrap_store_run(lambda arm, paths: next(runs))
     for arm in "ab":
         report(arm, RunPaths(tmp_path))
     assert [", disturbed" in line for line in lines] == [True, False]

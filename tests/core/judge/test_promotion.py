@@ -381,9 +381,9 @@ def test_calibrate_records_what_holds_and_refuses_the_rest(
     path = plugin_reference(tmp_path, five_rows)
     monkeypatch.setattr(lookup, "find_reference", lambda registry, plan: five_rows)
     monkeypatch.setattr(variations, "variation_entries", lambda registry, plan: [])
-    monkeypatch.setattr(scheduler, "jobs", lambda registry, entries, corpus: [None])
+    monkeypatch.setattr(scheduler, "plan_jobs", lambda registry, entries, corpus: [None])
     monkeypatch.setattr(scheduler, "plan_with_stored_peak", lambda job: read_plan(run))
-    monkeypatch.setattr(scheduler, "run_all", lambda *arguments: [collect(other) for other in (wrong, right)])
+    monkeypatch.setattr(scheduler, "run_jobs", lambda *arguments: [collect(other) for other in (wrong, right)])
     folders = ["--plugins", str(tmp_path / "plugins"), "--runs", str(tmp_path / "runs")]
     assert main(["align", "calibrate", "tiny:fake", *folders, *arguments]) == code
     assert len(load(Reference, path).noise) == rows

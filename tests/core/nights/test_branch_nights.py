@@ -220,7 +220,7 @@ def test_a_nights_runs_are_stored_with_its_branch_and_found_for_pairs(
     nights.add(2, night, 1.0)
     whole = object.__new__(NightSession)
     whole.request = session.request
-    monkeypatch.setattr(night_session, "source", lambda folder: {})
+    monkeypatch.setattr(night_session, "source_state", lambda folder: {})
     with Store.open(nights.address) as whole.store:
         (series,) = (stored.digest for stored in whole.store.series())
         assert not isinstance(whole._build_here(series), str)

@@ -55,7 +55,7 @@ def lines_of(rates: dict[str, float], done: int = 0, **more: Any) -> list[str]:
     records = {arm: record(rate=rate or 1.0, **more) for arm, rate in rates.items()}
     records = {arm: run if rates[arm] else with_result(run, throughput=None) for arm, run in records.items()}
     progress = PairProgress("tokens_per_second_per_device", lines.append, clock=lambda: float(next(now)))
-    keep = progress.reporting(lambda arm, paths: records[arm], [records[arm] for arm in arms[:done]])
+    keep = progress.wrap_store_run(lambda arm, paths: records[arm], [records[arm] for arm in arms[:done]])
     for arm in arms[done:]:
         assert keep(arm, RunPaths(Path("x"))) is records[arm]
     return lines

@@ -73,7 +73,7 @@ def test_only_what_stays_low_is_the_machine(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     left = iter(rates)
-    monkeypatch.setattr(machine_control, "control_rates", lambda: {"copy": next(left)})
+    monkeypatch.setattr(machine_control, "measure_control_rates", lambda: {"copy": next(left)})
     monkeypatch.setattr("levelfield.nights.machine_control.time.sleep", lambda seconds: None)
     path = control_file(platform.node())
     for _ in range(MIN_CONTROL_NIGHTS):

@@ -22,7 +22,7 @@ from levelfield.nights.night_session import NightRequest, NightSession
 from levelfield.nights.nightly import Candidate, NightRun, NightTools, first_state, run_entries, state_path
 from levelfield.plan.request import UserRequest
 from levelfield.run.builds import CommitBuild
-from levelfield.run.provenance import commit_of
+from levelfield.run.provenance import checkout_commit
 from levelfield.specs.paths import RunPaths
 
 
@@ -58,7 +58,7 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        return commit_of(self.folder) or ""
+        return checkout_commit(self.folder) or ""
 
     def code(self) -> NightCode:
         """The code of the checkout, with what is in its file as the code of the trainings."""
@@ -86,7 +86,7 @@ def goes_on(code: NightCode, repository: Repository, is_whole: bool = False) -> 
         require_commit(code, is_whole, "2026-11-30", print)
         require_trainings(code, repository.code(), is_whole, "2026-11-30")
     except CheckoutMoved as moved:
-        assert commit_of(moved.build.folder) == moved.build.commit == code.commit
+        assert checkout_commit(moved.build.folder) == moved.build.commit == code.commit
         assert (moved.build.folder / "train.py").read_text() == "first"
         return "own checkout"
     except UsageError as error:

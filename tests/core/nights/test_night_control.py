@@ -104,7 +104,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
 
     def progress_of(figure: str, say: Any, fewest: int, most: int, words: Any) -> Any:
         progress.append((fewest, most))
-        return SimpleNamespace(reporting=lambda keep: keep)
+        return SimpleNamespace(wrap_store_run=lambda keep: keep)
 
     replaced: dict[str, Any] = {
         "weekly_null_series": lambda inputs, seconds: "S", "gate_input": lambda *arguments: after,
@@ -135,7 +135,7 @@ def test_the_null_pairs_of_the_week_say_their_number_and_are_judged_in_their_nig
 def test_an_older_night_has_no_null_pairs_of_a_checkout_that_has_moved(
     night: str, commit: str | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(night_session, "source", lambda folder: {"commit": "a" * 40})
+    monkeypatch.setattr(night_session, "source_state", lambda folder: {"commit": "a" * 40})
     build: Any = SimpleNamespace(commit=commit)
     point = SimpleNamespace(is_trend_point=True, purpose="nightly", subject="s", night=night)
     session = object.__new__(NightSession)

@@ -106,7 +106,7 @@ def progress() -> list[str]:
     now = iter(range(0, 10**6, 30))
     arms = list(chain.from_iterable(abba_order(4)))
     records = {"a": record(rate=1000.0), "b": record(rate=800.0)}
-    keep = PairProgress(TOKENS, lines.append, clock=lambda: float(next(now))).reporting(
+    keep = PairProgress(TOKENS, lines.append, clock=lambda: float(next(now))).wrap_store_run(
         lambda arm, paths: records[arm], [records[arms[0]]]
     )
     for arm in arms[1:]:

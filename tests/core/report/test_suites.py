@@ -203,9 +203,9 @@ def no_python(versions: str) -> None:
 
 
 def results(folder: Path, path: Path) -> list[Result]:
-    work = scheduler.entries(Registry([PLUGINS]), [], [str(path)], UserRequest())
-    jobs = scheduler.jobs(Registry([PLUGINS]), work, None)
-    return list(scheduler.run_all(jobs, folder / "runs", NO_LISTENER, lambda plan: None))
+    work = scheduler.list_entries(Registry([PLUGINS]), [], [str(path)], UserRequest())
+    jobs = scheduler.plan_jobs(Registry([PLUGINS]), work, None)
+    return list(scheduler.run_jobs(jobs, folder / "runs", NO_LISTENER, lambda plan: None))
 
 
 def test_what_this_machine_cannot_run_is_a_result_and_the_rest_goes_on(

@@ -55,7 +55,7 @@ def test_a_git_that_cannot_be_ended_keeps_no_run(
     stand_in(tmp_path / "git", "exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(provenance, "GIT_SECONDS", 0.3)
-    assert provenance.source(tmp_path)["commit"] is None
+    assert provenance.source_state(tmp_path)["commit"] is None
 
 
 def test_an_interpreter_that_cannot_be_ended_is_refused(

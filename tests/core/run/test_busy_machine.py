@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from levelfield.cli.main import main
 from levelfield.run import run_devices
-from levelfield.run.runner import load_before
+from levelfield.run.runner import describe_host_load
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import DISTURBED
@@ -119,8 +119,8 @@ def test_the_sentence_has_the_figures_of_the_result(
 ) -> None:
     with_load(run, busy, **{"memory_used_bytes": 0, **device})
     plan = read_plan(run)
-    sentence = load_before(plan, run)
+    sentence = describe_host_load(plan, run)
     assert (sentence is not None) == (says is not None)
     assert says is None or says in (sentence or "")
     away = plan.model_copy(update={"launch": object()})  # other nodes write their telemetry later
-    assert load_before(away, run) is None
+    assert describe_host_load(away, run) is None

@@ -28,10 +28,10 @@ from levelfield.measure.calibration import noise_between
 from levelfield.plan.certificate_need import certificate_need, certifying_entry
 from levelfield.plan.request import UserRequest
 from levelfield.run import certificate_maker
-from levelfield.run.certificate_maker import CertificateMaker, certificate_run
+from levelfield.run.certificate_maker import CertificateMaker, plan_certifying_job
 from levelfield.run.certificate_store import certifying_run_folder, load_certificate
 from levelfield.run.runner import Listener
-from levelfield.run.scheduler import Job, with_certificate
+from levelfield.run.scheduler import Job, add_certificate
 from levelfield.rundir.directory import read_plan
 from levelfield.rundir.follower import Follower
 from levelfield.specs import certificate
@@ -268,14 +268,14 @@ def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(
     copy = shutil.copytree(PLUGINS, certified.bench.folder / "own")
     (copy / "models" / "beside").mkdir()
     monkeypatch.setattr(sys.modules[__name__], "PLUGINS", copy)
-    real = certificate_maker.certificate_run
+    real = certificate_maker.plan_certifying_job
 
     def planned(*arguments: Any) -> Any:
         planned_run = real(*arguments)
         (copy / "models" / "beside" / "fast.so").write_bytes(b"other")
         return planned_run
 
-    monkeypatch.setattr(certificate_maker, "certificate_run", planned)
+    monkeypatch.setattr(certificate_maker, "plan_certifying_job", planned)
     certified.bench.kept().unlink()
     _, result = certified.bench.run()
     assert result["alignment"]["verdict"] == "consistent" and list(certified.bench.store.iterdir()) == []
@@ -319,11 +319,11 @@ def refusing(*arguments: object) -> Certificate:
 
 def maker_and_job(certified: CertifiedRun) -> tuple[CertificateMaker, Job]:
     from levelfield.plan.request import Entry, UserRequest
-    from levelfield.run.scheduler import jobs
+    from levelfield.run.scheduler import plan_jobs
 
     registry = Registry([PLUGINS, certified.bench.plugins])
-    (job,) = jobs(registry, [Entry("small16:fake:F1:1:2", UserRequest("smoke", python=sys.executable))], None)
-    quiet = Listener(say=lambda text: None, step=lambda plan, progress: None)
+    (job,) = plan_jobs(registry, [Entry("small16:fake:F1:1:2", UserRequest("smoke", python=sys.executable))], None)
+    quiet = Listener(say=lambda text: None, report_step=lambda plan, progress: None)
     return CertificateMaker(registry, certified.bench.folder / "runs", quiet), job
 
 
@@ -353,7 +353,7 @@ def test_what_fp32_cannot_train_in_the_same_way_cannot_be_certified(certified: C
     assert job.plan.certificate is not None
     used = job.plan.certificate.model_copy(update={"subject": certified.subject.model_copy(update={"chip": "F2"})})
     with pytest.raises(NotHere, match=r"\bchip\b"):
-        certificate_run(
+        plan_certifying_job(
             Registry([PLUGINS, certified.bench.plugins]),
             replace(job, plan=job.plan.model_copy(update={"certificate": used})),
         )
@@ -719,7 +719,7 @@ def test_plans_and_results_of_before_certificates_are_still_read(
 def test_a_job_with_a_certificate_names_it_in_its_plan(certified: CertifiedRun) -> None:
     _, job = maker_and_job(certified)
     certificate = load(Certificate, certified.main.certificate)
-    used = with_certificate(job, certificate).plan.certificate
+    used = add_certificate(job, certificate).plan.certificate
     assert used is not None and (used.digest, used.run_id) == (certificate.digest, certificate.run_id)
 
 

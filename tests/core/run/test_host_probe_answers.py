@@ -137,11 +137,11 @@ def probe(folder: Path, *lines: str) -> None:
 
 
 def test_a_probe_is_remembered(registry: Registry, tmp_path: Path) -> None:
-    assert measurement.stored_host_rates(registry) is None
+    assert measurement.load_host_rates(registry) is None
     probe(tmp_path, f"print('''{answer()}''')")
     sentences: list[str] = []
     rates = measurement.measure_host_rates(registry, sentences.append)
-    assert measurement.stored_host_rates(registry) == rates and "a minute" in sentences[0]
+    assert measurement.load_host_rates(registry) == rates and "a minute" in sentences[0]
 
 
 def test_rates_have_the_time_and_the_load_at_which_they_were_measured(
@@ -182,7 +182,7 @@ def test_a_probe_that_fails_leaves_nothing_behind(registry: Registry, tmp_path: 
     probe(tmp_path, *lines)
     with pytest.raises(RunFailed, match="this host"):
         measurement.measure_host_rates(registry, print)
-    assert measurement.stored_host_rates(registry) is None
+    assert measurement.load_host_rates(registry) is None
 
 
 def test_an_interpreter_that_cannot_be_started_is_named(
@@ -219,7 +219,7 @@ def test_a_damaged_cache_is_none(registry: Registry, tmp_path: Path, content: st
     measurement.measure_host_rates(registry, print)
     (file,) = (tmp_path / "cache/levelfield/hosts").iterdir()
     file.write_text(content)
-    assert measurement.stored_host_rates(registry) is None
+    assert measurement.load_host_rates(registry) is None
 
 
 def test_a_kept_rate_is_validated_like_a_measured_one(tmp_path: Path) -> None:

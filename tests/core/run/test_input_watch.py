@@ -70,7 +70,7 @@ def overwrite_keeping_its_time(path: Path) -> None:
 def test_a_change_during_the_run_ends_a_good_run_otherwise(used: CorpusUsed, change: Callable[[Path], None]) -> None:
     watch, sentences = CorpusWatch(used), list[str]()
     change(tokens_of(used))
-    outcome = watch.revised(GOOD, sentences.append)
+    outcome = watch.revise_outcome(GOOD, sentences.append)
     assert outcome.cause == "corpus" and str(used.prefix) in (outcome.evidence or "")
     assert (outcome.evidence or "").startswith("during ")
 
@@ -78,14 +78,14 @@ def test_a_change_during_the_run_ends_a_good_run_otherwise(used: CorpusUsed, cha
 def test_a_file_that_is_only_touched_is_read_again_and_no_fault(used: CorpusUsed) -> None:
     watch, sentences = CorpusWatch(used), list[str]()
     os.utime(tokens_of(used), (1, 1))
-    assert watch.revised(GOOD, sentences.append) == GOOD
+    assert watch.revise_outcome(GOOD, sentences.append) == GOOD
     (sentence,) = sentences
     assert sentence.startswith(f"{used.prefix}: ")
 
 
 def test_an_unchanged_file_is_not_read_again(used: CorpusUsed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integrity, "_read_all", lambda *arguments: pytest.fail("it was read"))
-    assert CorpusWatch(used).revised(GOOD, pytest.fail) == GOOD
+    assert CorpusWatch(used).revise_outcome(GOOD, pytest.fail) == GOOD
 
 
 def test_a_corpus_that_was_overwritten_after_its_check_trains_nothing(used: CorpusUsed) -> None:
@@ -98,12 +98,12 @@ def test_a_run_that_failed_keeps_its_own_cause(used: CorpusUsed) -> None:
     watch = CorpusWatch(used)
     swap_two(tokens_of(used))
     failed = Outcome("rank-failed", (), "rank 0 ended with exit code 1")
-    assert watch.revised(failed, pytest.fail) == failed
+    assert watch.revise_outcome(failed, pytest.fail) == failed
 
 
 def test_a_synthetic_corpus_has_no_files() -> None:
     synthetic = CorpusUsed(kind="synthetic", digest="sha256:0", entropy_nats=1.0)
-    assert CorpusWatch(synthetic).revised(GOOD, pytest.fail) == GOOD
+    assert CorpusWatch(synthetic).revise_outcome(GOOD, pytest.fail) == GOOD
 
 
 # ---- the code
@@ -123,7 +123,7 @@ def test_a_node_whose_code_changed_makes_the_run_invalid(run: RunPaths) -> None:
     for node, digest in enumerate((planned, "sha256:" + "0" * 64)):
         lines = [{"event": "started"}, {"event": "ended", "cause": "exited", "code": digest}]
         (run.nodes / f"node{node}.record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    outcome = CodeWatch(on_nodes(planned, 3), run).revised(GOOD)
+    outcome = CodeWatch(on_nodes(planned, 3), run).revise_outcome(GOOD)
     assert [key.split()[-1] for key in outcome.code] == ["0", "1"], "node 2 has no record"
     before = json.loads(run.outcome.read_text())
     assert collect(run).status.word == "tampered"  # the records came after the seal
@@ -152,13 +152,13 @@ def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path
     covered = {"path": f"{plan.implementation.folder}/train.py", "sha256": "a"}
     other = {"path": f"{plan.implementation.folder}2/train.py", "sha256": "b"}
     (paths.logs / "rank0.imported.json").write_text(json.dumps({"files": [covered, other]}))
-    outcome = CodeWatch(plan, paths).revised(GOOD)
+    outcome = CodeWatch(plan, paths).revise_outcome(GOOD)
     assert outcome.elsewhere is not None and outcome.elsewhere.keys() == {other["path"], "rank 1"}
     assert outcome.elsewhere[other["path"]] == "b"
     for damaged in ("", "[]", '{"files": 1}', '{"files": [1]}', '{"files": [{}]}'):
         (paths.logs / "rank1.imported.json").write_text(damaged)
-        assert set(dict(CodeWatch(plan, paths).revised(GOOD).elsewhere or {})) == {other["path"], "rank 1"}
-    assert CodeWatch(plan, paths).revised(Outcome("hang")).elsewhere is None
+        assert set(dict(CodeWatch(plan, paths).revise_outcome(GOOD).elsewhere or {})) == {other["path"], "rank 1"}
+    assert CodeWatch(plan, paths).revise_outcome(Outcome("hang")).elsewhere is None
 
 
 def test_a_process_reports_what_it_imported_from_elsewhere_however_it_ends(tmp_path: Path) -> None:
@@ -199,4 +199,4 @@ def test_damaged_records_say_nothing(run: RunPaths) -> None:
     run.nodes.mkdir()
     for text in ("", "[]", "{", '{"code": 1}', "\ufffd"):
         (run.nodes / "node0.record.jsonl").write_text(text)
-        assert CodeWatch(on_nodes("sha256:1", 1), run).revised(GOOD).code == {}
+        assert CodeWatch(on_nodes("sha256:1", 1), run).revise_outcome(GOOD).code == {}

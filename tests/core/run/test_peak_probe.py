@@ -39,14 +39,14 @@ def measure(plan: Plan, machine: str = "here") -> MeasuredPeaks:
 
 
 def test_a_probe_is_remembered_for_this_machine_only(plan: Plan) -> None:
-    assert measurement.stored_peaks(plan, "here") == MeasuredPeaks()
+    assert measurement.load_peaks(plan, "here") == MeasuredPeaks()
     sentences: list[str] = []
     peaks = measurement.measure_peaks(plan, "here", ProcessRuntime(), sentences.append)
     (sentence,) = sentences
     assert "fp32" in sentence and "fake" in sentence and "this machine" in sentence
     assert peaks.tflops == {"fp32": 2.0} and "fake 1.2.3" in peaks.source
-    assert measurement.stored_peaks(plan, "here") == peaks
-    assert measurement.stored_peaks(plan, "there") == MeasuredPeaks() and asked(plan) == []
+    assert measurement.load_peaks(plan, "here") == peaks
+    assert measurement.load_peaks(plan, "there") == MeasuredPeaks() and asked(plan) == []
 
 
 def test_a_divided_host_has_its_peak_divided(plan_for: Make, plan: Plan) -> None:
@@ -58,14 +58,14 @@ def test_a_probe_of_another_dtype_keeps_what_was_known(plan: Plan, monkeypatch: 
     measure(plan)
     monkeypatch.setenv("FAKE_PEAK", '{"bf16": {"tflops": 5.0}}')
     measure(plan)
-    assert measurement.stored_peaks(plan, "here").tflops == {"fp32": 2.0, "bf16": 5.0}
+    assert measurement.load_peaks(plan, "here").tflops == {"fp32": 2.0, "bf16": 5.0}
 
 
 def test_a_peak_that_a_run_has_exceeded_is_forgotten(plan: Plan) -> None:
     measure(plan)
     measurement.delete_peaks(plan, "here")
     measurement.delete_peaks(plan, "here")
-    assert measurement.stored_peaks(plan, "here") == MeasuredPeaks()
+    assert measurement.load_peaks(plan, "here") == MeasuredPeaks()
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_probe_that_fails_leaves_the_peak_unknown_and_says_why(
     monkeypatch.setenv("FAKE_PEAK", answer)
     peaks = measure(plan)
     assert peaks == MeasuredPeaks(source=how)
-    assert "fp32" not in measurement.stored_peaks(plan, "here").tflops
+    assert "fp32" not in measurement.load_peaks(plan, "here").tflops
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_damaged_cache_is_none(plan: Plan, content: str) -> None:
     measure(plan)
     (cached,) = (own_cache() / "peaks").iterdir()
     cached.write_text(content)
-    assert measurement.stored_peaks(plan, "here") == MeasuredPeaks()
+    assert measurement.load_peaks(plan, "here") == MeasuredPeaks()
     measure(plan)
 
 
@@ -137,20 +137,20 @@ def on_host(plan: Plan) -> Plan:
 def test_a_rate_far_below_numpys_own_is_refused_by_name_and_not_kept(
     on_host: Plan, monkeypatch: pytest.MonkeyPatch, rate: float
 ) -> None:
-    monkeypatch.setattr(measurement, "numpy_rate", lambda: 0.1)
+    monkeypatch.setattr(measurement, "measure_numpy_tflops", lambda: 0.1)
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}}}}}')
     peaks = measure(on_host)
     says = f"the probe of fake 1.2.3 is refused: it gave {rate:.3g} TFLOP/s in fp32, expected at least 0.025"
     assert peaks.tflops == {} and peaks.refusals[0].startswith(says)
     used = set_measured_peak(on_host, peaks)
     assert used.peak.tflops is None and peaks.refusals[0] in used.peak.source and used.notices == peaks.refusals
-    assert measurement.stored_peaks(on_host, "here").tflops == {}
+    assert measurement.load_peaks(on_host, "here").tflops == {}
 
 
 def test_a_rate_near_numpys_is_a_peak_and_a_refused_one_leaves_a_kept_one(
     on_host: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "numpy_rate", lambda: 0.1)
+    monkeypatch.setattr(measurement, "measure_numpy_tflops", lambda: 0.1)
     monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 0.03}}')
     assert measure(on_host).tflops == {"fp32": 0.015}  # two devices share the host
     monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 0.02}}')
@@ -162,21 +162,21 @@ def test_a_rate_near_numpys_is_a_peak_and_a_refused_one_leaves_a_kept_one(
 def test_a_rate_below_half_of_numpys_says_that_it_may_be_too_low(
     on_host: Plan, monkeypatch: pytest.MonkeyPatch, rate: float, is_doubtful: bool
 ) -> None:
-    monkeypatch.setattr(measurement, "numpy_rate", lambda: 0.1)
+    monkeypatch.setattr(measurement, "measure_numpy_tflops", lambda: 0.1)
     monkeypatch.setattr(measurement, "_load_counters", lambda plan: None)
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}, "repeats": 9}}}}')
     measure(on_host)
-    source = set_measured_peak(on_host, measurement.stored_peaks(on_host, "here")).peak.source  # of the next run
+    source = set_measured_peak(on_host, measurement.load_peaks(on_host, "here")).peak.source  # of the next run
     assert ("the probe gave 49% of numpy's product, expected at least 50%; it may be too low" in source) is is_doubtful
     assert ("too low" in source) is is_doubtful
 
 
 def test_numpys_rate_is_that_of_a_processor() -> None:
-    assert 1e-4 < measurement.numpy_rate() < 1e3  # in another unit it would not be
+    assert 1e-4 < measurement.measure_numpy_tflops() < 1e3  # in another unit it would not be
 
 
 def test_an_accelerators_probe_is_not_held_to_the_hosts(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "numpy_rate", lambda: 1e6)
+    monkeypatch.setattr(measurement, "measure_numpy_tflops", lambda: 1e6)
     assert measure(plan).tflops == {"fp32": 2.0}
     nodes = plan.model_copy(
         update={"runtime": "docker", "hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})}
@@ -199,13 +199,13 @@ def stored(plan: Plan, content: dict[str, Any]) -> None:
 def test_a_rate_that_two_cores_cannot_have_is_refused_by_name_and_not_kept(
     on_host: Plan, monkeypatch: pytest.MonkeyPatch, flags: set[str] | None, most: float
 ) -> None:
-    monkeypatch.setattr(measurement, "numpy_rate", lambda: 1e-3)
+    monkeypatch.setattr(measurement, "measure_numpy_tflops", lambda: 1e-3)
     monkeypatch.setattr(measurement, "usable_cores", lambda: 2)
     monkeypatch.setattr(measurement, "processor_flags", lambda: flags)
     monkeypatch.setenv("FAKE_PEAK", '{"fp32": {"tflops": 500}}')
     stored(on_host, {"fp32": {"tflops": 400}})  # a version before took any
-    assert measurement.stored_peaks(on_host, "here").tflops == {}
-    peaks = measurement.peaks_for(on_host, "here", ProcessRuntime(), lambda text: None)
+    assert measurement.load_peaks(on_host, "here").tflops == {}
+    peaks = measurement.load_or_measure_peaks(on_host, "here", ProcessRuntime(), lambda text: None)
     says = f"the probe of fake 1.2.3 is refused: it gave 500 TFLOP/s in fp32, expected at most {most:.3g}: 2 core(s)"
     assert peaks.tflops == {} and peaks.refusals[0].startswith(says)
     used = set_measured_peak(on_host, peaks)
@@ -320,7 +320,7 @@ def keep(plan: Plan, tflops: float, made: PeakMeasurement | None) -> None:
 def asked(plan: Plan) -> list[str]:
     """What is said when a run asks for its peak."""
     sentences: list[str] = []
-    measurement.peaks_for(plan, "here", ProcessRuntime(), sentences.append)
+    measurement.load_or_measure_peaks(plan, "here", ProcessRuntime(), sentences.append)
     return sentences
 
 
@@ -332,15 +332,15 @@ def test_a_peak_measured_under_load_is_measured_again_and_the_higher_one_stays(p
     keep(plan, 0.4, now(other_cores=1.5))
     (sentence,) = asked(plan)
     assert "again" in sentence and "1.50 of" in sentence and "2 cores" in sentence
-    assert measurement.stored_peaks(plan, "here").tflops == {"fp32": 2.0}
+    assert measurement.load_peaks(plan, "here").tflops == {"fp32": 2.0}
     keep(plan, 2.5, now(other_cores=1.5))
-    assert asked(plan) != [] and measurement.stored_peaks(plan, "here").tflops == {"fp32": 2.5}
+    assert asked(plan) != [] and measurement.load_peaks(plan, "here").tflops == {"fp32": 2.5}
 
 
 @pytest.mark.parametrize("made", [None, now(age=timedelta(days=31))])
 def test_an_old_peak_is_replaced_though_it_was_higher(plan: Plan, made: PeakMeasurement | None) -> None:
     keep(plan, 2.5, made)
-    assert len(asked(plan)) == 1 and measurement.stored_peaks(plan, "here").tflops == {"fp32": 2.0}
+    assert len(asked(plan)) == 1 and measurement.load_peaks(plan, "here").tflops == {"fp32": 2.0}
 
 
 def test_no_peak_is_measured_for_a_run_whose_tensors_are_read(plan: Plan) -> None:
@@ -351,7 +351,7 @@ def test_no_peak_is_measured_for_a_run_whose_tensors_are_read(plan: Plan) -> Non
 def test_a_probe_that_fails_leaves_the_doubtful_peak(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(plan, 0.4, now(other_cores=1.5))
     monkeypatch.setenv("FAKE_PEAK", "broken")
-    assert measurement.peaks_for(plan, "here", ProcessRuntime(), lambda text: None).tflops == {"fp32": 0.4}
+    assert measurement.load_or_measure_peaks(plan, "here", ProcessRuntime(), lambda text: None).tflops == {"fp32": 0.4}
 
 
 def test_a_peak_has_its_time_and_conditions_in_the_result(plan: Plan) -> None:
@@ -398,7 +398,7 @@ def test_the_faster_library_of_products_reaches_the_job(
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "onednn_over_mkl": {ratio}}}}}')
     measure(plan)
     host = plan.model_copy(update={"hardware": plan.hardware.model_copy(update={"device_kind": "cpu"})})
-    used = set_measured_peak(host, measurement.stored_peaks(plan, "here"))
+    used = set_measured_peak(host, measurement.load_peaks(plan, "here"))
     assert job_content(used, RunPaths(Path("/"))).get("products") == products
     assert ("float32 products" in used.peak.source) is (words is not None) and (words or "") in used.peak.source
 
@@ -413,7 +413,7 @@ def test_the_dry_run_shows_age_and_doubt(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = MeasuredPeaks({"fp32": 0.4}, "a probe", {"fp32": now(age=timedelta(days=3), other_cores=1.5)})
-    monkeypatch.setattr(measurement, "stored_peaks", lambda plan, machine: stored)
+    monkeypatch.setattr(measurement, "load_peaks", lambda plan, machine: stored)
     assert main(["--case", "tiny:fake:F1:1:2", "--scale", "smoke", "--dry-run", "--plugins", str(PLUGINS)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "3 days" in printed and "1.50 of" in printed and "2 cores" in printed
@@ -432,12 +432,12 @@ def launched(plan: Plan, *hosts: str) -> Plan:
 
 def test_a_peak_of_nodes_is_that_of_the_first_host_and_divided_among_its_devices(plan: Plan) -> None:
     sentences: list[str] = []
-    peaks = measurement.peaks_for(launched(plan, "a", "b"), "here", ProcessRuntime(), sentences.append)
+    peaks = measurement.load_or_measure_peaks(launched(plan, "a", "b"), "here", ProcessRuntime(), sentences.append)
     assert peaks.tflops == {"fp32": 1.0} and peaks.measurements["fp32"].other_cores is None
     (sentence,) = sentences
     assert "fp32" in sentence and " a (3" in sentence
-    assert measurement.stored_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
-    assert measurement.stored_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
+    assert measurement.load_peaks(launched(plan, "a", "c"), "elsewhere").tflops == {"fp32": 1.0}
+    assert measurement.load_peaks(launched(plan, "b", "a"), "here") == MeasuredPeaks()
 
 
 def slurm_runtime(plan: Plan) -> SlurmRuntime:
@@ -455,7 +455,7 @@ def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedS
     def peak(**slurm: Any) -> MeasuredPeaks:
         launch = LaunchPlan(launcher="slurm", site=Site(slurm=SlurmSite(**slurm)))
         on_slurm = launched(plan).model_copy(update={"launch": launch})
-        return measurement.peaks_for(on_slurm, "here", slurm_runtime(on_slurm), sentences.append)
+        return measurement.load_or_measure_peaks(on_slurm, "here", slurm_runtime(on_slurm), sentences.append)
 
     assert [peak(partition="gpu").tflops for _ in range(2)] == [{"fp32": 1.5}] * 2
     (sentence,) = sentences
@@ -471,10 +471,10 @@ def test_slurm_measures_a_peak_by_a_job_of_its_own(plan: Plan, planted: PlantedS
 def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, planted: PlantedSlurm) -> None:
     planted.says("srun", (1, "srun: error: Unable to allocate resources"))
     on_slurm = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
-    peaks = measurement.peaks_for(on_slurm, "here", slurm_runtime(on_slurm), lambda text: None)
+    peaks = measurement.load_or_measure_peaks(on_slurm, "here", slurm_runtime(on_slurm), lambda text: None)
     assert peaks.tflops == {} and "CalledProcessError" in peaks.source
 
 
 def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:
-    peaks = measurement.peaks_for(launched(plan), "here", ProcessRuntime(), lambda text: None)
+    peaks = measurement.load_or_measure_peaks(launched(plan), "here", ProcessRuntime(), lambda text: None)
     assert peaks.tflops == {} and "launcher any" in peaks.source

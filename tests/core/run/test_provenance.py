@@ -12,7 +12,7 @@ import pytest
 from levelfield.contracts.vendor import Device
 from levelfield.judge.collector import collect
 from levelfield.run import provenance
-from levelfield.run.provenance import device_identities, machine_facts, machine_identity, source, topology_of
+from levelfield.run.provenance import device_identities, machine_facts, machine_identity, query_topology, source_state
 from levelfield.rundir.directory import write_json
 from levelfield.rundir.raw_files import system_of
 from levelfield.specs.paths import RunPaths
@@ -123,8 +123,8 @@ def test_the_tool_s_table_of_links_is_recorded_as_it_is_printed(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     topology = {"command": ["acme-smi", "topo", "-m"]}
     spec = VendorFile.model_validate({**VENDOR, "topology": topology})
-    assert topology_of(spec) == {"argv": ["acme-smi", "topo", "-m"], **expected}
-    assert topology_of(VendorFile.model_validate(VENDOR)) is None
+    assert query_topology(spec) == {"argv": ["acme-smi", "topo", "-m"], **expected}
+    assert query_topology(VendorFile.model_validate(VENDOR)) is None
 
 
 VENDOR = {
@@ -145,9 +145,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_files_that_differ_from_the_commit_are_named(repository: Path) -> None:
-    assert source(repository)["changed_files"] == []
+    assert source_state(repository)["changed_files"] == []
     (repository / "a.py").write_text("2\n")
-    assert source(repository)["changed_files"] == ["a.py"]
+    assert source_state(repository)["changed_files"] == ["a.py"]
 
 
 def test_a_status_that_does_not_come_is_no_clean_checkout(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +155,12 @@ def test_a_status_that_does_not_come_is_no_clean_checkout(repository: Path, monk
     monkeypatch.setattr(
         provenance, "_git", lambda folder, *words: None if words[0] == "status" else original(folder, *words)
     )
-    facts = source(repository)
+    facts = source_state(repository)
     assert facts["commit"] and facts["changed_files"] is None and "git status" in facts["reason"]
 
 
 def test_outside_of_git_there_is_a_reason(tmp_path: Path) -> None:
-    facts = source(tmp_path)
+    facts = source_state(tmp_path)
     assert facts == {"commit": None, "reason": facts["reason"]} and "git checkout," in facts["reason"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from levelfield.measure.other_use import HostUse
 from levelfield.node import node_facts
 from levelfield.run import quiet
-from levelfield.run.quiet import LIMIT_SECONDS, REPORT_SECONDS, QuietWait, host_load
+from levelfield.run.quiet import MAX_WAIT_SECONDS, REPORT_INTERVAL_SECONDS, QuietWait, measure_host_load
 
 BUSY, QUIET, UNKNOWN = HostUse(1.72, 2), HostUse(0.2, 2), HostUse(None, None)
 
@@ -38,7 +38,7 @@ def test_the_wait_ends_with_the_load_and_says_what_it_waits_for() -> None:
     planted = PlantedLoad(repeat(BUSY, 70), [QUIET])
     planted.wait()
     assert planted.wait.waited == 70 and next(planted.loads, None) is None
-    assert len(planted.said) == 1 + 70 // REPORT_SECONDS
+    assert len(planted.said) == 1 + 70 // REPORT_INTERVAL_SECONDS
     for sentence, left in zip(planted.said, ("4:59", "4:29", "3:59"), strict=True):
         assert all(part in sentence for part in ("waiting", left, "1.72 of 2 cores", "limit: 0.2"))
 
@@ -46,27 +46,27 @@ def test_the_wait_ends_with_the_load_and_says_what_it_waits_for() -> None:
 def test_a_load_that_stays_is_waited_for_once_and_named() -> None:
     planted = PlantedLoad(repeat(BUSY))
     planted.wait()
-    assert planted.wait.waited == LIMIT_SECONDS == planted.now - 100
+    assert planted.wait.waited == MAX_WAIT_SECONDS == planted.now - 100
     assert all(part in planted.said[-1] for part in ("1.72 of 2 cores", "waited 5:00", "beside this load"))
     said = len(planted.said)
     planted.wait()
-    assert (planted.now, len(planted.said)) == (100 + LIMIT_SECONDS, said)
+    assert (planted.now, len(planted.said)) == (100 + MAX_WAIT_SECONDS, said)
 
 
 def test_the_limit_is_that_of_all_pairs_together() -> None:
     planted = PlantedLoad(repeat(BUSY, 200), [QUIET], repeat(BUSY))
     planted.wait()
     planted.wait()
-    assert planted.wait.waited == LIMIT_SECONDS and planted.now == 100 + LIMIT_SECONDS + 1
+    assert planted.wait.waited == MAX_WAIT_SECONDS and planted.now == 100 + MAX_WAIT_SECONDS + 1
 
 
 def test_the_load_is_that_of_others_on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_facts, "LOAD_SECONDS", 0.01)
-    load = host_load()
+    load = measure_host_load()
     assert load.other_cores is not None and load.cores is not None and load.other_cores >= 0 < load.cores
 
     def without_counters(first: int) -> None:
         raise OSError
 
     monkeypatch.setattr(quiet, "load_of_others", without_counters)
-    assert host_load().other_cores is None and not host_load().is_noticeable
+    assert measure_host_load().other_cores is None and not measure_host_load().is_noticeable

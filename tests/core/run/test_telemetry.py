@@ -51,7 +51,7 @@ def watched(tool: Tool, paths: RunPaths, readings: int = 1) -> RawRecords:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_devices, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(run_devices, "SAMPLE_INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr(sampling, "BEFORE_SECONDS", 0.02)
 
 
@@ -73,7 +73,7 @@ def test_readings_are_kept_with_the_time_in_their_middle(paths: RunPaths) -> Non
 
 
 def test_a_reading_is_taken_before_the_block_and_one_after_it(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_devices, "INTERVAL_SECONDS", 30.0)
+    monkeypatch.setattr(run_devices, "SAMPLE_INTERVAL_SECONDS", 30.0)
     with device_sampler(Tool(lambda: [Sample(0, power_watts=50.0)]), DEVICES, paths.telemetry):  # type: ignore[arg-type]
         begin = time.monotonic_ns()
         end = time.monotonic_ns()
@@ -198,7 +198,7 @@ def test_lines_that_something_else_wrote_fail_the_run(paths: RunPaths, how: str)
         for _ in range(3):
             assert tool.read.acquire(timeout=30)
     ended = Outcome("exited", ())
-    assert sampler.revised(ended) == ended
+    assert sampler.revise_outcome(ended) == ended
     text = paths.telemetry.read_text()
     changed = {
         "a changed line": text.replace("100.0", "50.0", 1),
@@ -207,9 +207,9 @@ def test_lines_that_something_else_wrote_fail_the_run(paths: RunPaths, how: str)
         "no file": None,
     }[how]
     paths.telemetry.unlink() if changed is None else paths.telemetry.write_text(changed)
-    revised = sampler.revised(ended)
+    revised = sampler.revise_outcome(ended)
     assert revised.cause == "inputs-changed" and "telemetry.jsonl: found other lines" in str(revised.evidence)
-    killed = sampler.revised(Outcome("rank-failed", ()))  # what ended a run before stays its cause
+    killed = sampler.revise_outcome(Outcome("rank-failed", ()))  # what ended a run before stays its cause
     assert killed.cause == "rank-failed" and "telemetry.jsonl" in killed.warnings[0]
 
 
@@ -219,4 +219,4 @@ def test_a_last_line_that_a_full_disk_left_out_is_no_fault(paths: RunPaths) -> N
         assert tool.read.acquire(timeout=30)
     lines = paths.telemetry.read_text().splitlines(keepends=True)
     paths.telemetry.write_text("".join(lines[:-1]))
-    assert sampler.revised(Outcome("exited", ())).cause == "exited"
+    assert sampler.revise_outcome(Outcome("exited", ())).cause == "exited"

@@ -160,7 +160,7 @@ def test_a_plan_on_this_host_says_how_old_and_how_quiet_its_rates_are(
 ) -> None:
     measured_at = None if age is None else datetime.now(timezone.utc) - age
     stored = rates().model_copy(update={"measured_at": measured_at, "other_cores": cores})
-    monkeypatch.setattr("levelfield.run.measurement.stored_host_rates", lambda registry: stored)
+    monkeypatch.setattr("levelfield.run.measurement.load_host_rates", lambda registry: stored)
     monkeypatch.setattr("levelfield.predict.questions.usable_cores", lambda: 2)
     assert main(["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--devices", "1"]) == 0
     assert words in " ".join(capsys.readouterr().out.split())
@@ -169,7 +169,7 @@ def test_a_plan_on_this_host_says_how_old_and_how_quiet_its_rates_are(
 def test_the_host_is_planned_on_by_what_was_measured_of_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("levelfield.run.measurement.stored_host_rates", lambda registry: rates())
+    monkeypatch.setattr("levelfield.run.measurement.load_host_rates", lambda registry: rates())
     monkeypatch.setattr("levelfield.predict.questions.usable_cores", lambda: 2)
     words = ["plan", "gpt3_6.7B", "--scale", "smoke", "--chip", "cpu", "--json", "--top", "999"]
     assert main([*words, "--devices", "1"]) == 0

@@ -76,8 +76,8 @@ def runtime_and_launcher(plan: Plan) -> tuple[Runtime, Launcher]:
     return InsideRuntime() if plan.runtime == "inside" else ProcessRuntime(), LocalLauncher()
 
 
-def reporting_to(launcher: Launcher, say: Say) -> Launcher:
-    """Return the launcher with a place for its sentences, such as those about a queue; not all have any."""
+def bind_say(launcher: Launcher, say: Say) -> Launcher:
+    """Return the launcher that reports by `say`, for example about a queue; one that reports nothing is unchanged."""
     saying: Callable[[Say], Launcher] | None = getattr(launcher, "saying", None)
     return saying(say) if saying else launcher
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from levelfield.catalog.code_basis import training_code_digest
 from levelfield.checkout import checkout
-from levelfield.run.provenance import commit_of
+from levelfield.run.provenance import checkout_commit
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Precision
 from levelfield.specs.layout import Layout
@@ -130,7 +130,7 @@ def train_offered_run(subject: FrameworkSubject, offer: OfferedRun) -> MatrixRun
 def row_provenance(code: str) -> dict[str, Any]:
     """Return what a row that is measured now, by the code of this digest, says of itself."""
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return {"date": date, "commit": commit_of(checkout()), "code": code}
+    return {"date": date, "commit": checkout_commit(checkout()), "code": code}
 
 
 def changed_code_fault(before: str, after: str) -> str | None:
