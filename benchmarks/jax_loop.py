@@ -106,13 +106,13 @@ def interpreter() -> Path:
     """JAX's environment, made as for a run."""
     from levelfield.catalog.registry import Registry
     from levelfield.plan.environment import plan_environment
-    from levelfield.run.runtimes.environments import environment_in_use
+    from levelfield.run.runtimes.environments import use_environment
 
     implementation, _folder = Registry().implementation("jax")
     plan = plan_environment(
         implementation, "cpu", implementation.requirements["cpu"].environment_packages(), None, "process"
     )
-    with environment_in_use(plan, lambda text: print(text, file=sys.stderr)):
+    with use_environment(plan, lambda text: print(text, file=sys.stderr)):
         return Path(plan.python)
 
 

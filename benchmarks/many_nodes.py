@@ -28,7 +28,7 @@ from levelfield.contracts.execution import FIRST_NODE, NodeEnd, Outcome, Process
 from levelfield.judge.collector import collect
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run.launchers import runtime_and_launcher
-from levelfield.run.launchers.launched_ranks import launch_request
+from levelfield.run.launchers.launched_ranks import build_request
 from levelfield.run.launchers.liveness import Liveness, pause_after
 from levelfield.run.runtimes.process_runtime import NodeRuntime
 from levelfield.run.scheduler import plan_jobs
@@ -185,14 +185,14 @@ def watched(plan: Plan, paths: RunPaths, files: Simulated) -> None:
     """Watch a run whose steps take STEP_SECONDS, by a clock that jumps over the launchers' pauses."""
     follower, liveness = (
         Follower(paths.events, plan),
-        Liveness(launch_request(plan, paths, "slurm", NodeRuntime(FIRST_NODE), 0)),
+        Liveness(build_request(plan, paths, "slurm", NodeRuntime(FIRST_NODE), 0)),
     )
     now, steps = 0.0, plan.work.training.steps
     while now < STEP_SECONDS * (steps + 1):
         files.advance(now)
         started = time.process_time()
         follower.read()
-        liveness.hang([])  # the nodes watch the heartbeats of their ranks
+        liveness.hang_evidence([])  # the nodes watch the heartbeats of their ranks
         now += pause_after(time.process_time() - started)
 
 

@@ -11,7 +11,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from levelfield.catalog.registry import Registry
 from levelfield.errors import NotHere
 from levelfield.plan.environment import plan_environment
-from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.environments import use_environment
 
 KIND = "cpu"
 
@@ -30,7 +30,7 @@ def make(registry: Registry, framework: str) -> None:
     plan = plan_environment(
         implementation, KIND, implementation.requirements[KIND].environment_packages(), None, "process"
     )
-    with environment_in_use(plan, say):
+    with use_environment(plan, say):
         pass
 
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from levelfield.run.launchers.launched_ranks import free_port
+from levelfield.run.launchers.launched_ranks import find_free_port
 from levelfield.testing.framework_kit.small_jobs import COMMON_MODELS, LONG_STEPS, MODELS, SINGLE, Variant, small_job
 from levelfield.testing.framework_kit.training_curves import (
     Curve,
@@ -117,7 +117,7 @@ def launch(job: dict[str, Any], folder: Path, script: Path | None = None, python
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(ROOT / "platform"), "OMP_NUM_THREADS": "1",
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "NODE_RANK": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),  # not the kernels that others left on the machine
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()),
     }  # fmt: skip
     environments = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     return run_ranks(str(python or sys.executable), str(script or script_of("torch")), environments, folder)

@@ -24,7 +24,7 @@ from levelfield.catalog.code_basis import recorded_runs_path, training_code_dige
 from levelfield.catalog.registry import Registry
 from levelfield.catalog.support import ReferenceState, run_faults
 from levelfield.plan.environment import plan_environment
-from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.environments import use_environment
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import dump, load
 from levelfield.specs.case import Precision
@@ -208,7 +208,7 @@ def measure(registry: Registry, label: str, precision: Precision | None = None, 
     environment = plan_environment(
         implementation, "cpu", implementation.requirements["cpu"].environment_packages(), None, "process"
     )
-    with environment_in_use(environment, print):
+    with use_environment(environment, print):
         for planned_run in planned_runs:
             if str(planned_run) in done or precision not in (None, planned_run.precision):
                 continue

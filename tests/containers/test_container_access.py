@@ -17,7 +17,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.declared import DeclaredVendor
 from levelfield.contracts.execution import ContainerWork
 from levelfield.contracts.vendor import Device
-from levelfield.run.runtimes.engine import OWNER_LABEL, owner, running_container
+from levelfield.run.runtimes.engine import OWNER_LABEL, owner_label, running_container
 from levelfield.specs.vendor import ContainerAccess, ContainerOptions
 
 pytestmark = pytest.mark.containers
@@ -45,7 +45,7 @@ def work(program: str, options: ContainerOptions | None = None, user: str = "0:0
         environment={},
         mounts={},
         network="none",
-        labels={OWNER_LABEL: owner()},
+        labels={OWNER_LABEL: owner_label()},
         options=options or ContainerOptions(),
     )
     return replace(plain, **more)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from docker import DockerClient
-from levelfield.run.runtimes.engine import OWNER_LABEL, owner, remove_leftovers
+from levelfield.run.runtimes.engine import OWNER_LABEL, owner_label, remove_leftovers
 
 pytestmark = pytest.mark.containers
 
@@ -20,7 +20,7 @@ def test_containers_that_end_meanwhile_are_no_error(engine: DockerClient) -> Non
         other = DockerClient.from_env()
         while not ended.is_set():
             image = os.environ["LEVELFIELD_BASE_IMAGE"]
-            other.containers.create(image, ["true"], labels={OWNER_LABEL: owner()}).remove(force=True)
+            other.containers.create(image, ["true"], labels={OWNER_LABEL: owner_label()}).remove(force=True)
         other.close()
 
     threads = [threading.Thread(target=start_and_end) for _ in range(3)]

@@ -21,7 +21,7 @@ from levelfield.errors import RunFailed, UsageError
 from levelfield.plan import image_recipe
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes.images import image_tag
-from levelfield.run.runtimes.wheels import Wheels, image_wheels, verify
+from levelfield.run.runtimes.wheels import Wheels, fetch_image_wheels, verify_wheels
 from levelfield.specs.plan import ImagePlan
 from levelfield.specs.requirements import EnvironmentPackages
 from levelfield.specs.vendor import Image
@@ -145,7 +145,7 @@ def test_an_image_that_brings_the_framework_gets_no_wheels() -> None:
     file = registry.vendor_file("cpu").model_copy(update={"images": {"torch": brings}})
     image = image_plan(implementation, folder, file, EnvironmentPackages(("torch==2.13.0",)), None)
     assert (image.requirements, image.python) == ((), "python3.9")
-    assert "COPY" not in image.dockerfile and image_wheels(image, offline=True, say=print) == Wheels(Path(), {})
+    assert "COPY" not in image.dockerfile and fetch_image_wheels(image, offline=True, say=print) == Wheels(Path(), {})
 
 
 def test_a_given_image_brings_the_framework_where_nothing_is_installed() -> None:
@@ -166,16 +166,16 @@ def test_a_damaged_wheel_is_refused_before_the_build(damage: str, tmp_path: Path
     wheel = tmp_path / "torch-1-py3.whl"
     wheel.write_bytes(b"content")
     good = Wheels(tmp_path, {wheel.name: "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"})
-    verify(good)
+    verify_wheels(good)
     wheel.write_bytes(b"contenu") if damage == "changed" else wheel.unlink()
     with pytest.raises(RunFailed, match=r"torch-1-py3\.whl: .*\bed7002b439e9"):
-        verify(good)
+        verify_wheels(good)
 
 
 def test_offline_without_wheels_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(RunFailed, match=r"--offline.*levelfield/torch-cpu"):
-        image_wheels(recipe("cpu", "torch"), offline=True, say=print)
+        fetch_image_wheels(recipe("cpu", "torch"), offline=True, say=print)
 
 
 @pytest.mark.parametrize("framework", ["torch", "deepspeed", "megatron"])

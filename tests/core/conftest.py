@@ -28,7 +28,7 @@ settings.load_profile("shared machine")
 @pytest.fixture(scope="session", autouse=True)
 def packages_listed_once() -> Iterator[None]:
     """The packages of this Python are listed by the first run that each process starts, not by hundreds."""
-    list_packages = process_runtime.packages
+    list_packages = process_runtime.list_packages
     packages_here: dict[str, str] = {}
 
     def packages(runtime: ReadyRuntime, plan: Plan, seconds: float) -> dict[str, str]:
@@ -39,7 +39,7 @@ def packages_listed_once() -> Iterator[None]:
         return dict(packages_here)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process_runtime, "packages", packages)
+        patch.setattr(process_runtime, "list_packages", packages)
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from layouts import MODELS, SINGLE, Curve, compare, events, first_steps, script_of, small_job, train
-from levelfield.run.launchers.launched_ranks import free_port
+from levelfield.run.launchers.launched_ranks import find_free_port
 from levelfield.specs.case import Precision
 from levelfield.specs.recorded_runs import Difference
 from matrix import VARIANTS
@@ -130,7 +130,7 @@ def started(job: dict[str, Any], folder: Path, python: Path, ranks: int = 2) -> 
     common = {
         **os.environ, "LEVELFIELD_JOB": str(path), "PYTHONPATH": str(TRAIN.parents[2] / "platform"),
         "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()),
     }  # fmt: skip
     return [
         subprocess.Popen(

@@ -21,7 +21,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Outcome, ProcessEnd, Request, Watch
 from levelfield.measure import alignment as rules
 from levelfield.run.launchers import local
-from levelfield.run.launchers.launched_ranks import free_port, with_port
+from levelfield.run.launchers.launched_ranks import fill_in_port, find_free_port
 from levelfield.run.launchers.local import LocalLauncher
 from levelfield.run.runner import Listener
 from levelfield.run.runtimes.process_runtime import inherited_variables
@@ -132,8 +132,8 @@ class WarmLauncher(LocalLauncher):
     """Forks the ranks from a process that has torch imported; all else of a run is the platform's own."""
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
-        processes, port = request.nodes[0].processes, free_port()
-        environments = [{**inherited_variables(), **with_port(process, port)} for process in processes]
+        processes, port = request.nodes[0].processes, find_free_port()
+        environments = [{**inherited_variables(), **fill_in_port(process, port)} for process in processes]
         python, script = processes[0].argv
         ends = run_ranks(python, script, environments, Path(request.events_dir))
         watch()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from levelfield.plan.environment import plan_environment
-from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.environments import use_environment
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def interpreters() -> Iterator[Callable[[str], Path]]:
             plan = plan_environment(
                 implementation, "cpu", implementation.requirements["cpu"].environment_packages(), None, "process"
             )
-            in_use.enter_context(environment_in_use(plan, print))
+            in_use.enter_context(use_environment(plan, print))
             return Path(plan.python)
 
         yield interpreter

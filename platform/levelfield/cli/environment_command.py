@@ -100,7 +100,7 @@ LOCK_FILES = {
 
 def _make(options: argparse.Namespace) -> int:
     """Make the environments that do not exist, and print the Python of each. Return 0."""
-    from levelfield.run.runtimes.environments import environment_in_use
+    from levelfield.run.runtimes.environments import use_environment
 
     registry, uses = registry_of(options), tuple(options.uses)
     driver = None if options.any_driver else registry.machine.driver(options.vendor)
@@ -108,7 +108,7 @@ def _make(options: argparse.Namespace) -> int:
         _framework_environment(registry, framework, options.vendor, uses, driver) for framework in options.framework
     ]
     for plan in plans:
-        with environment_in_use(plan, Terminal().say):
+        with use_environment(plan, Terminal().say):
             print(short_path(Path(plan.python)))
     return 0
 
@@ -210,13 +210,13 @@ def _image_plan(
 
 def _ready_image(image: ImagePlan, offline: bool) -> BuiltImage:
     from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import engine_ready
+    from levelfield.run.runtimes.engine import connect_or_fail
     from levelfield.specs.plan import ContainerPlan
     from levelfield.specs.vendor import ContainerOptions
 
     plan = ContainerPlan(image=image, options=ContainerOptions(), visible={}, offline=offline)  # no devices
-    with engine_ready() as client:
-        return images.ready_image(client, plan, Terminal().say)
+    with connect_or_fail() as client:
+        return images.prepare_image(client, plan, Terminal().say)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -230,20 +230,20 @@ def _build(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from levelfield.run.runtimes import images
-    from levelfield.run.runtimes.engine import engine_ready
-    from levelfield.run.runtimes.wheels import image_wheels, verify
+    from levelfield.run.runtimes.engine import connect_or_fail
+    from levelfield.run.runtimes.wheels import fetch_image_wheels, verify_wheels
 
     output, base_image = options.output, options.base_image
     image = _image_plan(registry_of(options), options.framework, options.vendor, base_image, options.base_has_framework)
     if options.context:
-        wheels = image_wheels(image, options.offline, Terminal().say)
-        verify(wheels)
+        wheels = fetch_image_wheels(image, options.offline, Terminal().say)
+        verify_wheels(wheels)
         with images.build_context(image, wheels) as tar, replacement_file(output, "b", through_link=True) as file:
             shutil.copyfileobj(tar, file)
         print(f"{output}: the build context; build it: `docker build -t NAME - < {output}`")
         return 0
     built = _ready_image(image, options.offline)
-    with engine_ready() as client:
+    with connect_or_fail() as client:
         images.export_image(client, built.tag, output)
     print(f"{output}: {built.tag}; load it: `docker load -i {output}`")
     return 0

@@ -69,7 +69,7 @@ examples:
 """
 _CHECK_SUMMARY = (
     "Try what a site's file says, and print what is missing and what to do, line by line. "
-    + "".join(f"{name}: {parts.checked}. " for name, parts in LAUNCHERS.items())
+    + "".join(f"{name}: {parts.checks_help}. " for name, parts in LAUNCHERS.items())
     + "node_power: one reading of each node (docs/node-power.md)."
 )
 _CHECK_HELP = f"""\
@@ -122,11 +122,11 @@ def _power_findings(launch: LaunchPlan | None, power_site: NodePowerSite) -> Ite
 
     A launcher without hosts names its nodes only when a run starts.
     """
-    from levelfield.run.launchers.site_findings import unknown
+    from levelfield.run.launchers.site_findings import unknown_finding
     from levelfield.run.node_power import node_power_findings
 
     if launch and not launch.hosts:
-        return iter((unknown("node power", f"launcher {launch.launcher} names its nodes when a run starts"),))
+        return iter((unknown_finding("node power", f"launcher {launch.launcher} names its nodes when a run starts"),))
     return node_power_findings(power_site, [host.name for host in launch.hosts] if launch else [platform.node()])
 
 

@@ -11,7 +11,7 @@ from levelfield.errors import DocumentError, RunFailed
 from levelfield.nights.build_pairs import ArmFailed, make_arms, paired_records
 from levelfield.plan.environment import plan_environment
 from levelfield.run.builds import CommitBuild
-from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.environments import use_environment
 from levelfield.run.turns import PairProgress
 from levelfield.series.pairs import (
     MAX_PAIRS,
@@ -153,5 +153,5 @@ class BuildTrials:
                 return None
             if pins.digest != environment.digest:
                 return None
-        with environment_in_use(environment, self.say):
+        with use_environment(environment, self.say):
             return environment.python

@@ -18,7 +18,7 @@ from levelfield.corpus.facts import corpus_files
 from levelfield.errors import CorpusError
 from levelfield.node.code_digest import code_digest, shared_folders, source_files
 from levelfield.node.regular_files import read_regular
-from levelfield.run.launchers.node_records import last_fields
+from levelfield.run.launchers.node_records import read_last_fields
 from levelfield.run.runtimes.process_runtime import imports_file
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
@@ -138,7 +138,8 @@ class CodeWatch:
             nodes = range(self._plan.hardware.nodes if self._plan.launch else 0)
             # a lost node has no last record, and its run is not valid anyway
             digests = {
-                f"at the end of node {node}": (last_fields(self._paths.root, node) or {}).get("code") for node in nodes
+                f"at the end of node {node}": (read_last_fields(self._paths.root, node) or {}).get("code")
+                for node in nodes
             }
             return replace(outcome, code={key: digest for key, digest in digests.items() if isinstance(digest, str)})
         code_digests = {"at its start": str(self._digest_at_start), "at its end": self._digest()}

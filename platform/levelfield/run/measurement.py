@@ -34,7 +34,7 @@ from levelfield.plan.environment import plan_environment
 from levelfield.plan.peak import MeasuredPeaks, is_better, remeasure_reason
 from levelfield.predict.machines import fit_messages
 from levelfield.run.launchers import probed_nodes
-from levelfield.run.runtimes.environments import environment_in_use, is_ready
+from levelfield.run.runtimes.environments import is_ready, use_environment
 from levelfield.run.runtimes.process_runtime import command_output
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.base import dump, load, parse
@@ -343,7 +343,7 @@ def measure_host_rates(registry: Registry, say: Say) -> HostRates:
             "the rates of this host are not known yet, and torch measures them. So its build for processors is "
             f"installed first, into {environment.folder} (about 1 GB); trainings by torch use it too"
         )
-    with environment_in_use(environment, say):
+    with use_environment(environment, say):
         say("measuring matmul, memory and message rates of this machine, once (about a minute)")
         counters_before = host_counters(ranks_are_children=True)
         try:

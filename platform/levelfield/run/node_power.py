@@ -17,7 +17,7 @@ from typing import Any
 
 from levelfield.contracts.command import ask, end_tools
 from levelfield.node.regular_files import read_regular
-from levelfield.run.launchers.site_findings import SiteFinding, missing, ok
+from levelfield.run.launchers.site_findings import SiteFinding, missing_finding, ok_finding
 from levelfield.rundir.event_lines import mapping
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -75,9 +75,9 @@ def node_power_findings(site: NodePowerSite, hosts: Sequence[str]) -> Iterator[S
     for host in hosts:
         try:
             watts = parse_watts(run_power_command(site, host), host, site.is_per_host or len(hosts) == 1)
-            yield ok(f"power of {host}", f"{watts:g} W by {site.source}")
+            yield ok_finding(f"power of {host}", f"{watts:g} W by {site.source}")
         except NodePowerError as error:
-            yield missing(f"power of {host}", str(error), "correct `node_power`; runs go on without it")
+            yield missing_finding(f"power of {host}", str(error), "correct `node_power`; runs go on without it")
 
 
 def sample_node_power(plan: Plan, paths: RunPaths) -> AbstractContextManager[object]:

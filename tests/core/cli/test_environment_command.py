@@ -23,7 +23,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[EnvironmentPlan]:
         plans.append(plan)
         yield
 
-    monkeypatch.setattr("levelfield.run.runtimes.environments.environment_in_use", in_use)
+    monkeypatch.setattr("levelfield.run.runtimes.environments.use_environment", in_use)
     return plans
 
 

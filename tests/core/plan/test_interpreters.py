@@ -12,7 +12,7 @@ from levelfield.errors import UsageError
 from levelfield.plan import environment as environment_module
 from levelfield.plan.environment import Interpreter, find_interpreter, plan_environment
 from levelfield.run.runtimes import environments
-from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.environments import use_environment
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.plan import EnvironmentPlan
 from levelfield.specs.requirements import Requirements, takes_python
@@ -210,7 +210,7 @@ def test_an_environment_is_made_with_it(tmp_path: Path, monkeypatch: pytest.Monk
         target.touch()
 
     target = tmp_path / "made" / "bin" / "python"
-    monkeypatch.setattr(environments, "_run", install)
+    monkeypatch.setattr(environments, "_run_installer", install)
     monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     plan = EnvironmentPlan(
         name="made",
@@ -220,7 +220,7 @@ def test_an_environment_is_made_with_it(tmp_path: Path, monkeypatch: pytest.Monk
         requirements=("a==1",),
         digest="x",
     )
-    with environment_in_use(plan, lambda _text: None):
+    with use_environment(plan, lambda _text: None):
         created, installed = calls
         assert created[0] == "/a/python3.10"
         assert str(target) in installed and installed[-1] == "a==1"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from levelfield.run.runtimes.environments import environment_in_use, is_ready
+from levelfield.run.runtimes.environments import is_ready, use_environment
 from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
 from stand_ins import stand_in
@@ -18,9 +18,9 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 _MAKER = """
 import sys
 from pathlib import Path
-from levelfield.run.runtimes.environments import environment_in_use
+from levelfield.run.runtimes.environments import use_environment
 from levelfield.specs.plan import EnvironmentPlan
-with environment_in_use(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
+with use_environment(EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text()), print):
     pass
 """
 
@@ -35,7 +35,7 @@ def plan(folder: Path, *requirements: str, name: str = "fake-cpu", **more: Any) 
 def use(environment: EnvironmentPlan) -> list[str]:
     """Use the environment once and return what was said."""
     sentences: list[str] = []
-    with environment_in_use(environment, sentences.append):
+    with use_environment(environment, sentences.append):
         assert is_ready(environment)
     return sentences
 

@@ -14,7 +14,7 @@ from docker.errors import APIError
 from levelfield.contracts.execution import NodeWork, ProcessEnd, ProcessWork, Request
 from levelfield.node.rank_processes import main
 from levelfield.run.launchers import container_launcher
-from levelfield.run.launchers.launched_ranks import rank_ends_on_disk
+from levelfield.run.launchers.launched_ranks import read_rank_ends
 from levelfield.run.launchers.liveness import Liveness
 
 ENDED = {"rank": 0, "exit_code": 0, "signal": None, "stopped_by_us": False}
@@ -125,6 +125,6 @@ def test_the_first_process_writes_how_its_ranks_ended(
     finally:
         os.umask(before)
     assert {stat.S_IMODE((tmp_path / f"rank{rank}.log").stat().st_mode) for rank in (0, 1)} == {0o600}
-    written = rank_ends_on_disk(request_of_two.nodes[0])
+    written = read_rank_ends(request_of_two.nodes[0])
     assert summary(written) == [(0, 3, None, False), (1, None, 15, True)]
     os.close(write)

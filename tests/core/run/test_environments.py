@@ -16,7 +16,7 @@ from levelfield import installer
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed, UsageError
 from levelfield.run.runtimes import environments
-from levelfield.run.runtimes.environments import environment_in_use, is_ready
+from levelfield.run.runtimes.environments import is_ready, use_environment
 from levelfield.specs.plan import EnvironmentPlan
 from plans import ROOT
 from read_only_disk import read_only
@@ -47,7 +47,7 @@ class Installer:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Installer:
     planted = Installer()
-    monkeypatch.setattr(environments, "_run", planted)
+    monkeypatch.setattr(environments, "_run_installer", planted)
     monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     return planted
 
@@ -90,7 +90,7 @@ def test_a_python_without_pip_makes_environments_with_their_own(monkeypatch: pyt
 def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, environment = environments._run, plan(tmp_path, str(tmp_path / "absent-1.0-py3-none-any.whl"))
+    real, environment = environments._run_installer, plan(tmp_path, str(tmp_path / "absent-1.0-py3-none-any.whl"))
 
     def without_venv(argv: list[str], folder: Path, say: Say, source: object = None) -> None:
         """The tests' own pip in place of a new environment's, which takes seconds to make."""
@@ -99,7 +99,7 @@ def test_a_failing_installer_gives_its_last_words_and_leaves_no_environment(
         words = [word for word in argv[1:] if word not in ("--python", environment.python)]
         return real([sys.executable, *words], folder, say)
 
-    monkeypatch.setattr(environments, "_run", without_venv)
+    monkeypatch.setattr(environments, "_run_installer", without_venv)
     with pytest.raises(RunFailed) as caught:
         use(environment)
     assert "absent-1.0" in str(caught.value)
@@ -150,11 +150,11 @@ def test_a_remake_waits_until_the_other_run_has_ended(tmp_path: Path, fake: Inst
         waiting.set()
 
     def remake() -> None:
-        with environment_in_use(new, say):
+        with use_environment(new, say):
             pass
 
     other = threading.Thread(target=remake)
-    with environment_in_use(old, sentences.append):
+    with use_environment(old, sentences.append):
         other.start()
         assert waiting.wait(30)
         assert is_ready(old) and fake.made == 1
@@ -165,7 +165,7 @@ def test_a_remake_waits_until_the_other_run_has_ended(tmp_path: Path, fake: Inst
 
 def test_two_runs_use_one_environment_together(tmp_path: Path, fake: Installer) -> None:
     environment = plan(tmp_path, "a==1")
-    with environment_in_use(environment, lambda text: None):
+    with use_environment(environment, lambda text: None):
         assert use(environment) == []
 
 
@@ -183,10 +183,10 @@ def slow(argv, folder, say, source=None):
     python.parent.mkdir(parents=True, exist_ok=True)
     python.touch()
 
-environments._run = slow
+environments._run_installer = slow
 environments.installer.lacking = lambda folder, made: []
 plan = EnvironmentPlan.model_validate_json(Path(sys.argv[1]).read_text())
-with environments.environment_in_use(plan, print):
+with environments.use_environment(plan, print):
     assert environments.is_ready(plan)
 """
 
@@ -226,14 +226,14 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_made(tmp_pat
 def test_a_given_interpreter_is_used_as_it_is(python: str, ready: bool) -> None:
     environment = EnvironmentPlan(name="given", folder="", python=python, requirements=(), digest="")
     assert is_ready(environment) is ready
-    with environment_in_use(environment, pytest.fail):
+    with use_environment(environment, pytest.fail):
         pass
 
 
 def test_the_installer_is_told_of_but_not_in_full(tmp_path: Path) -> None:
     sentences: list[str] = []
     script = "print('Collecting acme'); print('noise'); print('Installing collected packages: ' + 'acme, ' * 50)"
-    environments._run([sys.executable, "-c", script], tmp_path, sentences.append)
+    environments._run_installer([sys.executable, "-c", script], tmp_path, sentences.append)
     assert sentences[0] == "Collecting acme" and len(sentences) == 2
     assert 110 < len(sentences[1]) <= 120 and sentences[1].endswith("acme, ...")
 
@@ -241,7 +241,7 @@ def test_the_installer_is_told_of_but_not_in_full(tmp_path: Path) -> None:
 def test_a_requirement_with_a_condition_is_told_by_its_name(tmp_path: Path) -> None:
     environment = plan(tmp_path, 'no-such==2; python_version >= "3.9"', 'no-such==1; python_version < "3.9"')
     sentences: list[str] = []
-    with pytest.raises(RunFailed), environment_in_use(environment, sentences.append):
+    with pytest.raises(RunFailed), use_environment(environment, sentences.append):
         pass
     assert sentences[0].endswith("fake-cpu (first use): no-such")
 
@@ -257,7 +257,7 @@ def test_an_environment_on_a_read_only_disk_is_refused_with_its_path(fake: Insta
         with (
             read_only(folder.parent),
             pytest.raises(UsageError, match=f"^{folder}.*Read-only.*--python"),
-            environment_in_use(environment, lambda text: None),
+            use_environment(environment, lambda text: None),
         ):
             pass
     assert fake.made == 0

@@ -163,7 +163,7 @@ def test_what_is_installed_for_the_probe_is_said_before(
     absent = EnvironmentPlan(name="t", folder=str(tmp_path / "t"), python=sys.executable, requirements=(), digest="x")
     sentences: list[str] = []
     monkeypatch.setattr(measurement, "plan_environment", lambda *of: absent)
-    monkeypatch.setattr(measurement, "environment_in_use", lambda plan, say: nullcontext(say("making it")))
+    monkeypatch.setattr(measurement, "use_environment", lambda plan, say: nullcontext(say("making it")))
     probe(tmp_path, f"print('''{answer()}''')")
     measurement.measure_host_rates(registry, sentences.append)
     assert "torch" in sentences[0] and absent.folder in sentences[0], sentences

@@ -16,8 +16,8 @@ from levelfield.cli.main import main
 from levelfield.errors import RunFailed, UsageError
 from levelfield.plan.image_recipe import image_plan
 from levelfield.run.runtimes import environments
-from levelfield.run.runtimes.environments import environment_in_use, is_ready
-from levelfield.run.runtimes.wheels import fetch_wheels, image_wheels
+from levelfield.run.runtimes.environments import is_ready, use_environment
+from levelfield.run.runtimes.wheels import fetch_image_wheels, fetch_wheels
 from levelfield.specs.requirements import EnvironmentPackages
 from starts.planted_wheels import wheel
 
@@ -68,10 +68,10 @@ def test_an_environment_is_made_at_once_after_its_maker_was_killed(
         (killed / "bin/python").touch()
         (killed / "lib/left").unlink(missing_ok=True)
 
-    monkeypatch.setattr(environments, "_run", install)
+    monkeypatch.setattr(environments, "_run_installer", install)
     monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     sentences: list[str] = []
-    with environment_in_use(plan(tmp_path), sentences.append):
+    with use_environment(plan(tmp_path), sentences.append):
         assert is_ready(plan(tmp_path))
     time.sleep(0.1)
     assert not (killed / "lib/left").exists(), "nobody writes there any more"
@@ -167,7 +167,7 @@ def test_a_folder_of_wheels_that_is_absent_is_wrong_usage(tmp_path: Path, monkey
 
 def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = pytest.raises(RunFailed, match=r"--offline.*fake-cpu.*LEVELFIELD_WHEELS")
-    with refused, environment_in_use(plan(tmp_path, offline=True), print):
+    with refused, use_environment(plan(tmp_path, offline=True), print):
         pytest.fail("it was made")
     wheel(tmp_path)
     made: list[str] = []
@@ -176,11 +176,11 @@ def test_offline_makes_no_environment_from_an_index(tmp_path: Path, monkeypatch:
         folder.mkdir(exist_ok=True)
         made.append(argv[-1])
 
-    monkeypatch.setattr(environments, "_run", install)
+    monkeypatch.setattr(environments, "_run_installer", install)
     monkeypatch.setattr(installer, "lacking", lambda folder, made: [])
     monkeypatch.setattr(environments, "is_ready", lambda environment: len(made) == 2)
     monkeypatch.setenv(installer.WHEELS, str(tmp_path))
-    with environment_in_use(plan(tmp_path, offline=True), print):
+    with use_environment(plan(tmp_path, offline=True), print):
         assert made[-1] == "acme==1.0"
 
 
@@ -195,7 +195,7 @@ def test_the_wheels_of_an_image_come_from_the_folder_too(tmp_path: Path, monkeyp
     monkeypatch.setenv("PIP_INDEX_URL", NOBODY)
     monkeypatch.setenv(installer.WHEELS, str(tmp_path))
     wheel(tmp_path)
-    assert list(image_wheels(image, offline=True, say=print).files) == ["acme-1.0-py3-none-any.whl"]
+    assert list(fetch_image_wheels(image, offline=True, say=print).files) == ["acme-1.0-py3-none-any.whl"]
 
 
 def test_wheels_are_fetched_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

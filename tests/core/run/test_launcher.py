@@ -21,7 +21,7 @@ from freezer import Freezer
 from levelfield.contracts.execution import NodeWork, Outcome, ProcessWork, Request
 from levelfield.node import rank_processes
 from levelfield.run.launchers import local
-from levelfield.run.launchers.launched_ranks import free_port
+from levelfield.run.launchers.launched_ranks import find_free_port
 from levelfield.run.launchers.local import LocalLauncher
 
 MARK = "LEVELFIELD_TEST_MARK"
@@ -338,7 +338,7 @@ def given_by_the_kernel(folder: Path, text: str) -> Path:
 
 def test_the_kernel_gives_it_to_no_connection(tmp_path: Path) -> None:
     file = given_by_the_kernel(tmp_path, "20000\t60999\n")
-    assert all(10_000 <= free_port(file) < 20_000 for _ in range(20))
+    assert all(10_000 <= find_free_port(file) < 20_000 for _ in range(20))
 
 
 def test_processes_of_one_seed_choose_their_own(tmp_path: Path) -> None:
@@ -346,25 +346,25 @@ def test_processes_of_one_seed_choose_their_own(tmp_path: Path) -> None:
     chosen = set()
     for _ in range(5):
         random.seed(1)
-        chosen.add(free_port(file))
+        chosen.add(find_free_port(file))
     assert len(chosen) > 1
 
 
 def test_a_port_in_use_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = given_by_the_kernel(tmp_path, "32768\t60999\n")
-    first, second = free_port(file), free_port(file)
+    first, second = find_free_port(file), find_free_port(file)
     answers = iter([first, first, second])
     monkeypatch.setattr(random.SystemRandom, "randrange", lambda self, low, high: next(answers))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
-        assert free_port(file) == second
+        assert find_free_port(file) == second
 
 
 @pytest.mark.parametrize("text", ["1024 65535", "", "no numbers here"])
 def test_a_range_that_leaves_none_gives_a_free_one(tmp_path: Path, text: str) -> None:
     with socket.socket() as probe:
-        probe.bind(("", free_port(given_by_the_kernel(tmp_path, text))))
+        probe.bind(("", find_free_port(given_by_the_kernel(tmp_path, text))))
 
 
 def test_without_the_file(tmp_path: Path) -> None:
-    assert free_port(tmp_path / "missing") > 0
+    assert find_free_port(tmp_path / "missing") > 0

@@ -43,7 +43,7 @@ class Watched:
         self.liveness = Liveness(Request("local", "process", (), str(folder), *LIMITS))
 
     def look(self, *alive: int) -> str | None:
-        return self.liveness.hang(list(alive))
+        return self.liveness.hang_evidence(list(alive))
 
     def until(self, second: float, *alive: int, meanwhile: Callable[[float], None] = lambda second: None) -> str | None:
         """Look twice a second up to this second. Return the first verdict."""
@@ -165,7 +165,7 @@ def test_ranks_that_never_met_are_told_with_the_address_that_they_were_given(tmp
         rank = ProcessWork(rank=0, argv=(), environment=rendezvous, log="")
         work = tuple(NodeWork(node, address, (rank,), name=f"gpu{node + 1}") for node in range(nodes))
         liveness = Liveness(Request("ssh", "process", work, str(folder), *LIMITS))
-        while not (evidence := liveness.hang([])):
+        while not (evidence := liveness.hang_evidence([])):
             clock.passed += 1
         return evidence.partition("(limit 100 s)")[2]
 

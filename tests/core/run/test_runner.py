@@ -254,7 +254,7 @@ def test_an_environment_that_cannot_be_made_is_a_result(
     def refuse(argv: list[str], folder: Path, say: object) -> None:
         raise RunFailed("pip ended")
 
-    monkeypatch.setattr("levelfield.run.runtimes.environments._run", refuse)
+    monkeypatch.setattr("levelfield.run.runtimes.environments._run_installer", refuse)
     monkeypatch.setattr("levelfield.plan.environment.checkout", lambda: runs.parent)
     code = main(["--case", "tiny:fake:F1", "--quiet", "--plugins", str(PLUGINS), "--runs", str(runs)])
     result = json.loads(only(runs).result.read_text())

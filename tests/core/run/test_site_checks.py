@@ -316,7 +316,7 @@ def test_a_site_without_a_launcher_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_table_names_parts_that_each_launcher_has() -> None:
-    assert {name: launchers._import_part(parts.launcher).name for name, parts in LAUNCHERS.items()} == {
+    assert {name: launchers._import_part(parts.launcher_class).name for name, parts in LAUNCHERS.items()} == {
         n: n for n in LAUNCHERS
     }
     parts = [part for entry in LAUNCHERS.values() for part in (entry.findings, entry.probed_nodes) if part]

@@ -13,7 +13,7 @@ from levelfield.checkout import checkout
 from levelfield.contracts.execution import FIRST_NODE, Outcome, Submission
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values, secrets_of
-from levelfield.run.launchers.node_records import by_engine, last_records
+from levelfield.run.launchers.node_records import last_records, mark_ended_by_engine
 from levelfield.run.runtimes.process_runtime import NodeRuntime
 
 POLL_SECONDS = 0.5
@@ -88,7 +88,7 @@ class SiteLauncher:
             state = state_of(job)
             if state == "R":
                 liveness = liveness or Liveness(request)
-                if evidence := liveness.hang([]):  # each node watches its own ranks' heartbeats
+                if evidence := liveness.hang_evidence([]):  # each node watches its own ranks' heartbeats
                     return "hang", evidence
             if state == "F" and last_records(request) == records:
                 return "node-lost", f"PBS job {job} ended, and a node wrote no last record"
@@ -121,7 +121,7 @@ def outcome(request, cause, evidence):
     records = last_records(request)
     if cause != "exited":
         failed = [record for record in records if record.cause == "rank-failed"]
-        others = [by_engine(record, signal.SIGTERM) for record in records]
+        others = [mark_ended_by_engine(record, signal.SIGTERM) for record in records]
         records = [record if record in failed else other for record, other in zip(records, others, strict=True)]
     ends = tuple(end for record in records for end in record.ends)
     return Outcome(cause, ends, evidence, nodes=tuple(record.end for record in records))

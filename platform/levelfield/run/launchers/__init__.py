@@ -25,14 +25,14 @@ SITE_CLASS = "SiteLauncher"  # in launchers/NAME/launcher.py of a folder of plug
 
 
 class LauncherParts(NamedTuple):
-    """What a launcher of Levelfield has. A part of its folder is named as module:name."""
+    """What a launcher of Levelfield has. Its class and functions are named as module:name, below this folder."""
 
-    launcher: str  # the class
-    findings: str  # a function of the LaunchPlan: the checks of `site check`
-    checked: str  # what these try, for the help of `site check`
+    launcher_class: str
+    findings_function: str  # takes the LaunchPlan, and makes the checks of `site check`
+    checks_help: str  # what these checks try, for the help of `site check`
     takes_hosts: bool = False  # whether it reaches the hosts of a hosts file, and needs one
-    # a function of the plan: which nodes have one peak; without it the first host has it
-    probed_nodes: str | None = None
+    # takes the plan, and names the nodes that share one peak; without it the peak is that of the first host
+    probed_nodes_function: str | None = None
 
 
 LAUNCHERS = {
@@ -46,7 +46,7 @@ LAUNCHERS = {
         "slurm.slurm_launcher:SlurmLauncher",
         "slurm.checks:slurm_findings",
         "its commands, a test submission, and a job of one second that looks for modules and folders",
-        probed_nodes="slurm.slurm_launcher:probed_nodes",
+        probed_nodes_function="slurm.slurm_launcher:probed_nodes",
     ),
     "kubernetes": LauncherParts(
         "kubernetes.kubernetes_launcher:KubernetesLauncher",
@@ -78,24 +78,24 @@ def runtime_and_launcher(plan: Plan) -> tuple[Runtime, Launcher]:
 
 def bind_say(launcher: Launcher, say: Say) -> Launcher:
     """Return the launcher that reports by `say`, for example about a queue; one that reports nothing is unchanged."""
-    saying: Callable[[Say], Launcher] | None = getattr(launcher, "saying", None)
-    return saying(say) if saying else launcher
+    bind: Callable[[Say], Launcher] | None = getattr(launcher, "saying", None)
+    return bind(say) if bind else launcher
 
 
 def launcher_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     """Return what the launcher's checks find, as they find it. A site's own launcher has no checks."""
     if launch.launcher in LAUNCHERS:
-        return _import_part(LAUNCHERS[launch.launcher].findings)(launch)  # type: ignore[no-any-return]
-    from levelfield.run.launchers.site_findings import ok
+        return _import_part(LAUNCHERS[launch.launcher].findings_function)(launch)  # type: ignore[no-any-return]
+    from levelfield.run.launchers.site_findings import ok_finding
 
-    return iter((ok("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
+    return iter((ok_finding("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))
 
 
 def probed_nodes(plan: Plan, launch: LaunchPlan) -> str | None:
     """Return the name of the nodes whose peak the launcher's probe measures; None where no probe can run on a node."""
     parts = LAUNCHERS.get(launch.launcher)
-    if parts and parts.probed_nodes:
-        return _import_part(parts.probed_nodes)(plan)  # type: ignore[no-any-return]
+    if parts and parts.probed_nodes_function:
+        return _import_part(parts.probed_nodes_function)(plan)  # type: ignore[no-any-return]
     return launch.hosts[0].name if launch.hosts else None
 
 
@@ -134,7 +134,7 @@ def _load_launcher(name: str, code: str | None) -> RemoteLauncher:
                 "docs/writing-a-launcher.md says"
             ) from None
     if name in LAUNCHERS:
-        return _import_part(LAUNCHERS[name].launcher)()  # type: ignore[no-any-return]
+        return _import_part(LAUNCHERS[name].launcher_class)()  # type: ignore[no-any-return]
     for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
         return point.load()()  # type: ignore[no-any-return]
     raise UsageError(f"launcher {name}: found none here; known: {', '.join(launcher_names([]))}")

@@ -21,53 +21,59 @@ _LOWEST_PORT = 10_000  # below it are services that start on demand
 _PORT_TRIES = 50
 
 
-def launch_request(
-    plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource, nodes: int, removed: tuple[str, ...] = ()
+def build_request(
+    plan: Plan,
+    paths: RunPaths,
+    launcher: str,
+    runtime: NodeSource,
+    node_count: int,
+    removed_variables: tuple[str, ...] = (),
 ) -> Request:
-    """Return a request with the case's limits. nodes: their number. removed: the user's variables that no rank gets."""
+    """Return a request with the case's limits. removed_variables: the user's variables that no rank gets."""
     limits = plan.work.limits
     return Request(
         launcher=launcher,
         runtime=runtime.name,
-        nodes=tuple(runtime.node(plan, paths, node_rank) for node_rank in range(nodes)),
+        nodes=tuple(runtime.node(plan, paths, node_rank) for node_rank in range(node_count)),
         events_dir=str(paths.events),
         start_seconds=limits.start_seconds,
         step_seconds=limits.step_seconds,
         heartbeat_seconds=limits.heartbeat_seconds,
-        removed_variables=removed,
+        removed_variables=removed_variables,
     )
 
 
-def with_port(process: ProcessWork, port: int) -> dict[str, str]:
+def fill_in_port(process: ProcessWork, port: int) -> dict[str, str]:
     """Return the process's variables with the rendezvous port."""
     return {key: value.replace(PORT_CHOSEN_AT_START, str(port)) for key, value in process.environment.items()}
 
 
-def process_ends(content: Iterable[Mapping[str, Any]]) -> tuple[ProcessEnd, ...]:
+def parse_process_ends(content: Iterable[Mapping[str, Any]]) -> tuple[ProcessEnd, ...]:
+    """Return the ends that JSON objects describe. Raises TypeError."""
     return tuple(ProcessEnd(**end) for end in content)
 
 
-def rank_ends(node: NodeWork, content: Any) -> tuple[ProcessEnd, ...]:
-    """Return how each rank of a node ended. An end that is not known, as of a lost rank, has no values.
+def parse_rank_ends(node: NodeWork, content: Any) -> tuple[ProcessEnd, ...]:
+    """Return how each rank of a node ended. An unknown end, as of a lost rank, has no values.
 
-    content: what the node's part wrote, maybe on another machine. Anything but a list of ends counts as none.
+    content: what the node's agent wrote, maybe on another machine. Anything but a list of ends counts as none.
     """
     try:
-        ends = process_ends(content)
+        ends = parse_process_ends(content)
     except (TypeError, ValueError):
         ends = ()
     values = [value for end in ends for value in (end.exit_code, end.signal, end.process) if value is not None]
-    is_sound = all(isinstance(value, int) for value in (*values, *(end.rank for end in ends)))
-    by_rank = {end.rank: end for end in ends} if is_sound else {}
-    return tuple(by_rank.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
+    is_valid = all(isinstance(value, int) for value in (*values, *(end.rank for end in ends)))
+    ends_by_rank = {end.rank: end for end in ends} if is_valid else {}
+    return tuple(ends_by_rank.get(p.rank, ProcessEnd(p.rank, None, None, False)) for p in node.processes)
 
 
-def rank_ends_on_disk(node: NodeWork) -> tuple[ProcessEnd, ...]:
-    """Return how each rank of a node ended, as the first process of its container wrote it during the run."""
+def read_rank_ends(node: NodeWork) -> tuple[ProcessEnd, ...]:
+    """Read how each rank of a node ended, as the first process of its container wrote it during the run."""
     try:
-        return rank_ends(node, json.loads(read_regular(Path(str(node.ends)), "node")))
+        return parse_rank_ends(node, json.loads(read_regular(Path(str(node.ends)), "node")))
     except (OSError, ValueError):
-        return rank_ends(node, ())
+        return parse_rank_ends(node, ())
 
 
 def is_exit_known(end: ProcessEnd) -> bool:
@@ -80,7 +86,7 @@ def first_failure(ends: Iterable[ProcessEnd]) -> ProcessEnd | None:
     return next((end for end in ends if (end.exit_code or end.signal) and not end.stopped_by_us), None)
 
 
-def evidence_of(failed: ProcessEnd) -> str:
+def failure_evidence(failed: ProcessEnd) -> str:
     """Return a sentence about a rank that failed."""
     if failed.signal is None:
         return f"rank {failed.rank} ended with exit code {failed.exit_code}"
@@ -91,20 +97,20 @@ def evidence_of(failed: ProcessEnd) -> str:
     return f"rank {failed.rank} was ended by {name}"
 
 
-def free_port(file: Path = _PORT_RANGE_FILE) -> int:
+def find_free_port(range_file: Path = _PORT_RANGE_FILE) -> int:
     """Return a free port that the kernel gives to no outgoing connection.
 
     A rank listens on it only seconds later. A port that the kernel chooses may then belong to a connection of another
-    process, and the rank cannot listen. file: has the first and the last port that the kernel gives to them.
+    process, and the rank cannot listen. range_file: has the first and the last port that the kernel so chooses.
     """
     try:
-        first_of_kernel = int(file.read_text(encoding="ascii").split()[0])
+        first_kernel_port = int(range_file.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
-        first_of_kernel = _LOWEST_PORT
-    choose = random.SystemRandom().randrange  # without a seed: processes with one seed would choose the same port
-    tries = _PORT_TRIES if first_of_kernel > _LOWEST_PORT else 0
+        first_kernel_port = _LOWEST_PORT
+    choose_port = random.SystemRandom().randrange  # without a seed: processes with one seed would choose the same port
+    tries = _PORT_TRIES if first_kernel_port > _LOWEST_PORT else 0
     with socket.socket() as probe:
-        for port in (choose(_LOWEST_PORT, first_of_kernel) for _ in range(tries)):
+        for port in (choose_port(_LOWEST_PORT, first_kernel_port) for _ in range(tries)):
             with suppress(OSError):
                 probe.bind(("", port))
                 break

@@ -1,4 +1,4 @@
-"""Checks that ranks are alive and make progress, and nodes give signs, from the files that they touch and write.
+"""Checks that ranks are alive and make progress, and that nodes give signs, by the files that they touch and write.
 
 Only changes of the files count, in seconds that this process has watched (node/heartbeat_watch.py).
 """
@@ -17,13 +17,13 @@ from levelfield.node.step_draw import StepDraw
 from levelfield.rundir.follower import event_file_sizes
 
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
-MAX_CORE_SHARE = 0.05  # of one core for looking; a look of more than 50 ms takes more, as pauses have a maximum
+MAX_CORE_SHARE = 0.05  # of one core for the checks; a check of more than 50 ms takes more, as pauses have a maximum
 
 
 class Liveness:
     """Two limits of the case: seconds without a rank's heartbeat, and seconds without a finished step.
 
-    A thread gives the heartbeat, so a rank that waits for another still has one. The evidence names the stopped rank.
+    A thread gives the heartbeat, so a rank that waits for another still has one. The evidence names the silent rank.
     """
 
     def __init__(self, request: Request) -> None:
@@ -36,35 +36,38 @@ class Liveness:
         self._last_progress = 0.0
         self._draw = StepDraw(self._events)
 
-    def hang(self, alive: list[int]) -> str | None:
-        """Return the evidence line of a hang, or None. `alive`: ranks whose processes have not ended.
+    def hang_evidence(self, alive_ranks: list[int]) -> str | None:
+        """Return the evidence of a hang as a sentence; None without one. alive_ranks: those that have not ended.
 
         One of these ranks is told to sample a step of the window.
         """
-        self._draw.look(alive)
-        watched = self._clock.watched_seconds()
-        if evidence := self._heartbeats.silence_evidence(alive, watched):
+        self._draw.look(alive_ranks)
+        watched_seconds = self._clock.watched_seconds()
+        if evidence := self._heartbeats.silence_evidence(alive_ranks, watched_seconds):
             return evidence
         sizes = event_file_sizes(self._events)
         if sum(sizes.values()) != self._event_bytes:
             self._event_bytes = sum(sizes.values())
-            self._last_progress = watched
+            self._last_progress = watched_seconds
             self._has_step = self._has_step or self._contains(sizes, b'"event":"step"')
-        limit = self._request.step_seconds if self._has_step else self._request.start_seconds
-        waited = watched - self._last_progress
-        if waited <= limit:
+        limit_seconds = self._request.step_seconds if self._has_step else self._request.start_seconds
+        waited_seconds = watched_seconds - self._last_progress
+        if waited_seconds <= limit_seconds:
             return None
-        what = "step" if self._has_step else "first step"
-        hang_evidence, nodes = f"no {what} was finished for {waited:.0f} s (limit {limit:g} s)", self._request.nodes
+        awaited_step = "step" if self._has_step else "first step"
+        stall_evidence = f"no {awaited_step} was finished for {waited_seconds:.0f} s (limit {limit_seconds:g} s)"
+        nodes = self._request.nodes
         if self._has_step or len(nodes) < 2 or self._contains(sizes, b'"event":"weights"', b'"name":"joined"'):
-            return hang_evidence
-        # none of several nodes recorded what follows on their group: where the ranks sought each other
+            return stall_evidence
+        # no rank recorded the event that follows when the process group is formed: name the rendezvous
         variables = nodes[0].processes[0].environment
         parts = (variables.get("MASTER_ADDR", ""), f"port {variables.get('MASTER_PORT', '')}")
-        place = ", ".join(part for part in parts if part and "{" not in part)  # Slurm's nodes fill in the address
-        first = nodes[0].name or "node0"
-        group = f"; no process group came up: every rank was given {place} of the first node, {first}" if place else ""
-        return hang_evidence + group
+        rendezvous = ", ".join(part for part in parts if part and "{" not in part)  # Slurm's nodes fill in the address
+        first_node = nodes[0].name or "node0"
+        if not rendezvous:
+            return stall_evidence
+        reason = f"no process group came up: every rank was given {rendezvous} of the first node, {first_node}"
+        return f"{stall_evidence}; {reason}"
 
     def _contains(self, names: Iterable[str], *marks: bytes) -> bool:
         contents = (read_regular(self._events / name, "log") for name in names)
@@ -72,10 +75,10 @@ class Liveness:
 
 
 class NodePulse:
-    """How long each node has given no sign, in seconds that this process has watched.
+    """Finds nodes that give no sign, in seconds that this process has watched.
 
-    Each node watches its own ranks. Only a node that gives no sign at all is seen from outside. A sign is a reading of
-    its tools, a line of its record, or a heartbeat of its first rank: a tool may hang.
+    Each node watches its own ranks, so only a node without any sign is noticed here. A sign is a reading of its tools,
+    a line of its record, or a heartbeat of its first rank: a tool may hang.
     """
 
     def __init__(self, request: Request) -> None:
@@ -84,22 +87,26 @@ class NodePulse:
         self._signs: dict[int, tuple[list[tuple[int, int]], float]] = {}
 
     def silent_nodes(self, nodes: list[NodeWork]) -> dict[int, float]:
-        """Return the nodes without a sign for longer than a heartbeat may be missing, and for how many seconds."""
-        watched, silent_nodes = self._clock.watched_seconds(), {}
+        """Return by node rank how many seconds a node gave no sign, for nodes beyond the limit of a heartbeat."""
+        watched_seconds, silent_nodes = self._clock.watched_seconds(), {}
         for node in nodes:
-            rank, first = node.node_rank, node.processes[0].rank
-            names = (f"telemetry/node{rank}.raw.jsonl", f"nodes/node{rank}.record.jsonl", f"events/rank{first}.alive")
+            node_rank, first_rank = node.node_rank, node.processes[0].rank
+            names = (
+                f"telemetry/node{node_rank}.raw.jsonl",
+                f"nodes/node{node_rank}.record.jsonl",
+                f"events/rank{first_rank}.alive",
+            )
             sign = [file_state(self._root / name) for name in names]
-            if rank not in self._signs or self._signs[rank][0] != sign:
-                self._signs[rank] = sign, watched
-            seconds = watched - self._signs[rank][1]
+            if node_rank not in self._signs or self._signs[node_rank][0] != sign:
+                self._signs[node_rank] = sign, watched_seconds
+            seconds = watched_seconds - self._signs[node_rank][1]
             if seconds > self._limit:
-                silent_nodes[rank] = seconds
+                silent_nodes[node_rank] = seconds
         return silent_nodes
 
 
 def file_state(path: Path) -> tuple[int, int]:
-    """Return a file's size and time. It is opened: a client of a file server then asks for the newest ones."""
+    """Return a file's size and time. Opening it makes the client of a file server ask for the newest ones."""
     try:
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
@@ -108,16 +115,16 @@ def file_state(path: Path) -> tuple[int, int]:
         return -1, 0
 
 
-def pause_after(look_seconds: float) -> float:
-    """Return the seconds until the next look. look_seconds: what the last one took, of the processor."""
-    return min(max(MIN_PAUSE_SECONDS, look_seconds / MAX_CORE_SHARE), MAX_PAUSE_SECONDS)
+def pause_after(check_seconds: float) -> float:
+    """Return the seconds until the next check. check_seconds: the processor time of the last one."""
+    return min(max(MIN_PAUSE_SECONDS, check_seconds / MAX_CORE_SHARE), MAX_PAUSE_SECONDS)
 
 
-def wait_for(done: Callable[[], bool], seconds: float, step_seconds: float = 0.2) -> bool:
-    """Wait until it is done, but not longer. Return whether it is."""
+def wait_until(is_done: Callable[[], bool], seconds: float, poll_seconds: float = 0.2) -> bool:
+    """Wait until `is_done` returns true, at most so many seconds. Return whether it did."""
     deadline = time.monotonic() + seconds
-    while not done():
+    while not is_done():
         if time.monotonic() > deadline:
             return False
-        time.sleep(step_seconds)
+        time.sleep(poll_seconds)
     return True

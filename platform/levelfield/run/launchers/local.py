@@ -1,4 +1,4 @@
-"""Launcher `local`: all ranks run on this machine. It watches them until the last has ended."""
+"""Launcher `local`: all ranks run on this machine, and this process watches them until the last has ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from levelfield.node import rank_processes
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.process_identity import new_mark
 from levelfield.node.rank_processes import POLL_SECONDS, Ranks
-from levelfield.run.launchers.launched_ranks import evidence_of, free_port, launch_request, process_ends, with_port
+from levelfield.run.launchers.launched_ranks import (
+    build_request,
+    failure_evidence,
+    fill_in_port,
+    find_free_port,
+    parse_process_ends,
+)
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, inherited_variables
 from levelfield.specs.paths import RunPaths
@@ -23,49 +29,50 @@ class LocalLauncher:
     name = "local"
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
-        """One node with every rank. Pure."""
-        return launch_request(plan, paths, self.name, runtime, nodes=1, removed=REMOVED_VARIABLES)
+        """Return the request of one node with every rank. No side effect."""
+        return build_request(plan, paths, self.name, runtime, node_count=1, removed_variables=REMOVED_VARIABLES)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all ranks and wait. Every started process group is ended before it returns or raises."""
-        memory, ranks, port = MemoryKillWatch(), Ranks(new_mark()), free_port()
+        kill_watch, ranks, port = MemoryKillWatch(), Ranks(new_mark()), find_free_port()
         try:
             try:
                 for process in request.nodes[0].processes:
-                    environment = {**inherited_variables(), **with_port(process, port)}
+                    environment = {**inherited_variables(), **fill_in_port(process, port)}
                     ranks.start(process.rank, list(process.argv), environment, process.log)
             except OSError as error:
                 outcome = _stop_ranks(ranks, "launch-error", f"{error.filename or 'process'}: {error.strerror}")
             else:
                 outcome = _supervise(ranks, Liveness(request), watch)
-        except OSError as error:  # by a look at the run's files
+        except OSError as error:  # raised by reading the run's files
             outcome = _stop_ranks(ranks, "storage", f"{error.filename or request.events_dir}: {error.strerror}")
         except KeyboardInterrupt:
             outcome = _stop_ranks(ranks, "interrupted", "interrupted by the user")
         finally:
             ranks.stop()
-        killed = memory.kills(ranks.processes())
-        return replace(outcome, oom_kills=killed.number, oom_evidence=killed.evidence)
+        kills = kill_watch.kills(ranks.processes())
+        return replace(outcome, oom_kills=kills.number, oom_evidence=kills.evidence)
 
 
 def _supervise(ranks: Ranks, liveness: Liveness, watch: Watch) -> Outcome:
+    """Watch the ranks until all have ended, one has failed or they hang. Return the outcome."""
     while alive := ranks.alive():
         watch()
         if ranks.first_failed() is not None:
             break
-        if evidence := liveness.hang(alive):
+        if evidence := liveness.hang_evidence(alive):
             return _stop_ranks(ranks, "hang", evidence)
         time.sleep(POLL_SECONDS)
     failed = ranks.first_failed()
     if failed is not None:
         ranks.wait(rank_processes.SETTLE_SECONDS)  # the others may end by themselves and write their errors
     watch()
-    ends = process_ends(ranks.ends())
+    ends = parse_process_ends(ranks.ends())
     if failed is None:
         return Outcome("exited", ends)
-    return _stop_ranks(ranks, "rank-failed", evidence_of(next(end for end in ends if end.rank == failed)))
+    return _stop_ranks(ranks, "rank-failed", failure_evidence(next(end for end in ends if end.rank == failed)))
 
 
 def _stop_ranks(ranks: Ranks, cause: Cause, evidence: str | None) -> Outcome:
     ranks.stop()
-    return Outcome(cause, process_ends(ranks.ends()), evidence)
+    return Outcome(cause, parse_process_ends(ranks.ends()), evidence)

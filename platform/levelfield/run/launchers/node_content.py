@@ -1,4 +1,4 @@
-"""What nodes are given: their work as one JSON object each (docs/many-machines.md), and code and wheels as archives."""
+"""What nodes get: their work as one JSON object each (docs/many-machines.md), and code and wheels as archives."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from levelfield.contracts.execution import NodeSource, NodeWork, Request
 from levelfield.errors import UsageError
 from levelfield.node.code_digest import shared_folders, source_files
 from levelfield.plan.environment import STAMP
-from levelfield.run.launchers.launched_ranks import launch_request, with_port
-from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, launch_of
+from levelfield.run.launchers.launched_ranks import build_request, fill_in_port
+from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, require_launch
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import rendezvous_port
@@ -25,29 +25,31 @@ from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"
 SAMPLE_INTERVAL_SECONDS = 1.0
-TAR_FORMAT = tarfile.GNU_FORMAT  # has names of any length, and no time of its own
+TAR_FORMAT = tarfile.GNU_FORMAT  # has names of any length, and no time of the packing
 
 
 def request_for_nodes(plan: Plan, paths: RunPaths, launcher: str, runtime: NodeSource) -> Request:
     """Return the request of all nodes. Its port is a function of the run id. paths: of the run as the nodes see it."""
-    request = launch_request(plan, paths, launcher, runtime, plan.hardware.nodes, REMOVED_VARIABLES)
-    port = rendezvous_port(plan.run_id, launch_of(plan).site.ports)
+    request = build_request(plan, paths, launcher, runtime, plan.hardware.nodes, REMOVED_VARIABLES)
+    port = rendezvous_port(plan.run_id, require_launch(plan).site.ports)
     nodes = []
     for node in request.nodes:
-        processes = (replace(process, environment=with_port(process, port)) for process in node.processes)
+        processes = (replace(process, environment=fill_in_port(process, port)) for process in node.processes)
         nodes.append(replace(node, processes=tuple(processes)))
     return replace(request, nodes=tuple(nodes))
 
 
-def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, code: str | None) -> dict[str, Any]:
-    """Return what one node is given, without secrets. paths: as the node sees them. code: the expected digest."""
-    launch, hardware, environment_folder = launch_of(plan), plan.hardware, plan.environment.folder
-    # without the variables that look like secrets: the node's part adds them
-    public = [
+def node_content(
+    plan: Plan, paths: RunPaths, request: Request, node: NodeWork, expected_code: str | None
+) -> dict[str, Any]:
+    """Return the work of one node as JSON, without secrets. paths: as the node sees them. expected_code: its digest."""
+    launch, hardware, environment_folder = require_launch(plan), plan.hardware, plan.environment.folder
+    # without the variables that look like secrets: the node's agent adds them
+    public_processes = [
         (process, {name: value for name, value in process.environment.items() if not is_secret(name, value)})
         for process in node.processes
     ]
-    # by what a node finds its devices' NUMA domains; no rank is bound to those of shares of a host
+    # how a node finds the NUMA domains of its devices; ranks on shares of a host are bound to none
     binding = None if hardware.is_host or launch.site.bind == "none" else {"pci_vendor": launch.pci_vendor}
     return {
         "schema": SCHEMA,
@@ -58,7 +60,7 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
         "root": str(paths.root),
         "port": rendezvous_port(plan.run_id, launch.site.ports),
         "first_node": request.nodes[0].address,
-        "processes": [asdict(replace(process, environment=environment)) for process, environment in public],
+        "processes": [asdict(replace(process, environment=environment)) for process, environment in public_processes],
         "events_dir": request.events_dir,
         "limits": {
             "start_seconds": request.start_seconds,
@@ -73,7 +75,7 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
         "facts": {name: command.model_dump(mode="json") for name, command in launch.facts.items()},
         "binding": binding,
         "expected": {  # the digests of code and environment, which a node checks before it trains, and their places
-            "code": code,
+            "code": expected_code,
             "folder": plan.implementation.folder,
             "environment": plan.environment.digest if environment_folder else None,
             "stamp": f"{environment_folder}/{STAMP}" if environment_folder else None,
@@ -84,12 +86,12 @@ def node_content(plan: Plan, paths: RunPaths, request: Request, node: NodeWork, 
 
 
 def secrets_of(plan: Plan) -> dict[str, str]:
-    """Return the user's variables that look like secrets. They reach a node outside of every file of the run."""
+    """Return the user's variables that look like secrets. They reach a node without any file of the run."""
     return {name: value for name, value in plan.tuning.environment.items() if is_secret(name, value)}
 
 
 def secret_values(request: Request) -> dict[str, str]:
-    """Return the ranks' variables that look like secrets, for a launcher that sends them. No submission has them."""
+    """Return the ranks' variables that look like secrets, for a launcher that sends them beside its submissions."""
     ranks = (process.environment for node in request.nodes for process in node.processes)
     return {name: value for rank in ranks for name, value in rank.items() if is_secret(name, value)}
 
@@ -113,7 +115,7 @@ def code_archive(implementation: Path) -> bytes:
 
 
 def wheels_archive(folder: Path) -> memoryview:
-    """Return the wheels of a folder. They may be gigabytes: they lie in a file without a name."""
+    """Return an archive of a folder's wheels, backed by a file without a name: it may have gigabytes."""
     with tempfile.TemporaryFile() as output:
         with tarfile.open(fileobj=output, mode="w", format=TAR_FORMAT) as archive:
             for path in wheel_files(folder):

@@ -24,34 +24,37 @@ class BrokenStream(Exception):
 
 
 class NodeStream:
-    """The frames of one node so far. received: bytes by file that an earlier stream of this node received."""
+    """Writes the frames of one node into the run directory.
+
+    received: how many bytes of each file an earlier stream of this node received.
+    """
 
     def __init__(
         self, root: Path, node_rank: int, ranks: Iterable[int], received: Mapping[str, int] | None = None
     ) -> None:
         self.ranks = list(ranks)
         self._root = root
-        # how many bytes of each file came, by name
+        # how many bytes of each file were received, by name
         self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
         self._heartbeats = frozenset(HEARTBEAT.format(rank=rank) for rank in self.ranks)
         self._partial_line = b""
-        self.frame_count = 0  # how many came
-        self.end_code: int | None = None  # of the last frame
+        self.frame_count = 0
+        self.exit_code: int | None = None  # of the node, which its last frame has
 
     def receive(self, part: bytes) -> None:
         """Take the next bytes of the node. Raises BrokenStream, and OSError where a file cannot be written here."""
         *lines, self._partial_line = (self._partial_line + part).split(b"\n")
         for line in lines:
-            if self.end_code is None:  # nothing that is printed after the last frame changes a node's word
+            if self.exit_code is None:  # lines after the last frame are ignored
                 self._receive_frame(line)
         if len(self._partial_line) > MAX_LINE_BYTES:
             raise BrokenStream(f"found a frame of more than {MAX_LINE_BYTES} bytes")
 
     def is_complete(self) -> bool:
-        return self.end_code is not None
+        return self.exit_code is not None
 
     def truncated_files(self) -> tuple[str, ...]:
-        """Return the files that came up to their limit: what is more stayed on the node."""
+        """Return the files that reached the size limit; the rest of them stayed on the node."""
         return tuple(f"{name} (its end)" for name, size in sorted(self.received.items()) if size >= MAX_FILE_BYTES)
 
     def _receive_frame(self, line: bytes) -> None:
@@ -65,16 +68,16 @@ class NodeStream:
             raise BrokenStream(f"found {type(frame).__name__}, expected a frame as a JSON object")
         self.frame_count += 1
         if frame.keys() == {"beat"}:
-            _whole_number(frame, "beat")
+            _read_whole_number(frame, "beat")
         elif frame.keys() == {"end"}:
-            self.end_code = _whole_number(frame, "end")
+            self.exit_code = _read_whole_number(frame, "end")
         elif frame.keys() in ({"file", "at", "data"}, {"file", "at", "base64"}):
             self._write(frame)
         else:
             raise BrokenStream(f"found a frame with the keys {', '.join(sorted(frame))[:200]!r}")
 
     def _write(self, frame: Mapping[str, Any]) -> None:
-        name, offset, key = frame["file"], _whole_number(frame, "at"), "data" if "data" in frame else "base64"
+        name, offset, key = frame["file"], _read_whole_number(frame, "at"), "data" if "data" in frame else "base64"
         try:
             content = frame[key].encode() if key == "data" else base64.b64decode(frame[key], validate=True)
         except (ValueError, TypeError, AttributeError):
@@ -96,14 +99,14 @@ class NodeStream:
             written = 0
             while written < len(content):
                 written += os.pwrite(descriptor, content[written:], offset + written)
-            os.utime(descriptor)  # a heartbeat changes also where it repeats its count
+            os.utime(descriptor)  # the time changes even where a heartbeat repeats its count
         finally:
             os.close(descriptor)
         if not is_heartbeat:
             self.received[name] += len(content)
 
 
-def _whole_number(frame: Mapping[str, Any], key: str) -> int:
+def _read_whole_number(frame: Mapping[str, Any], key: str) -> int:
     value = frame[key]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BrokenStream(f"key '{key}': found {str(value)[:40]!r}, expected a whole number from 0")

@@ -1,4 +1,4 @@
-"""The container engine: connecting, errors, containers made and removed. Only by the docker SDK."""
+"""The container engine, by the docker SDK: the connection, its errors, and how containers are made and removed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RUN_LABEL = "levelfield.run"
 OWNER_LABEL = "levelfield.owner"
 IMAGE_LABEL = "levelfield.image"
 TIMEOUT_SECONDS = 60
-INTERRUPTED_TIMEOUT_SECONDS = 5  # for each answer after an interrupt; a second one is waited for less long
-SILENT_TIMEOUT_SECONDS = 1
-HOME_VARIABLES = {
+INTERRUPTED_TIMEOUT_SECONDS = 5  # for each answer after an interrupt
+SILENT_TIMEOUT_SECONDS = 1  # for each answer of an engine that did not answer before
+HOME_VARIABLES = {  # the image does not know the user
     "HOME": "/tmp",
     "USER": "levelfield",
     "LOGNAME": "levelfield",
-}  # of a user that the image does not know
+}
 
 
 class EngineError(Exception):
@@ -44,9 +44,9 @@ def connect() -> Iterator[DockerClient]:
         client = DockerClient.from_env(timeout=TIMEOUT_SECONDS)
         client.ping()
     except (DockerException, OSError):
-        place = os.environ.get("DOCKER_HOST", "the usual socket of Docker's")
+        address = os.environ.get("DOCKER_HOST", "the usual socket of Docker's")
         raise RunFailed(
-            f"no container engine answers at {place}: start one, or set DOCKER_HOST. A run without --runtime docker "
+            f"no container engine answers at {address}: start one, or set DOCKER_HOST. A run without --runtime docker "
             "needs none"
         ) from None
     with closing(client):
@@ -62,12 +62,12 @@ def engine_errors() -> Iterator[None]:
     try:
         yield
     except (DockerException, RequestException, OSError) as error:
-        raise EngineError(first_line(error)) from None
+        raise EngineError(first_error_line(error)) from None
 
 
 @contextmanager
-def engine_ready() -> Iterator[DockerClient]:
-    """Connect to the engine, where every error of it is RunFailed: a run then ends with a result."""
+def connect_or_fail() -> Iterator[DockerClient]:
+    """Connect to the engine for the block. Its errors become RunFailed there: a run then ends with a result."""
     try:
         with connect() as client, engine_errors():
             yield client
@@ -76,16 +76,16 @@ def engine_ready() -> Iterator[DockerClient]:
 
 
 def shorten_timeout(client: DockerClient, seconds: int = INTERRUPTED_TIMEOUT_SECONDS) -> None:
-    """Wait for each later answer of the engine only so long: the user has interrupted the command."""
+    """Let each later call wait at most so long for the engine: after an interrupt, or where it is silent."""
     client.api.timeout = seconds
 
 
-def container_plan(plan: Plan) -> ContainerPlan:
+def require_container(plan: Plan) -> ContainerPlan:
     assert plan.container is not None, "a plan for runtime docker has a container"
     return plan.container
 
 
-def first_line(error: Exception) -> str:
+def first_error_line(error: Exception) -> str:
     """Return the first line of an error's message."""
     explanation = getattr(error, "explanation", None)
     if isinstance(error, OSError) and error.filename:
@@ -94,14 +94,14 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-def owner() -> str:
-    """Return a label of this process, which `is_owner_alive` reads."""
+def owner_label() -> str:
+    """Return the label that names this process as the owner; `is_owner_alive` reads it."""
     identity = identity_of(os.getpid())
     return identity.to_text() if identity else ""
 
 
 def is_owner_alive(labels: Mapping[str, str]) -> bool:
-    """Return whether the process of the label still runs. One of another machine, or of an unknown label, counts so."""
+    """Return whether the label's process still runs; true for one of another machine, and for an unknown label."""
     identity = parse_identity(labels[OWNER_LABEL])
     return identity is None or is_alive(identity) is not False
 
@@ -157,10 +157,10 @@ def _created_container(
     """
     from docker.errors import NotFound
 
-    created: str = client.api.create_container(**arguments)["Id"]
-    container = client.containers.get(created)
+    container_id: str = client.api.create_container(**arguments)["Id"]
+    container = client.containers.get(container_id)
     try:
-        with closing(client.api.attach_socket(created, params={"stdin": 1, "stream": 1})):
+        with closing(client.api.attach_socket(container_id, params={"stdin": 1, "stream": 1})):
             yield container
     except KeyboardInterrupt:
         shorten_timeout(client)
@@ -181,15 +181,15 @@ def _container_arguments(
     """Return the arguments for the engine. The only capabilities are those that the vendor names with a reason."""
     from docker.types import DeviceRequest, Ulimit
 
-    options, devices = work.options, list(work.options.device_request)
+    options, device_ids = work.options, list(work.options.device_request)
     groups = []  # by their numbers on the host: the image may lack the group or use another number
     for name in options.groups:
         try:
             groups.append(str(grp.getgrnam(name).gr_gid))
         except KeyError:
             groups.append(name)
-    request = DeviceRequest(driver=options.request_driver or "", device_ids=devices, capabilities=[["gpu"]])
-    host = client.api.create_host_config(
+    device_request = DeviceRequest(driver=options.request_driver or "", device_ids=device_ids, capabilities=[["gpu"]])
+    host_config = client.api.create_host_config(
         binds={path: {"bind": path, "mode": mode} for path, mode in work.mounts.items()},
         network_mode=work.network,
         mem_limit=work.memory_bytes,
@@ -198,7 +198,7 @@ def _container_arguments(
         cap_add=list(options.capabilities),
         security_opt=["no-new-privileges", *options.security_options],
         devices=[f"{node}:{node}:rw" for node in options.device_nodes],
-        device_requests=[request] if devices else [],
+        device_requests=[device_request] if device_ids else [],
         group_add=groups,
         runtime=options.engine_runtime,
         ipc_mode="host" if options.host_ipc else None,
@@ -216,6 +216,6 @@ def _container_arguments(
         "labels": work.labels,
         "hostname": None if address in (None, "127.0.0.1") else address,
         "stdin_open": True,
-        "host_config": host,
+        "host_config": host_config,
         "networking_config": {"EndpointsConfig": {work.network: {"Aliases": [address]}}} if has_alias else None,
     }

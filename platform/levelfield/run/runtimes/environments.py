@@ -28,8 +28,8 @@ _PYTHON_ADVICE = "give an interpreter with --python"
 
 
 @contextmanager
-def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
-    """Prepare the environment and lock it against changes for the block. Raises RunFailed or UsageError."""
+def use_environment(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
+    """Make the environment if needed, and lock it against changes for the block. Raises RunFailed or UsageError."""
     if not plan.folder:
         yield
         return
@@ -45,9 +45,9 @@ def environment_in_use(plan: EnvironmentPlan, say: Say) -> Iterator[None]:
                 try:
                     _make_environment(plan, folder, say)
                 except OSError as error:
-                    if error.errno == errno.EROFS:  # as where no lock can be made on it
-                        where = error.filename or folder
-                        raise UsageError(f"{where} cannot be written: {error.strerror}; {_PYTHON_ADVICE}") from None
+                    if error.errno == errno.EROFS:  # the same message as where no lock can be made
+                        path = error.filename or folder
+                        raise UsageError(f"{path} cannot be written: {error.strerror}; {_PYTHON_ADVICE}") from None
                     raise RunFailed(f"the environment cannot be made: {write_failure_text(error, folder)}") from None
             fcntl.flock(lock, fcntl.LOCK_UN)
         yield
@@ -62,7 +62,7 @@ def is_ready(plan: EnvironmentPlan) -> bool:
 
 @contextmanager
 def _lock_file(folder: Path, is_complete: bool) -> Iterator[int | None]:
-    """Yield the descriptor of the lock; None where none can be made, nor is needed: the environment is complete."""
+    """Yield the descriptor of the lock; None where none can be made and the environment is complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         descriptor = environment_folder.opened_lock(folder.with_name(f"{folder.name}.lock"))
@@ -70,8 +70,8 @@ def _lock_file(folder: Path, is_complete: bool) -> Iterator[int | None]:
         if is_complete:
             yield None
             return
-        where = error.filename or folder.parent
-        raise UsageError(f"{where} cannot be written: {error.strerror}; {_PYTHON_ADVICE}") from None
+        path = error.filename or folder.parent
+        raise UsageError(f"{path} cannot be written: {error.strerror}; {_PYTHON_ADVICE}") from None
     try:
         yield descriptor
     finally:
@@ -85,7 +85,7 @@ def _acquire(lock: int, kind: int, folder: Path, say: Say) -> None:
 
 
 def _make_environment(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
-    """Create the environment from scratch. The rest of a failed or killed attempt is ended and removed first."""
+    """Create the environment from scratch. What a failed or killed attempt left is ended and removed first."""
     if plan.offline and not installer.wheels_folder():
         raise RunFailed(
             f"--offline, and {folder} is not made. Set {installer.WHEELS} to a folder of wheels (`environment wheels "
@@ -95,32 +95,35 @@ def _make_environment(plan: EnvironmentPlan, folder: Path, say: Say) -> None:
     environment_folder.refuse_foreign(folder, _PYTHON_ADVICE)
     reason = "the requirements changed" if (folder / STAMP).exists() else "first use"
     names = []
-    for requirement in plan.requirements:  # one with a condition by its name: its line for this Python has the version
-        plain, _, condition = requirement.partition(";")
-        names.append(re.split(r"[=<>!~ ]", plain, maxsplit=1)[0] if condition else plain)
+    # a requirement with a condition is shown by its name: another line has its version for this Python
+    for requirement in plan.requirements:
+        requirement_name, _, condition = requirement.partition(";")
+        names.append(re.split(r"[=<>!~ ]", requirement_name, maxsplit=1)[0] if condition else requirement_name)
     say(f"making {folder.parent.name}/{folder.name} ({reason}): {', '.join(dict.fromkeys(names))}")
     environment_folder.make_empty(folder)
     started = time.monotonic()
     create, install = installer.environment_commands(plan.made_with or sys.executable, folder)
-    _run(create, folder, say)
-    source = installer.source_variables(plan.index)
-    _run([*install, *plan.requirements], folder, say, source)
+    _run_installer(create, folder, say)
+    source_variables = installer.source_variables(plan.index)
+    _run_installer([*install, *plan.requirements], folder, say, source_variables)
     if not plan.name.endswith("-cpu"):
         installer.refuse_processor_builds(folder)
     for step in plan.builds:
         say(f"building {', '.join(step.packages)} against what is installed; this may take long")
         argv = [*install, "--no-build-isolation", *plan.requirements, *step.packages]
-        _run(argv, folder, say, {**source, **installer.build_variables(folder, step.home, step.headers)})
-    made = [*plan.requirements, *(package for step in plan.builds for package in step.packages)]
-    if missing := installer.lacking(folder, made):
+        _run_installer(
+            argv, folder, say, {**source_variables, **installer.build_variables(folder, step.home, step.headers)}
+        )
+    installed = [*plan.requirements, *(package for step in plan.builds for package in step.packages)]
+    if missing := installer.lacking(folder, installed):
         raise RunFailed(f"the environment cannot be made: {installer.installed_elsewhere(folder, missing)}")
-    write_json(folder / STAMP, {"digest": plan.digest, "requirements": made})
+    write_json(folder / STAMP, {"digest": plan.digest, "requirements": installed})
     say(f"{folder.name} is ready after {time.monotonic() - started:.0f} s")
 
 
-def _run(argv: list[str], folder: Path, say: Say, source: dict[str, str] | None = None) -> None:
+def _run_installer(argv: list[str], folder: Path, say: Say, source_variables: dict[str, str] | None = None) -> None:
     """Run an installer and report each package that it collects. Raises RunFailed with its last lines."""
     try:
-        installer.run(argv, folder, say, source)
+        installer.run(argv, folder, say, source_variables)
     except RunFailed as error:
         raise RunFailed(f"the environment cannot be made: {error}") from None

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from levelfield import environment_folder
 from levelfield.contracts.execution import Say
 from levelfield.errors import RunFailed
-from levelfield.run.runtimes.engine import IMAGE_LABEL, first_line
-from levelfield.run.runtimes.wheels import Wheels, image_wheels, verify
+from levelfield.run.runtimes.engine import IMAGE_LABEL, first_error_line
+from levelfield.run.runtimes.wheels import Wheels, fetch_image_wheels, verify_wheels
 from levelfield.rundir.directory import replacement_file, write_atomically
 from levelfield.specs.plan import ContainerPlan, ImagePlan
 from levelfield.user_folders import own_cache
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuiltImage:
-    """An existing image."""
+    """An image that the engine has."""
 
     tag: str
     id: str
-    base_id: str
+    base_id: str  # the id of the base image
     log: Path  # the engine's output of the build, if the build was on this machine
     is_new: bool  # whether it was built for this run
 
@@ -54,8 +54,8 @@ class BuiltImage:
             shutil.copyfile(self.log, folder / "build.log")
 
 
-def ready_image(client: DockerClient, container: ContainerPlan, say: Say) -> BuiltImage:
-    """Return the image, and build it if it is missing. Raises RunFailed with the last lines of the engine."""
+def prepare_image(client: DockerClient, container: ContainerPlan, say: Say) -> BuiltImage:
+    """Return the image, built first if it is missing. Raises RunFailed with the engine's last lines."""
     from docker.errors import DockerException
 
     image, reference = container.image, container.image.base.reference
@@ -71,11 +71,11 @@ def ready_image(client: DockerClient, container: ContainerPlan, say: Say) -> Bui
             client.images.pull(reference)
         except DockerException as error:
             raise RunFailed(
-                f"the image {reference} cannot be fetched: {first_line(error)}. Load it onto the "
+                f"the image {reference} cannot be fetched: {first_error_line(error)}. Load it onto the "
                 "engine, or name another with --base-image"
             ) from None
         base_id = str(client.images.get(reference).id)
-    wheels = image_wheels(image, container.offline, say)
+    wheels = fetch_image_wheels(image, container.offline, say)
     tag = image_tag(image, base_id, wheels)
     log = own_cache() / "images" / f"{tag.replace('/', '-').replace(':', '-')}.log"
     try:
@@ -113,8 +113,8 @@ def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log
 
     Raises RunFailed with the last lines before an error.
     """
-    verify(wheels)
-    last: deque[str] = deque(maxlen=3)
+    verify_wheels(wheels)
+    last_lines: deque[str] = deque(maxlen=3)
     with build_context(image, wheels) as tar, log.open("w", encoding="utf-8") as file:
         stream = client.api.build(
             fileobj=tar,
@@ -129,11 +129,11 @@ def _build(client: DockerClient, image: ImagePlan, wheels: Wheels, tag: str, log
             text = str(chunk.get("stream") or chunk.get("error") or "")
             file.write(text)
             if "error" in chunk:
-                lines = " | ".join(last)
+                lines = " | ".join(last_lines)
                 raise RunFailed(f"the image could not be built: {lines} ({text.strip()}). The log is {file.name}")
             if text.startswith("Step "):
                 say(" ".join(text.split())[:100])
-            last.extend(
+            last_lines.extend(
                 line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\x1b[0mRem")
             )
     # The build stage with the unpacked wheels has no tag. It would need the same disk space again.

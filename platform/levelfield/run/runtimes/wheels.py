@@ -1,7 +1,8 @@
 """The wheels of an image: the host's pip downloads them once, with the user's own index and certificates.
 
-A build then needs no network, and `--offline` uses the stored wheels. LEVELFIELD_WHEELS takes them from a folder. The
-folder's name is the digest of the request. `wheels.json`, which is written last, lists the files with their sha256.
+A build then needs no network, and `--offline` uses the stored wheels. With LEVELFIELD_WHEELS pip takes them from that
+folder. The name of the folder here is the digest of what was requested. `wheels.json`, which is written last, lists the
+files with their sha256.
 """
 
 from __future__ import annotations
@@ -38,15 +39,17 @@ class Wheels:
     files: dict[str, str]  # the sha256 by file name
 
 
-def image_wheels(image: ImagePlan, offline: bool, say: Say) -> Wheels:
-    """Return all wheels for the image's requirements. Raises RunFailed when they cannot be downloaded.
+def fetch_image_wheels(image: ImagePlan, offline: bool, say: Say) -> Wheels:
+    """Return all wheels for the image's requirements, downloaded once. Raises RunFailed when pip cannot fetch them.
 
     Raises UsageError when this machine has no Python of the image's version, for which pip chooses the wheels.
     """
     if not image.requirements:
         return Wheels(Path(), {})
-    steps = (step.fingerprint() for step in image.builds)
-    inputs = "\n".join((image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *steps))
+    step_fingerprints = (step.fingerprint() for step in image.builds)
+    inputs = "\n".join(
+        (image.base.python_version, platform.machine(), PIP_REQUIREMENT, *image.requirements, *step_fingerprints)
+    )
     folder = user_folders.own_cache() / "wheels" / hashlib.sha256(inputs.encode()).hexdigest()[:16]
     files = _stored_digests(folder)
     if files is None:
@@ -56,21 +59,21 @@ def image_wheels(image: ImagePlan, offline: bool, say: Say) -> Wheels:
                 f"{folder}). Fetch them once without --offline: `environment image build`; or set "
                 f"{installer.WHEELS} to a folder that `environment wheels fetch` made"
             )
-        with _locked(folder):  # another run may have downloaded them meanwhile
+        with _lock_folder(folder):  # another run may have downloaded them meanwhile
             files = _stored_digests(folder)
             if not files:
                 version = image.base.python_version
                 say(f"fetching the wheels of {image.name} for Python {version}: {', '.join(image.requirements)}")
                 python = find_interpreter(f"=={version}.*").python
-                source, quiet = installer.source_variables(image.index), lambda line: None
-                _run_pip_wheel(folder, python, (PIP_REQUIREMENT, *image.requirements), quiet, source)
-                _run_build_steps(folder, python, image.requirements, image.builds, quiet, source)
+                source_variables, say_nothing = installer.source_variables(image.index), lambda line: None
+                _run_pip_wheel(folder, python, (PIP_REQUIREMENT, *image.requirements), say_nothing, source_variables)
+                _run_build_steps(folder, python, image.requirements, image.builds, say_nothing, source_variables)
                 files = {path.name: _sha256(path) for path in sorted(folder.glob("*.whl"))}
                 write_atomically(folder / "wheels.json", json.dumps(files, indent=2) + "\n")
     return Wheels(folder, files)
 
 
-def verify(wheels: Wheels) -> None:
+def verify_wheels(wheels: Wheels) -> None:
     """Check every wheel. Raises RunFailed when one is missing or has another digest."""
     for name, expected in wheels.files.items():
         path = wheels.folder / name
@@ -83,8 +86,8 @@ def verify(wheels: Wheels) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it for the block, in which an error of the file system is a RunFailed."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Make the folder and lock it for the block. Errors of the file system in the block become RunFailed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with environment_folder.lock_file(folder / ".lock") as lock:
@@ -106,40 +109,47 @@ def fetch_wheels(
 
     arguments: requirements as pip takes them. index: the variable that names an index beside pip's own.
     """
-    with _locked(folder):
-        source = installer.index_variables(index)
-        _run_pip_wheel(folder, python, arguments, say, source)
-        _run_build_steps(folder, python, arguments, builds, say, source)
+    with _lock_folder(folder):
+        source_variables = installer.index_variables(index)
+        _run_pip_wheel(folder, python, arguments, say, source_variables)
+        _run_build_steps(folder, python, arguments, builds, say, source_variables)
 
 
 def _run_pip_wheel(
-    folder: Path, python: str, arguments: Sequence[str], say: Say, source: dict[str, str] | None
+    folder: Path, python: str, arguments: Sequence[str], say: Say, source_variables: dict[str, str] | None
 ) -> None:
     """Run `pip wheel`, which also builds the wheels of requirements that are published only as sources."""
     argv = [sys.executable, "-m", "pip", "--python", python, "wheel", "--disable-pip-version-check"]
     installer.end_leftover_installer(folder, say)
     try:
-        installer.run([*argv, "--progress-bar", "off", "--wheel-dir", str(folder), *arguments], folder, say, source)
+        installer.run(
+            [*argv, "--progress-bar", "off", "--wheel-dir", str(folder), *arguments], folder, say, source_variables
+        )
     except RunFailed as error:
         raise RunFailed(f"pip could not fetch the wheels: {error}") from None
 
 
 def _run_build_steps(
-    folder: Path, python: str, arguments: Sequence[str], builds: Sequence[BuildStep], say: Say, source: dict[str, str]
+    folder: Path,
+    python: str,
+    arguments: Sequence[str],
+    builds: Sequence[BuildStep],
+    say: Say,
+    source_variables: dict[str, str],
 ) -> None:
-    """Build wheels in an environment that has the packages they need for it, and remove that environment."""
+    """Build wheels in a temporary environment that has the packages that their builds need."""
     if not builds:
         return
     environment = folder / BUILD_ENVIRONMENT
     environment_folder.make_empty(environment)
-    only_folder = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
+    offline_variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folder.as_uri()}
     create, install = installer.environment_commands(python, environment)
     try:
-        installer.run(create, folder, say, source)
-        installer.run([*install, *arguments], folder, say, only_folder)
+        installer.run(create, folder, say, source_variables)
+        installer.run([*install, *arguments], folder, say, offline_variables)
         python_of_environment = str(environment / "bin" / "python")
         for step in builds:
-            variables = {**source, **installer.build_variables(environment, step.home, step.headers)}
+            variables = {**source_variables, **installer.build_variables(environment, step.home, step.headers)}
             options = ("--no-build-isolation", "--find-links", str(folder))
             _run_pip_wheel(folder, python_of_environment, (*options, *arguments, *step.packages), say, variables)
     finally:

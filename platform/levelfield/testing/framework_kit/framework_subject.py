@@ -17,7 +17,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import Say
 from levelfield.errors import LevelfieldError, UnknownName
 from levelfield.plan.environment import plan_environment
-from levelfield.run.runtimes.environments import environment_in_use, is_ready
+from levelfield.run.runtimes.environments import is_ready, use_environment
 from levelfield.specs.implementation import ImplementationFile
 from levelfield.specs.requirements import EnvironmentPackages
 from levelfield.specs.selector import split_label
@@ -100,7 +100,7 @@ class FrameworkSubject:
                 python=self._python,
                 runtime="process",
             )
-            self.exit_stack.enter_context(environment_in_use(plan, self._report_environment))
+            self.exit_stack.enter_context(use_environment(plan, self._report_environment))
         except LevelfieldError as error:
             raise Fails(f"no Python for it: {error}", "correct `requirements`, or give --python") from None
         environment = {**manifest.environment(self.kind), **self.vendor.environment}

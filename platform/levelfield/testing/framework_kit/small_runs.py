@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.run.launchers.launched_ranks import free_port
+from levelfield.run.launchers.launched_ranks import find_free_port
 
 TIME_LIMIT_SECONDS = 600.0
 SETTLE_SECONDS = 30.0  # for the other ranks, after one has failed
@@ -82,7 +82,7 @@ def run_small(
     layout = job["layout"]
     world_size = layout["data"] * layout.get("context", 1) * layout["tensor"] * layout["pipeline"]
     started_ranks = list(range(world_size)) if only_ranks is None else list(only_ranks)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in started_ranks:

@@ -15,7 +15,7 @@ from levelfield.run.launchers.kubernetes.cluster_api import (
     ClusterRefusal,
     ClusterSilence,
 )
-from levelfield.run.launchers.site_findings import SiteFinding, missing, ok, unknown
+from levelfield.run.launchers.site_findings import SiteFinding, missing_finding, ok_finding, unknown_finding
 from levelfield.specs.site import NO_RESOURCE, KubernetesSite, LaunchPlan
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -29,30 +29,34 @@ def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     try:
         api = ClusterApi(site.context)
     except UsageError as error:
-        yield missing("client", str(error), "correct this first; nothing else can be tried")
+        yield missing_finding("client", str(error), "correct this first; nothing else can be tried")
         return
     with closing(api):
         try:
             yield from _cluster_findings(api, site)
         except ClusterSilence as error:
-            yield missing("cluster", f"{api.address} gave no answer: {error}", "check the context and your network")
+            yield missing_finding(
+                "cluster", f"{api.address} gave no answer: {error}", "check the context and your network"
+            )
 
 
 def _cluster_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     try:
         version = str(api.get("/version").get("gitVersion", "of an unknown version"))
     except ClusterRefusal as error:
-        yield missing("cluster", f"{api.address} refused: {error}", "renew your login, or choose another context")
+        yield missing_finding(
+            "cluster", f"{api.address} refused: {error}", "renew your login, or choose another context"
+        )
         return
     namespace = f"/api/v1/namespaces/{site.namespace}"
     yield _version_finding(f"{api.address} is Kubernetes {version}", version)
     yield _existence_finding(api, "namespace", namespace, site.namespace, "kubernetes.namespace")
     yield from _rights_findings(api, site)
     if site.image:
-        yield ok("image", f"{site.image} is named; only a pod's machine can tell whether it may be pulled")
+        yield ok_finding("image", f"{site.image} is named; only a pod's machine can tell whether it may be pulled")
     else:
-        do = "give kubernetes.image, or `--runtime docker` with an image that the cluster can pull"
-        yield missing("image", "kubernetes.image is not given", do)
+        advice = "give kubernetes.image, or `--runtime docker` with an image that the cluster can pull"
+        yield missing_finding("image", "kubernetes.image is not given", advice)
     if account := site.service_account:
         path = f"{namespace}/serviceaccounts/{account}"
         yield _existence_finding(api, "service account", path, account, "kubernetes.service_account")
@@ -69,11 +73,11 @@ def _cluster_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFin
         yield _existence_finding(api, "claim", path, site.claim, "kubernetes.claim")
         folder = Path(str(site.claim_folder))
         if folder.is_dir() and os.access(folder, os.W_OK):
-            yield ok("claim folder", f"{folder} is a folder here, and can be written")
+            yield ok_finding("claim folder", f"{folder} is a folder here, and can be written")
         else:
-            do = "mount the claim's volume there, or leave out claim and claim_folder: "
-            do += "the pods' logs then bring the files"
-            yield missing("claim folder", f"{folder} is no folder here that you can write", do)
+            advice = "mount the claim's volume there, or leave out claim and claim_folder: "
+            advice += "the pods' logs then bring the files"
+            yield missing_finding("claim folder", f"{folder} is no folder here that you can write", advice)
     if site.devices not in (None, NO_RESOURCE):
         yield _devices_finding(api, site.devices)
 
@@ -81,12 +85,12 @@ def _cluster_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFin
 def _version_finding(sentence: str, version: str) -> SiteFinding:
     minor = re.match(r"v1\.(\d+)", version)
     if minor and int(minor[1]) < MIN_MINOR_VERSION:
-        do = "an older one drops what a run's Job needs"
-        return missing("cluster", f"{sentence}, expected 1.{MIN_MINOR_VERSION} or newer", do)
+        advice = "an older one drops what a run's Job needs"
+        return missing_finding("cluster", f"{sentence}, expected 1.{MIN_MINOR_VERSION} or newer", advice)
     if minor is None and not re.match(r"v[2-9]\.", version):
-        do = f"see `kubectl version`: a run needs 1.{MIN_MINOR_VERSION} or newer, and an older cluster refuses it"
-        return unknown("cluster", f"{sentence}, which says no version that can be compared", do)
-    return ok("cluster", sentence)
+        advice = f"see `kubectl version`: a run needs 1.{MIN_MINOR_VERSION} or newer, and an older cluster refuses it"
+        return unknown_finding("cluster", f"{sentence}, which says no version that can be compared", advice)
+    return ok_finding("cluster", sentence)
 
 
 def _rights_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
@@ -103,10 +107,10 @@ def _rights_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFind
         if (answer.get("status") or {}).get("allowed") is not True:
             refused.append(f"{verb} {resource}{f'/{part}' if part else ''}{f'.{group}' if group else ''}")
     if not refused:
-        yield ok("rights", f"you may do all {len(needed)} things that a run does in {site.namespace}")
+        yield ok_finding("rights", f"you may do all {len(needed)} things that a run does in {site.namespace}")
     for right in refused:
-        do = f"your cluster's administrator must allow it: a Role with {right} in {site.namespace}"
-        yield missing("rights", f"you may not {right} in {site.namespace}", do)
+        advice = f"your cluster's administrator must allow it: a Role with {right} in {site.namespace}"
+        yield missing_finding("rights", f"you may not {right} in {site.namespace}", advice)
 
 
 def _existence_finding(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
@@ -118,28 +122,28 @@ def _existence_finding(api: ClusterApi, subject: str, path: str, name: str, key:
         fields = api.get(path)
     except ClusterRefusal as error:
         if error.status == 404:
-            return missing(subject, f"the cluster has no {subject} {name}", f"create it, or correct {key}")
-        return unknown(subject, f"{name}: {error}")
+            return missing_finding(subject, f"the cluster has no {subject} {name}", f"create it, or correct {key}")
+        return unknown_finding(subject, f"{name}: {error}")
     if subject != "claim":
-        return ok(subject, f"{name} is there")
+        return ok_finding(subject, f"{name} is there")
     phase = (fields.get("status") or {}).get("phase")
     modes = (fields.get("spec") or {}).get("accessModes") or []
     if phase != "Bound":
-        return missing("claim", f"{name} is {phase}, expected Bound", "`kubectl describe pvc` says why")
+        return missing_finding("claim", f"{name} is {phase}, expected Bound", "`kubectl describe pvc` says why")
     if "ReadWriteMany" not in modes:
-        do = "pods on several machines need a claim with ReadWriteMany"
-        return missing("claim", f"{name} has {', '.join(map(str, modes)) or 'no access mode'}", do)
-    return ok("claim", f"{name} is bound, for many machines")
+        advice = "pods on several machines need a claim with ReadWriteMany"
+        return missing_finding("claim", f"{name} has {', '.join(map(str, modes)) or 'no access mode'}", advice)
+    return ok_finding("claim", f"{name} is bound, for many machines")
 
 
 def _devices_finding(api: ClusterApi, resource: str) -> SiteFinding:
     try:
         nodes = api.get("/api/v1/nodes").get("items") or []
     except ClusterRefusal as error:
-        return unknown("devices", f"{resource}: the cluster does not show its machines: {error}")
+        return unknown_finding("devices", f"{resource}: the cluster does not show its machines: {error}")
     counts = [str(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0")) for node in nodes]
     devices = [int(count) for count in counts if count.isdecimal() and int(count)]
     if not devices:
-        do = "install the maker's device plugin, or correct kubernetes.devices"
-        return missing("devices", f"none of {len(nodes)} machines has {resource}", do)
-    return ok("devices", f"{len(devices)} of {len(nodes)} machines have {resource}: {sum(devices)} in all")
+        advice = "install the maker's device plugin, or correct kubernetes.devices"
+        return missing_finding("devices", f"none of {len(nodes)} machines has {resource}", advice)
+    return ok_finding("devices", f"{len(devices)} of {len(nodes)} machines have {resource}: {sum(devices)} in all")

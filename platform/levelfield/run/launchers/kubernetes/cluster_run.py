@@ -25,9 +25,9 @@ from levelfield.run.launchers.kubernetes.cluster_api import (
 )
 from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
 from levelfield.run.launchers.kubernetes.pod_watch import PodLog, PodState, PodWatch
-from levelfield.run.launchers.liveness import Liveness, wait_for
+from levelfield.run.launchers.liveness import Liveness, wait_until
 from levelfield.run.launchers.node_content import secret_values
-from levelfield.run.launchers.node_records import by_engine, last_records
+from levelfield.run.launchers.node_records import last_records, mark_ended_by_engine
 
 POLL_SECONDS = 0.3
 POD_END_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
@@ -84,10 +84,10 @@ class ClusterRun:
         if (
             self._pods.states()
             and not leftovers
-            and not wait_for(lambda: not self._pods.present_pods(), POD_END_SECONDS)
+            and not wait_until(lambda: not self._pods.present_pods(), POD_END_SECONDS)
         ):
             leftovers.append(f"pods of {self._job.name} were still there after {POD_END_SECONDS:g} s")
-        wait_for(self._logs_are_complete, 0.0 if leftovers else SETTLE_SECONDS)  # for the rest of the logs
+        wait_until(self._logs_are_complete, 0.0 if leftovers else SETTLE_SECONDS)  # for the rest of the logs
         for log in self._logs.values():
             log.ending.set()
         self._pods.ending.set()
@@ -105,7 +105,7 @@ class ClusterRun:
                     self._logs[node] = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
             self._tell_progress(states)
             if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
-                wait_for(self._logs_are_complete, POD_END_SECONDS)
+                wait_until(self._logs_are_complete, POD_END_SECONDS)
                 watch()
                 return "exited", None
             if cause := self._cause(states):
@@ -137,7 +137,7 @@ class ClusterRun:
         self._job_read_at = time.monotonic()
         failure = self._job.failure(self._api)
         if failure and failure[0] == "rank-failed":  # of the Job itself: its pods may still give a better reason
-            wait_for(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
+            wait_until(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
             first = self._pods.first_failure
             return self._failure(first) if first and first.cause != "cancelled" else failure
         return failure
@@ -145,13 +145,13 @@ class ClusterRun:
     def _failure(self, failed: PodState) -> tuple[Cause, str | None]:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
         if failed.cause == "cancelled":
-            wait_for(lambda: self._job.failure(self._api) is not None, SETTLE_SECONDS, 0.5)
+            wait_until(lambda: self._job.failure(self._api) is not None, SETTLE_SECONDS, 0.5)
             if failure := self._job.failure(self._api):
                 return failure if failure[0] != "rank-failed" else ("cancelled", failure[1])
             with suppress(ClusterSilence, ClusterRefusal):  # then it is not known whether a queue holds the Job
                 if (self._api.get(object_path(self._job.main)).get("spec") or {}).get("suspend"):
                     return "preempted", f"{self._names[failed.node_rank]}: its queue suspended the run"
-        wait_for(lambda: all(log.stream.is_complete() or log.silence for log in self._logs.values()), SETTLE_SECONDS)
+        wait_until(lambda: all(log.stream.is_complete() or log.silence for log in self._logs.values()), SETTLE_SECONDS)
         return failed.cause or "rank-failed", f"{self._names[failed.node_rank]}: {failed.says}"
 
     def _hang(self, states: dict[int, PodState]) -> str | None:
@@ -163,7 +163,7 @@ class ClusterRun:
             return None
         if self._pods.silence or any(self._logs[node].silence for node in running if node in self._logs):
             return None
-        return self._liveness.hang([])  # each node watches its ranks' heartbeats itself
+        return self._liveness.hang_evidence([])  # each node watches its ranks' heartbeats itself
 
     def _logs_are_complete(self) -> bool:
         return all(log.stream.is_complete() or log.fault for log in self._logs.values())
@@ -212,7 +212,7 @@ def node_ends(
         state = states.get(record.node_rank)
         is_explained = state is not None and state.has_failed and state.word != "cancelled"
         # where no failure of the pod explains the ends of the ranks, the cluster ended them
-        ends += record.ends if is_explained else by_engine(record).ends
+        ends += record.ends if is_explained else mark_ended_by_engine(record).ends
         word: NodeWord = "unreachable"
         detail = "no pod was created"
         if state is not None:

@@ -25,7 +25,7 @@ from levelfield.run.launchers.kubernetes.cluster_objects import (
     object_name,
 )
 from levelfield.run.launchers.node_content import code_archive, node_content, request_for_nodes, secrets_of
-from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, require_launch
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
 
@@ -61,7 +61,7 @@ class KubernetesLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """Return the manifest with every rank of every node. Pure. Raises UsageError where the site's file lacks it."""
-        image, site = _checked_image(plan, paths), launch_of(plan).site.kubernetes
+        image, site = _checked_image(plan, paths), require_launch(plan).site.kubernetes
         pod_paths = paths if site.claim else RunPaths(Path(LOCAL_FOLDER) / "run")  # as the pods see the run
         request = request_for_nodes(plan, pod_paths, self.name, runtime)
         name = object_name(plan.run_id)
@@ -128,17 +128,17 @@ class PodRuntime(NodeRuntime):
 
 def _python(plan: Plan) -> str:
     """Return the interpreter of the image: Levelfield's own images have it where the plan says."""
-    return launch_of(plan).site.python or (plan.environment.python if plan.container else "python3")
+    return require_launch(plan).site.python or (plan.environment.python if plan.container else "python3")
 
 
 def _image(plan: Plan) -> str | None:
     """Return the image of the pods; None where neither the site's file nor the plan names one."""
-    return launch_of(plan).site.kubernetes.image or (plan.container.image.name if plan.container else None)
+    return require_launch(plan).site.kubernetes.image or (plan.container.image.name if plan.container else None)
 
 
 def _checked_image(plan: Plan, paths: RunPaths) -> str:
     """Return the pods' image. Raises UsageError for what the plan needs and the site's file lacks."""
-    site, image = launch_of(plan).site.kubernetes, _image(plan)
+    site, image = require_launch(plan).site.kubernetes, _image(plan)
     if image is None:
         raise UsageError(
             "kubernetes.image: found none, expected an image with Python 3.8 or newer and "

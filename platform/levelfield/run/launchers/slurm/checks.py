@@ -12,14 +12,14 @@ from pathlib import Path
 
 from levelfield.contracts.command import run_bounded
 from levelfield.run.launchers.site_findings import (
-    PROBE,
+    PROBE_SCRIPT,
     SiteFinding,
     folder_finding,
     interface_findings,
-    missing,
-    ok,
-    probe_answer,
-    unknown,
+    missing_finding,
+    ok_finding,
+    parse_probe_answer,
+    unknown_finding,
 )
 from levelfield.run.launchers.slurm.slurm_commands import command_environment
 from levelfield.run.launchers.slurm.slurm_launcher import PLATFORM_OPTIONS, SITE_FIELDS
@@ -35,31 +35,35 @@ def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     """Try everything that a run would need. Without Slurm's commands or its controller nothing more is tried."""
     site, slurm = launch.site, launch.site.slurm
     if absent := [name for name in _COMMANDS if shutil.which(name) is None]:
-        yield missing("commands", f"{', '.join(absent)}: not in PATH", "start this on a login node of the cluster")
+        yield missing_finding(
+            "commands", f"{', '.join(absent)}: not in PATH", "start this on a login node of the cluster"
+        )
         return
-    yield ok("commands", f"{', '.join(_COMMANDS)} are there")
+    yield ok_finding("commands", f"{', '.join(_COMMANDS)} are there")
     answer = _output("scontrol", "ping")
     if answer is None or "is UP" not in answer:
-        yield missing("controller", _one_line(answer or "no answer"), "`scontrol ping` shows when it answers again")
+        yield missing_finding(
+            "controller", _one_line(answer or "no answer"), "`scontrol ping` shows when it answers again"
+        )
         return
-    yield ok("controller", _one_line(answer))
+    yield ok_finding("controller", _one_line(answer))
     if _output("sacct", "--noheader", "--parsable2", "--starttime=now-1hours", "--format=JobID") is None:
-        do = "a job's end is then known for some minutes only, which a run that is watched does not need"
-        yield unknown("accounting", "sacct has no accounting", do)
+        advice = "a job's end is then known for some minutes only, which a run that is watched does not need"
+        yield unknown_finding("accounting", "sacct has no accounting", advice)
     else:
-        yield ok("accounting", "sacct answers")
+        yield ok_finding("accounting", "sacct answers")
     for option in slurm.options:
         if option.partition("=")[0] in PLATFORM_OPTIONS:
-            yield missing("options", f"{option} is set by the platform", "leave it out of slurm.options")
+            yield missing_finding("options", f"{option} is set by the platform", "leave it out of slurm.options")
     yield from _minutes_findings(slurm)
     submission = _test_submission(slurm)
     yield submission
     if slurm.container == "pyxis":
         if "--container-image" in (_output("srun", "--help") or ""):
-            yield ok("container", "srun has pyxis' options")
+            yield ok_finding("container", "srun has pyxis' options")
         else:
-            do = "install pyxis, or set slurm.container to apptainer"
-            yield missing("container", "srun has no --container-image", do)
+            advice = "install pyxis, or set slurm.container to apptainer"
+            yield missing_finding("container", "srun has no --container-image", advice)
     if submission.word == "ok":
         yield from _job_findings(site)
 
@@ -80,12 +84,15 @@ def _minutes_findings(slurm: SlurmSite) -> Iterator[SiteFinding]:
     if slurm.minutes is None or not limits:
         return
     if any(limit is None or slurm.minutes <= limit for limit in limits.values()):
-        yield ok("minutes", f"{slurm.minutes} minutes are within the limit of partition {', '.join(limits)}")
+        yield ok_finding("minutes", f"{slurm.minutes} minutes are within the limit of partition {', '.join(limits)}")
         return
     table = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
-    says, do = f"slurm.minutes is {slurm.minutes}, and the partition allows: {table}", "lower it, or name another one"
+    says, advice = (
+        f"slurm.minutes is {slurm.minutes}, and the partition allows: {table}",
+        "lower it, or name another one",
+    )
     # a qos may raise the partition's limit
-    yield unknown("minutes", says, do) if slurm.qos else missing("minutes", says, do)
+    yield unknown_finding("minutes", says, advice) if slurm.qos else missing_finding("minutes", says, advice)
 
 
 def _test_submission(slurm: SlurmSite) -> SiteFinding:
@@ -94,13 +101,13 @@ def _test_submission(slurm: SlurmSite) -> SiteFinding:
     try:
         done = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
     except (OSError, subprocess.SubprocessError) as error:
-        return unknown("job", f"sbatch: {error}")
+        return unknown_finding("job", f"sbatch: {error}")
     answer = _one_line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
     if done.returncode:
         keys = ", ".join(f"slurm.{name}" for name in (*SITE_FIELDS, "gres", "options") if getattr(slurm, name))
-        do = f"correct {keys} in the site's file" if keys else "name what it asks for, such as slurm.partition"
-        return missing("job", f"Slurm refuses a job of one node: {answer}", do)
-    return ok("job", f"Slurm takes a job: {answer}")
+        advice = f"correct {keys} in the site's file" if keys else "name what it asks for, such as slurm.partition"
+        return missing_finding("job", f"Slurm refuses a job of one node: {answer}", advice)
+    return ok_finding("job", f"Slurm takes a job: {answer}")
 
 
 def _job_options(slurm: SlurmSite) -> Iterator[str]:
@@ -114,8 +121,8 @@ def _job_findings(site: Site) -> Iterator[SiteFinding]:
     """Yield what a job of a second sees on a node: modules, Python, shared and local folder, interface, apptainer."""
     folder = Path(site.shared or Path.cwd())
     if not folder.is_dir():
-        do = "correct `shared` in the site's file, or make the folder"
-        yield missing("shared", f"{folder} is no folder on this machine", do)
+        advice = "correct `shared` in the site's file, or make the folder"
+        yield missing_finding("shared", f"{folder} is no folder on this machine", advice)
         return
     with tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder) as file:
         shared = Path(file.name)
@@ -130,18 +137,20 @@ def _job_findings(site: Site) -> Iterator[SiteFinding]:
         script = f'hostname; {loading}{version}; cat "$1" || echo; type apptainer; echo "modules $said"'
         local = (site.slurm.local_folder or "").replace("{user}", user_name())
         if local or site.interface:
-            script += f"; {shlex.join((python, '-c', PROBE, local or str(folder), ''))} || true"
+            script += f"; {shlex.join((python, '-c', PROBE_SCRIPT, local or str(folder), ''))} || true"
         argv = ["srun", *_job_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
         try:
             done = run_bounded([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, command_environment({}))
         except (OSError, subprocess.SubprocessError):
-            yield unknown("node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`")
+            yield unknown_finding(
+                "node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`"
+            )
             return
     lines = done.stdout.splitlines()
     if len(lines) >= 3:
         yield from _node_findings(site, lines, python, shared, local)
     else:
-        yield unknown(
+        yield unknown_finding(
             "node", _one_line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`"
         )
 
@@ -150,23 +159,25 @@ def _node_findings(site: Site, lines: list[str], python: str, shared: Path, loca
     """Yield what the node has: Python, modules, interface and the folders that the site's file names."""
     host = lines[0][:64]
     if lines[1].strip() == "True":
-        yield ok("node", f"{host} has {python} of 3.8 or newer")
+        yield ok_finding("node", f"{host} has {python} of 3.8 or newer")
     else:
-        do = "give `python` in the site's file, or `modules`"
-        yield missing("node", f"{host} has no {python} of 3.8 or newer", do)
+        advice = "give `python` in the site's file, or `modules`"
+        yield missing_finding("node", f"{host} has no {python} of 3.8 or newer", advice)
     if lines[2].strip() == shared.name:
-        yield ok("shared", f"{host} sees {shared.parent}")
+        yield ok_finding("shared", f"{host} sees {shared.parent}")
     else:
-        do = "give `shared` in the site's file: a folder that every node sees at the same path"
-        yield missing("shared", f"{host} does not see {shared.parent}", do)
+        advice = "give `shared` in the site's file: a folder that every node sees at the same path"
+        yield missing_finding("shared", f"{host} does not see {shared.parent}", advice)
     if site.slurm.container == "apptainer" and not any(line.startswith("apptainer") for line in lines[3:]):
-        yield missing("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
+        yield missing_finding("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
     loading = [line.removeprefix("modules ") for line in lines[3:] if line.startswith("modules ")]
     if site.modules and loading:
         names, reason = " ".join(site.modules), _one_line(loading[0])
-        failed = missing("modules", f"{host} does not load {names}: {reason}", "correct `modules` in the site's file")
-        yield failed if reason else ok("modules", f"{host} loads {names}")
-    answer = probe_answer(lines[-1], "time", (int, float)) or {}
+        failed = missing_finding(
+            "modules", f"{host} does not load {names}: {reason}", "correct `modules` in the site's file"
+        )
+        yield failed if reason else ok_finding("modules", f"{host} loads {names}")
+    answer = parse_probe_answer(lines[-1], "time", (int, float)) or {}
     if answer:
         yield from interface_findings(f"interface of {host}", site.interface, answer)
     if answer and local:

@@ -47,7 +47,7 @@ from levelfield.run.runtimes.process_runtime import (
     NodeFolders,
     NodeRuntime,
     ProcessRuntime,
-    launch_of,
+    require_launch,
     worker_pythonpath,
 )
 from levelfield.rundir.directory import write_atomically, write_json
@@ -163,7 +163,7 @@ class SlurmRuntime(NodeRuntime):
             raise OSError("no command runs in the container outside of the run")
         variables = (f"{name}={value}" for name, value in {**worker_pythonpath(checkout()), **environment}.items())
         command = shlex.join(("exec", "env", *variables, *map(_absolute, argv)))
-        script = "\n".join([*_module_lines(launch_of(plan).site.modules), command])
+        script = "\n".join([*_module_lines(require_launch(plan).site.modules), command])
         options = (  # for one node of the run's kind, which has to be free soon
             *("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet"),
             *("--chdir=/", "--input=none", "--cpu-bind=none", *_resource_options(plan)),
@@ -178,7 +178,7 @@ class SlurmRuntime(NodeRuntime):
 
 def staged_folder(plan: Plan) -> Path | None:
     """Return the environment's folder on each node's own disk; None where ranks import from the shared one."""
-    site = launch_of(plan).site
+    site = require_launch(plan).site
     if site.slurm.local_folder is None or site.python or not plan.environment.folder or plan.runtime == "docker":
         return None
     folder = Path(site.slurm.local_folder.replace("{user}", user_name()))
@@ -208,7 +208,7 @@ def _pack_environment(archive: Path) -> None:
 
 def probed_nodes(plan: Plan) -> str:
     """Return the kind of the nodes that a short command runs on: they are alike, so a peak of one is that of all."""
-    slurm, hardware = launch_of(plan).site.slurm, plan.hardware
+    slurm, hardware = require_launch(plan).site.slurm, plan.hardware
     words = filter(None, (slurm.partition, slurm.constraint, slurm.gres, *slurm.options))
     cores = "whole" if slurm.exclusive else f"{hardware.devices_per_node} x {plan.tuning.threads}"
     return " ".join(("a Slurm node,", *words, cores))
@@ -250,7 +250,7 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
 
     Slurm starts it on the first node. It resolves that node's address, and srun starts the node's part on each.
     """
-    site, nodes, log = launch_of(plan).site, plan.hardware.nodes, paths.logs / "job.log"
+    site, nodes, log = require_launch(plan).site, plan.hardware.nodes, paths.logs / "job.log"
     if site.shared and not paths.root.resolve().is_relative_to(Path(site.shared).resolve()):
         raise UsageError(
             f"--runs: found {paths.root.parent}, expected a folder below {site.shared}, which every node sees "
@@ -289,7 +289,7 @@ def _resource_options(plan: Plan) -> Iterator[str]:
 
     Raises UsageError for an option that the platform sets, and a placeholder that has no value.
     """
-    slurm = launch_of(plan).site.slurm
+    slurm = require_launch(plan).site.slurm
     yield from (f"--{name}={getattr(slurm, name)}" for name in SITE_FIELDS if getattr(slurm, name))
     if slurm.gres:
         gres = slurm.gres.replace("{devices}", str(plan.hardware.devices_per_node))
@@ -321,7 +321,7 @@ def _container_command(plan: Plan, paths: RunPaths) -> tuple[str, ...]:
     """Return what starts the site's container on each node. Raises UsageError where the site has none."""
     if plan.runtime != "docker":
         return ()
-    slurm = launch_of(plan).site.slurm
+    slurm = require_launch(plan).site.slurm
     if slurm.container == "none" or slurm.image is None:
         raise UsageError(
             f"--runtime docker: found slurm.container '{slurm.container}' and slurm.image {slurm.image!r} in the "

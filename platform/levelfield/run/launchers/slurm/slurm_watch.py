@@ -13,9 +13,9 @@ from pathlib import Path
 
 from levelfield.contracts.execution import Cause, NodeWord, Outcome, Request, Say, Watch
 from levelfield.node.regular_files import read_last
-from levelfield.run.launchers.launched_ranks import evidence_of, first_failure
-from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after, wait_for
-from levelfield.run.launchers.node_records import LastRecord, OpenNodes, by_engine, last_records
+from levelfield.run.launchers.launched_ranks import failure_evidence, first_failure
+from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after, wait_until
+from levelfield.run.launchers.node_records import LastRecord, UnfinishedNodes, last_records, mark_ended_by_engine
 from levelfield.run.launchers.slurm.slurm_commands import (
     ENDED,
     FORGOTTEN,
@@ -82,9 +82,9 @@ def job_outcome(
 ) -> Outcome:
     """Return how the run ended. intent: why the platform ended the job, if it did. lost: nodes that were seen so."""
     records: Sequence[LastRecord] = last_records(request, state.nodes)
-    signalled = [by_engine(record, signal.SIGTERM) for record in records]
+    signalled = [mark_ended_by_engine(record, signal.SIGTERM) for record in records]
     if intent or state.word in _ENGINE_CAUSES:  # the whole job was ended, from whatever side
-        records = [by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
+        records = [mark_ended_by_engine(record, signal.SIGTERM, signal.SIGKILL) for record in records]
     elif {record.cause for record in signalled} - {"stopped", "exited"}:
         records = signalled  # after the failure of one node, Slurm sends SIGTERM to the processes of the others
     lost = lost or (_down_nodes(state) if state.word in NODE_FAILED else {})
@@ -156,7 +156,7 @@ def _node_cause(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
     if failed is None:
         return None
     end = first_failure(failed.ends)
-    return "rank-failed", f"{failed.name}: {evidence_of(end) + failed.disk if end else failed.evidence}"
+    return "rank-failed", f"{failed.name}: {failure_evidence(end) + failed.disk_remark if end else failed.evidence}"
 
 
 def _state_description(state: JobState) -> str:
@@ -181,7 +181,7 @@ class JobWatch:
         self._state = UNKNOWN
         self._last_answer = self._began
         self._liveness: Liveness | None = None
-        self._pulse, self._open_nodes = NodePulse(request), OpenNodes(request)
+        self._pulse, self._open_nodes = NodePulse(request), UnfinishedNodes(request)
         self._last_sentence = ""
         self._was_running = False
         self._lost_nodes: dict[str, str] = {}
@@ -253,7 +253,7 @@ class JobWatch:
             return None
         silent = self._pulse.silent_nodes(nodes)
         if not silent:
-            evidence = self._liveness.hang([])
+            evidence = self._liveness.hang_evidence([])
             return ("hang", evidence) if evidence else None
         records = [r for r in last_records(self._request, self._state.nodes) if r.node_rank in silent]
         words = node_states([record.name for record in records])
@@ -276,7 +276,7 @@ class JobWatch:
         return self._outcome(intent)
 
     def _outcome(self, intent: Intent | None) -> Outcome:
-        wait_for(lambda: not self._open_nodes.read(), RECORD_WAIT_SECONDS, END_POLL_SECONDS)
+        wait_until(lambda: not self._open_nodes.read(), RECORD_WAIT_SECONDS, END_POLL_SECONDS)
         self._watch()
         state = self._state
         if state.word == "CANCELLED" and (account := accounting_state(self._job)).word == "CANCELLED":

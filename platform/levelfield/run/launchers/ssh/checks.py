@@ -19,14 +19,14 @@ from levelfield.contracts.command import run_bounded
 from levelfield.errors import UsageError
 from levelfield.run.launchers.node_content import wheel_files
 from levelfield.run.launchers.site_findings import (
-    PROBE,
+    PROBE_SCRIPT,
     SiteFinding,
     folder_finding,
     interface_findings,
-    missing,
-    ok,
-    probe_answer,
-    unknown,
+    missing_finding,
+    ok_finding,
+    parse_probe_answer,
+    unknown_finding,
 )
 from levelfield.run.launchers.ssh.connection import (
     Connection,
@@ -103,14 +103,14 @@ QUIET_SHELL_ADVICE = "let its start files, such as .bashrc, print only where the
 def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     """Try every host, in the order of the hosts file, and the wheels that would be brought to them."""
     if not launch.hosts:
-        yield missing("hosts", "found no hosts", "give --hosts hosts.yaml, or `hosts` in the site's file")
+        yield missing_finding("hosts", "found no hosts", "give --hosts hosts.yaml, or `hosts` in the site's file")
         return
     if not launch.site.python:
         try:
             if folder := installer.wheels_folder():
-                yield ok("wheels", f"{len(wheel_files(folder))} file(s) of {folder} are brought to each host")
+                yield ok_finding("wheels", f"{len(wheel_files(folder))} file(s) of {folder} are brought to each host")
         except (UsageError, OSError) as error:
-            yield missing("wheels", str(error), f"name another folder, or unset {installer.WHEELS}")
+            yield missing_finding("wheels", str(error), f"name another folder, or unset {installer.WHEELS}")
     reached: list[Host] = []
     with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
         for host, findings in zip(launch.hosts, pool.map(partial(_host_findings, launch), launch.hosts), strict=True):
@@ -123,16 +123,24 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
 def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     site = launch.site
     folder = site.ssh.folder.replace("{user}", host.user or user_name())
-    argv = ssh_argv(launch, host, [host.python, "-c", PROBE, folder, site.python or ""])
+    argv = ssh_argv(launch, host, [host.python, "-c", PROBE_SCRIPT, folder, site.python or ""])
     begin = time.time()
     try:
         done = run_bounded(argv, site.ssh.connect_seconds + ANSWER_SECONDS)
     except subprocess.TimeoutExpired as error:
-        return [missing(host.name, f"no answer within {error.timeout:g} s", "check that it runs and is not overloaded")]
+        return [
+            missing_finding(
+                host.name, f"no answer within {error.timeout:g} s", "check that it runs and is not overloaded"
+            )
+        ]
     except OSError as error:
-        return [missing(host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command")]
+        return [
+            missing_finding(
+                host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command"
+            )
+        ]
     noise, _, line = done.stdout.strip().rpartition("\n")
-    answer = probe_answer(line, "time", (int, float))
+    answer = parse_probe_answer(line, "time", (int, float))
     if done.returncode or answer is None:
         reason = _failure(host, done)
         if key := re.search(r"Offending .*key in (\S+:\d+)", done.stderr):
@@ -140,15 +148,17 @@ def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
         config = ("-F", site.ssh.config) if site.ssh.config else ()
         port, user = (("-p", str(host.port)) if host.port else ()), (("-l", host.user) if host.user else ())
         command = shlex.join((*site.ssh.command, *config, *port, *user, host.name))
-        return [missing(host.name, reason, f"mend that; `{command}` shows more")]
+        return [missing_finding(host.name, reason, f"mend that; `{command}` shows more")]
     if noise:
         return [
-            missing(host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET_SHELL_ADVICE)
+            missing_finding(
+                host.name, f"its shell prints {printable_text(noise, 60)!r}, which ends a run", QUIET_SHELL_ADVICE
+            )
         ]
-    index = ok(host.name, f"packages come from {SECRET_VALUE.sub(MASK, str(answer.get('index')))[:200]}")
+    index = ok_finding(host.name, f"packages come from {SECRET_VALUE.sub(MASK, str(answer.get('index')))[:200]}")
     if not isinstance(answer.get("index"), str):
-        says, do = "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here"
-        index = unknown(host.name, says, do)
+        says, advice = "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here"
+        index = unknown_finding(host.name, says, advice)
     return [
         *_python_findings(host, site.python, answer),
         *interface_findings(host.name, host.interface or site.interface, answer),
@@ -167,29 +177,31 @@ def _python_findings(host: Host, python: str | None, answer: Mapping[str, Any]) 
     """Yield whether the host's Python serves, and the site's one for all nodes, with which no environment is made."""
     version = str(answer.get("python"))[:20]
     if answer.get("old"):
-        yield missing(host.name, f"Python {version}, expected 3.8 or newer", "name another as `python` of the host")
+        yield missing_finding(
+            host.name, f"Python {version}, expected 3.8 or newer", "name another as `python` of the host"
+        )
     else:
-        yield ok(host.name, f"reached, Python {version}")
+        yield ok_finding(host.name, f"reached, Python {version}")
         if not answer.get("venv"):
-            do = "install its package, such as python3-venv, or give `python` of the site an interpreter with the "
-            yield missing(host.name, "its Python makes no environments", f"{do}framework")
+            advice = "install its package, such as python3-venv, or give `python` of the site an interpreter with the "
+            yield missing_finding(host.name, "its Python makes no environments", f"{advice}framework")
     version, reason = (printable_text(str(answer.get(key)), 200) for key in ("given", "given_why"))
     if python is not None and answer.get("given"):
-        yield ok(host.name, f"the site's `python` is Python {version}")
+        yield ok_finding(host.name, f"the site's `python` is Python {version}")
     elif python is not None:
-        do = "correct `python` in the site's file, or bring that interpreter to the host"
+        advice = "correct `python` in the site's file, or bring that interpreter to the host"
         says = f"the site's `python`, {python}, does not serve: {reason}, expected Python 3.8 or newer"
-        yield missing(host.name, says, do)
+        yield missing_finding(host.name, says, advice)
 
 
 def _clock_finding(host: Host, answer: Mapping[str, Any], begin: float, end: float) -> SiteFinding:
     """Return how far the host's clock is off, as far as the time of the answer's way allows."""
     offset_seconds = max(begin - answer["time"], answer["time"] - end, 0.0)
     if not offset_seconds <= MAX_CLOCK_OFFSET_SECONDS:
-        return unknown(
+        return unknown_finding(
             host.name, f"its clock is {offset_seconds:.0f} s off; runs do not need it", "start its time service"
         )
-    return ok(host.name, f"its clock is at most {offset_seconds + end - begin:.0f} s off")
+    return ok_finding(host.name, f"its clock is at most {offset_seconds + end - begin:.0f} s off")
 
 
 def _rendezvous_findings(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
@@ -208,7 +220,7 @@ def _rendezvous_findings(launch: LaunchPlan, hosts: Sequence[Host]) -> list[Site
         if not port.isdecimal():
             reason = last_line(listener.complaint) or port or "it told no port"
             says = f"it does not listen for the others: {printable_text(reason, 200)}"
-            return [missing(first.name, says, "name other `ports` in the site's file, or look at the machine")]
+            return [missing_finding(first.name, says, "name other `ports` in the site's file, or look at the machine")]
         with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
             return list(pool.map(lambda host: _call_finding(launch, host, first, port, token), hosts))
     finally:
@@ -227,15 +239,17 @@ def _call_finding(launch: LaunchPlan, host: Host, first: Host, port: str, token:
     try:
         done = run_bounded(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
-        return unknown(host.name, f"{unclear}: no answer")
-    answer = probe_answer(done.stdout.strip().rpartition("\n")[2], "why", str)
+        return unknown_finding(host.name, f"{unclear}: no answer")
+    answer = parse_probe_answer(done.stdout.strip().rpartition("\n")[2], "why", str)
     if answer is None:
-        return unknown(host.name, f"{unclear}: {_failure(host, done)}")
+        return unknown_finding(host.name, f"{unclear}: {_failure(host, done)}")
     addresses = ", ".join(map(str, answer.get("at") or ()))[:100]
     resolved = f" ({addresses})" if addresses and addresses != first.peer_address else ""
     place = f"{first.peer_address}{resolved}, port {port}"
     if not answer["why"]:
-        return ok(host.name, f"it reaches {target} at {place}")
+        return ok_finding(host.name, f"it reaches {target} at {place}")
     low, high = launch.site.ports
-    do = f"correct `address` of {first.name} in the hosts file, or let the nodes reach its ports {low} to {high}"
-    return missing(host.name, f"it cannot reach {target} at {place}: {printable_text(answer['why'], 200)}", do)
+    advice = f"correct `address` of {first.name} in the hosts file, or let the nodes reach its ports {low} to {high}"
+    return missing_finding(
+        host.name, f"it cannot reach {target} at {place}: {printable_text(answer['why'], 200)}", advice
+    )

@@ -13,9 +13,9 @@ from typing import Any
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd, Watch
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS
-from levelfield.run.launchers.launched_ranks import evidence_of, first_failure, rank_ends
+from levelfield.run.launchers.launched_ranks import failure_evidence, first_failure, parse_rank_ends
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_records import disk_remark, last_fields
+from levelfield.run.launchers.node_records import full_disk_remark, read_last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, explain_failure, printable_text, wait_for_output
 
@@ -81,11 +81,11 @@ class NodeRun:
 
     def last_record(self) -> Mapping[str, Any]:
         """Return the node's last record; an empty one before it is written."""
-        return last_fields(self._root, self.work.node_rank) or {}
+        return read_last_fields(self._root, self.work.node_rank) or {}
 
     def ends(self) -> tuple[ProcessEnd, ...]:
         """Return how each rank ended, without values for the ranks of a lost node."""
-        return rank_ends(self.work, self.last_record().get("ends", ()))
+        return parse_rank_ends(self.work, self.last_record().get("ends", ()))
 
     def memory_kills(self) -> tuple[int, str | None]:
         last = self.last_record()
@@ -114,7 +114,7 @@ class NodeRun:
             if cause == "cancelled" and self.is_stopped:
                 cause, word = "exited", "stopped"
             elif last.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
-                detail = f"{self.name}: {evidence_of(failed)}{disk_remark(last)}"
+                detail = f"{self.name}: {failure_evidence(failed)}{full_disk_remark(last)}"
             elif evidence := last.get("evidence"):
                 detail = f"{self.name}: {printable_text(str(evidence), 500)}"
         return cause, NodeEnd(self.work.node_rank, self.name, word, detail)
@@ -138,7 +138,7 @@ class Supervision:
         while self._open_nodes() and self.cause == "exited":
             self._poll()
             # each node watches its ranks' heartbeats itself: here they would stop with the connection
-            if evidence := self._liveness.hang([]):
+            if evidence := self._liveness.hang_evidence([]):
                 self._set_first_cause("hang", evidence)
         if self.cause == "rank-failed":
             self._poll_until_closed(SETTLE_SECONDS)

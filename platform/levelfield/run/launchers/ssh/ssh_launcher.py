@@ -30,7 +30,7 @@ from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
 from levelfield.run.launchers.ssh.ssh_places import node_places, plan_on_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, container_command
-from levelfield.run.runtimes.process_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import require_launch
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
@@ -69,7 +69,7 @@ class SshLauncher:
                 command = list(container_command(plan, places, [places.python, *agent_words]))
             else:
                 command = [places.host.python, *agent_words]
-            argv = ssh_argv(launch_of(plan), places.host, command)
+            argv = ssh_argv(require_launch(plan), places.host, command)
             submissions.append(Submission(places.host.name, argv, stdin=json.dumps(content) + "\n"))
         return replace(request, submissions=tuple(submissions))
 

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from levelfield.run.runtimes.process_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import require_launch
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.short_names import short_digest
@@ -50,7 +50,7 @@ class NodePlaces:
 
 def node_places(plan: Plan, node_rank: int) -> NodePlaces:
     """Return the places of a run on one of its nodes. Code and environment are named by their digests."""
-    launch = launch_of(plan)
+    launch = require_launch(plan)
     host = launch.hosts[node_rank]
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or user_name()))
     has_environment = plan.environment.folder and not launch.site.python

@@ -19,8 +19,14 @@ from levelfield.node.device_files import DEFAULT_LOCK_FOLDER
 from levelfield.run.launchers.ssh.ssh_places import NodePlaces, node_places, plan_on_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
 from levelfield.run.runtimes import images
-from levelfield.run.runtimes.engine import HOME_VARIABLES, RUN_LABEL, container_plan, engine_ready, remove_leftovers
-from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, launch_of, worker_pythonpath
+from levelfield.run.runtimes.engine import (
+    HOME_VARIABLES,
+    RUN_LABEL,
+    connect_or_fail,
+    remove_leftovers,
+    require_container,
+)
+from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, require_launch, worker_pythonpath
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -41,7 +47,7 @@ class SshRuntime(NodeRuntime):
     """
 
     def __init__(self, plan: Plan) -> None:
-        super().__init__(launch_of(plan).hosts[0].peer_address)
+        super().__init__(require_launch(plan).hosts[0].peer_address)
         self._image: images.BuiltImage | None = None
 
     @contextmanager
@@ -49,9 +55,9 @@ class SshRuntime(NodeRuntime):
         """Prepare every node. A missing image is built here first. Raises NodesNotReady."""
         prepare_nodes(plan, say)
         if plan.runtime == "docker":
-            with engine_ready() as client:
+            with connect_or_fail() as client:
                 remove_leftovers(client, say)
-                self._image = images.ready_image(client, container_plan(plan), say)
+                self._image = images.prepare_image(client, require_container(plan), say)
                 client.images.get(self._image.id).tag(node_image_name(plan))
                 for node_rank in range(plan.hardware.nodes):
                     NodeEngine(plan, node_rank).load_image(client, self._image.id, say)
@@ -65,7 +71,7 @@ class SshRuntime(NodeRuntime):
     def write_files(self, plan: Plan, paths: RunPaths) -> None:
         """Leave the image's recipe in the run directory."""
         if self._image:
-            self._image.write_recipe(container_plan(plan).image, paths.image)
+            self._image.write_recipe(require_container(plan).image, paths.image)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
         """Return the work of one node, with the paths of that node. paths: not used, they are this machine's."""
@@ -84,14 +90,14 @@ class SshRuntime(NodeRuntime):
             command.append(folders.get(local_folder, "") + word[len(local_folder) :])
         if plan.runtime == "docker":
             command = list(container_command(plan, places, command))
-        done = run_bounded(ssh_argv(launch_of(plan), places.host, command), seconds)
+        done = run_bounded(ssh_argv(require_launch(plan), places.host, command), seconds)
         done.check_returncode()
         return done.stdout
 
 
 def node_image_name(plan: Plan) -> str:
     """Return the image's name on the nodes: that of the recipe, with the digest of the environment."""
-    return f"{container_plan(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
+    return f"{require_container(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
 
 
 def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) -> Iterator[str]:
@@ -100,8 +106,8 @@ def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) ->
     The options are those that `run/runtimes/engine.py` sets for containers of this machine. The network is the node's
     own: the ranks of other nodes must reach it.
     """
-    yield from ("sh", "-c", _AS_THE_USER.format(client=launch_of(plan).site.ssh.container), "levelfield")
-    container = container_plan(plan)
+    yield from ("sh", "-c", _AS_THE_USER.format(client=require_launch(plan).site.ssh.container), "levelfield")
+    container = require_container(plan)
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
     yield from ("--security-opt=no-new-privileges", f"--label={RUN_LABEL}={plan.run_id}")
@@ -136,7 +142,7 @@ class NodeEngine:
     """The container engine of one node. Each failure of it raises NodesNotReady."""
 
     def __init__(self, plan: Plan, node_rank: int) -> None:
-        self._launch, self._image, self._rank = launch_of(plan), node_image_name(plan), node_rank
+        self._launch, self._image, self._rank = require_launch(plan), node_image_name(plan), node_rank
         self._host, self._client = node_places(plan, node_rank).host, self._launch.site.ssh.container
 
     def load_image(self, client: DockerClient, image_id: str, say: Say) -> None:

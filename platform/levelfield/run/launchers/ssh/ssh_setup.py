@@ -23,7 +23,7 @@ from levelfield.run.launchers.ssh.connection import (
     wait_for_output,
 )
 from levelfield.run.launchers.ssh.ssh_places import LOADER, node_places, ssh_argv
-from levelfield.run.runtimes.process_runtime import launch_of
+from levelfield.run.runtimes.process_runtime import require_launch
 from levelfield.specs.plan import Plan
 
 MAX_CONNECTIONS = 64  # connections that are made at the same time
@@ -98,7 +98,7 @@ class NodeSetup:
         self._node_rank, self._archives, self._partial_line = node_rank, archives, b""
         places = node_places(plan, node_rank)
         self.name = places.host.name
-        argv = ssh_argv(launch_of(plan), places.host, [places.host.python, "-c", LOADER])
+        argv = ssh_argv(require_launch(plan), places.host, [places.host.python, "-c", LOADER])
         try:
             self.connection = Connection(self.name, argv)
         except OSError as error:
