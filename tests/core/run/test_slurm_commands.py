@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 from levelfield.run.launchers.slurm import slurm_commands as slurm
-from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, UNKNOWN, JobState, SlurmJob, SubmissionError
+from levelfield.run.launchers.slurm.slurm_commands import (
+    FORGOTTEN_STATE,
+    UNKNOWN_STATE,
+    JobState,
+    SlurmJob,
+    SubmissionError,
+)
 from planted_slurm import PlantedSlurm
 
 JOB = SlurmJob("12")
@@ -37,7 +43,7 @@ def test_a_list_of_nodes_is_in_the_job_s_order(planted: PlantedSlurm) -> None:
 def test_a_controller_that_does_not_answer_is_unknown_and_not_ended(planted: PlantedSlurm) -> None:
     planted.says("squeue", AWAY)
     state = slurm.job_state(JOB)
-    assert state == UNKNOWN and not state.is_ended
+    assert state == UNKNOWN_STATE and not state.is_ended
     assert planted.calls("sacct") == []
 
 
@@ -48,8 +54,8 @@ def test_a_controller_that_does_not_answer_is_unknown_and_not_ended(planted: Pla
         ("CANCELLED by 0|None|node1\n", "CANCELLED", "0"),
         ("CANCELLED+|None|None assigned\n", "CANCELLED", None),
         ("TIMEOUT|TimeLimit|node1\n", "TIMEOUT", None),
-        ((1, "Slurm accounting storage is disabled\n"), FORGOTTEN, None),
-        ("", FORGOTTEN, None),
+        ((1, "Slurm accounting storage is disabled\n"), FORGOTTEN_STATE, None),
+        ("", FORGOTTEN_STATE, None),
         ((1, "sacct: error: slurmdbd: Sending PersistInit msg: Connection refused\n"), None, None),
     ],
 )
@@ -117,7 +123,7 @@ def test_without_slurm_s_commands_the_message_says_where_to_start(monkeypatch: p
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SubmissionError, match=r"^sbatch .*\bPATH\b"):
         slurm.submit(("sbatch", "x"), {})
-    assert slurm.job_state(JOB) == UNKNOWN
+    assert slurm.job_state(JOB) == UNKNOWN_STATE
 
 
 def test_a_lost_number_is_found_by_the_job_s_name(planted: PlantedSlurm) -> None:

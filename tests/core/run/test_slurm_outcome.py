@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from levelfield.contracts.execution import DISK_IS_FULL, NodeWork, Outcome, ProcessWork, Request
-from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN, JobState, SlurmJob
-from levelfield.run.launchers.slurm.slurm_watch import Intent, job_outcome
+from levelfield.run.launchers.slurm.slurm_commands import FORGOTTEN_STATE, JobState, SlurmJob
+from levelfield.run.launchers.slurm.slurm_watch import CancelReason, job_outcome
 from planted_slurm import PlantedSlurm, ended
 
 JOB = SlurmJob("12")
@@ -23,7 +23,9 @@ def request_of(node_run: Path) -> Request:
     return Request("slurm", "process", nodes, str(node_run / "events"), 60, 60, 30)
 
 
-def outcome(node_run: Path, word: str, *records: str | None, intent: Intent | None = None, **state: str) -> Outcome:
+def outcome(
+    node_run: Path, word: str, *records: str | None, intent: CancelReason | None = None, **state: str
+) -> Outcome:
     """Return the outcome of two nodes that wrote these records, one rank each."""
     for node, text in enumerate(records):
         if text is not None:
@@ -157,9 +159,9 @@ def test_a_job_without_any_output_asks_for_a_shared_folder(node_run: Path) -> No
 
 
 def test_a_forgotten_job_has_the_end_that_its_nodes_recorded(node_run: Path) -> None:
-    assert outcome(node_run, FORGOTTEN, *GOOD).cause == "exited"
+    assert outcome(node_run, FORGOTTEN_STATE, *GOOD).cause == "exited"
     (node_run / "nodes" / "node1.record.jsonl").unlink()
-    ended_run = outcome(node_run, FORGOTTEN, GOOD[0], None)
+    ended_run = outcome(node_run, FORGOTTEN_STATE, GOOD[0], None)
     assert ended_run.cause == "node-lost" and str(ended_run.evidence).endswith("from beta")
 
 
@@ -170,7 +172,7 @@ def test_out_of_memory_is_kept_as_slurm_s_evidence(node_run: Path) -> None:
 
 
 def test_the_platform_s_own_reason_wins(node_run: Path) -> None:
-    intent: Intent = ("hang", "rank 1 gave no heartbeat for 31 s (limit 30 s)")
+    intent: CancelReason = ("hang", "rank 1 gave no heartbeat for 31 s (limit 30 s)")
     ended_run = outcome(
         node_run, "CANCELLED", ended("stopped", (0, None, 15)), ended("hang", (1, None, 9)), intent=intent
     )

@@ -26,8 +26,8 @@ from levelfield.node.code_digest import code_digest
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh import ssh_runtime
 from levelfield.run.launchers.ssh.connection import Connection, explain_failure, wait_for_output
+from levelfield.run.launchers.ssh.remote_node import LOADER_SCRIPT, ssh_argv
 from levelfield.run.launchers.ssh.ssh_launcher import SshLauncher
-from levelfield.run.launchers.ssh.ssh_places import LOADER, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
 from levelfield.specs.plan import Plan
 from levelfield.specs.site import Host, LaunchPlan, Site
@@ -192,7 +192,7 @@ class Setup:
     def __init__(self, header: Mapping[str, Any], archives: Mapping[str, bytes]) -> None:
         self.answers: list[dict[str, Any]] = []
         program = Path(node_setup.__file__).read_bytes()
-        process = subprocess.Popen([sys.executable, "-c", LOADER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-c", LOADER_SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdin and process.stdout
         process.stdin.write(b"%d\n%s%s\n" % (len(program), program, json.dumps(header).encode()))
         process.stdin.flush()
@@ -305,7 +305,7 @@ def test_a_connection_that_ends_within_an_archive_leaves_none(tmp_path: Path) ->
     sent = header(tmp_path / "node", announced("code", CODE))
     program = Path(node_setup.__file__).read_bytes()
     text = b"%d\n%s%s\n%s" % (len(program), program, json.dumps(sent).encode(), short)
-    done = subprocess.run([sys.executable, "-c", LOADER], input=text, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", LOADER_SCRIPT], input=text, capture_output=True)
     assert done.returncode == 1 and b"before the end of the code" in done.stdout
     assert [path.suffix for path in (tmp_path / "node/code").iterdir()] == [".lock"]
 
@@ -344,7 +344,7 @@ def test_the_loader_names_an_old_python(version: str) -> None:
     old = next(iter(sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))), None)
     if old is None:
         pytest.skip("no Python older than 3.10 lies in ~/.pyenv/versions")
-    done = subprocess.run([str(old), "-c", LOADER], input=b"", capture_output=True)
+    done = subprocess.run([str(old), "-c", LOADER_SCRIPT], input=b"", capture_output=True)
     assert done.returncode == 1 and f"found Python {version}" in done.stderr.decode()
 
 

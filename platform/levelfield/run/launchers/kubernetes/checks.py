@@ -19,8 +19,8 @@ from levelfield.run.launchers.site_findings import SiteFinding, missing_finding,
 from levelfield.specs.site import NO_RESOURCE, KubernetesSite, LaunchPlan
 
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-_PART_COLLECTIONS = ("configmaps", "secrets", "services")
-_KUEUE_GROUP = "kueue.x-k8s.io"  # the group of its API, which the cluster prefers in some version
+_PART_RESOURCES = ("configmaps", "secrets", "services")
+_KUEUE_GROUP = "kueue.x-k8s.io"  # Kueue's API group; the cluster says which version of it is preferred
 
 
 def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
@@ -61,10 +61,11 @@ def _cluster_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFin
         path = f"{namespace}/serviceaccounts/{account}"
         yield _existence_finding(api, "service account", path, account, "kubernetes.service_account")
     if site.queue:
-        preferred = None
+        preferred_version = None
         with suppress(ClusterRefusal):
-            preferred = (api.get(f"/apis/{_KUEUE_GROUP}").get("preferredVersion") or {}).get("groupVersion")
-        path = f"/apis/{preferred or f'{_KUEUE_GROUP}/v1beta1'}/namespaces/{site.namespace}/localqueues/{site.queue}"
+            preferred_version = (api.get(f"/apis/{_KUEUE_GROUP}").get("preferredVersion") or {}).get("groupVersion")
+        version = preferred_version or f"{_KUEUE_GROUP}/v1beta1"
+        path = f"/apis/{version}/namespaces/{site.namespace}/localqueues/{site.queue}"
         yield _existence_finding(
             api, "queue", path, site.queue, "kubernetes.queue; `kubectl get localqueues` lists them"
         )
@@ -95,20 +96,20 @@ def _version_finding(sentence: str, version: str) -> SiteFinding:
 
 def _rights_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFinding]:
     """Yield what this user may not do, or one finding that everything is allowed."""
-    needed = [(verb, "", part, "") for part in _PART_COLLECTIONS for verb in ("create", "patch", "delete")]
-    needed += [(verb, "batch", "jobs", "") for verb in ("create", "get", "delete")]
-    needed += [(verb, "", "pods", "") for verb in ("list", "watch")] + [("get", "", "pods", "log")]
-    refused = []
-    for verb, group, resource, part in needed:
+    needed_rights = [(verb, "", part, "") for part in _PART_RESOURCES for verb in ("create", "patch", "delete")]
+    needed_rights += [(verb, "batch", "jobs", "") for verb in ("create", "get", "delete")]
+    needed_rights += [(verb, "", "pods", "") for verb in ("list", "watch")] + [("get", "", "pods", "log")]
+    missing_rights = []
+    for verb, group, resource, part in needed_rights:
         attributes = {"namespace": site.namespace, "verb": verb, "group": group}
         attributes |= {"resource": resource, "subresource": part}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         answer = api.answer("POST", _REVIEWS, body={**review, "spec": {"resourceAttributes": attributes}})
         if (answer.get("status") or {}).get("allowed") is not True:
-            refused.append(f"{verb} {resource}{f'/{part}' if part else ''}{f'.{group}' if group else ''}")
-    if not refused:
-        yield ok_finding("rights", f"you may do all {len(needed)} things that a run does in {site.namespace}")
-    for right in refused:
+            missing_rights.append(f"{verb} {resource}{f'/{part}' if part else ''}{f'.{group}' if group else ''}")
+    if not missing_rights:
+        yield ok_finding("rights", f"you may do all {len(needed_rights)} things that a run does in {site.namespace}")
+    for right in missing_rights:
         advice = f"your cluster's administrator must allow it: a Role with {right} in {site.namespace}"
         yield missing_finding("rights", f"you may not {right} in {site.namespace}", advice)
 
@@ -116,7 +117,7 @@ def _rights_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFind
 def _existence_finding(api: ClusterApi, subject: str, path: str, name: str, key: str) -> SiteFinding:
     """Return whether the cluster has an object, and whether pods on several machines may share a claim.
 
-    key: of the site's file, which names the object.
+    key: the key of the site's file that names the object.
     """
     try:
         fields = api.get(path)
@@ -127,12 +128,12 @@ def _existence_finding(api: ClusterApi, subject: str, path: str, name: str, key:
     if subject != "claim":
         return ok_finding(subject, f"{name} is there")
     phase = (fields.get("status") or {}).get("phase")
-    modes = (fields.get("spec") or {}).get("accessModes") or []
+    access_modes = (fields.get("spec") or {}).get("accessModes") or []
     if phase != "Bound":
         return missing_finding("claim", f"{name} is {phase}, expected Bound", "`kubectl describe pvc` says why")
-    if "ReadWriteMany" not in modes:
+    if "ReadWriteMany" not in access_modes:
         advice = "pods on several machines need a claim with ReadWriteMany"
-        return missing_finding("claim", f"{name} has {', '.join(map(str, modes)) or 'no access mode'}", advice)
+        return missing_finding("claim", f"{name} has {', '.join(map(str, access_modes)) or 'no access mode'}", advice)
     return ok_finding("claim", f"{name} is bound, for many machines")
 
 
@@ -141,9 +142,11 @@ def _devices_finding(api: ClusterApi, resource: str) -> SiteFinding:
         nodes = api.get("/api/v1/nodes").get("items") or []
     except ClusterRefusal as error:
         return unknown_finding("devices", f"{resource}: the cluster does not show its machines: {error}")
-    counts = [str(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0")) for node in nodes]
-    devices = [int(count) for count in counts if count.isdecimal() and int(count)]
-    if not devices:
+    count_texts = [str(((node.get("status") or {}).get("allocatable") or {}).get(resource, "0")) for node in nodes]
+    device_counts = [int(count) for count in count_texts if count.isdecimal() and int(count)]
+    if not device_counts:
         advice = "install the maker's device plugin, or correct kubernetes.devices"
         return missing_finding("devices", f"none of {len(nodes)} machines has {resource}", advice)
-    return ok_finding("devices", f"{len(devices)} of {len(nodes)} machines have {resource}: {sum(devices)} in all")
+    return ok_finding(
+        "devices", f"{len(device_counts)} of {len(nodes)} machines have {resource}: {sum(device_counts)} in all"
+    )

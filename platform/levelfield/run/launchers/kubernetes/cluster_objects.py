@@ -14,15 +14,16 @@ from levelfield.specs.site import NO_RESOURCE, RDMA, KubernetesSite
 Fields = dict[str, Any]
 RUN_LABEL = "levelfield-run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-OBJECT_LIFETIME_SECONDS = 3600  # that a cluster keeps an object whose platform was killed
+OBJECT_LIFETIME_SECONDS = 3600  # for which a cluster keeps an object whose platform was killed
 MAX_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
 CONTAINER_NAME = "node"  # a pod's container
 START_FILE, ARCHIVE_FILE = "start.py", "code.tar.gz"
 MACHINE_LABEL = "kubernetes.io/hostname"  # the label that differs between machines
-PACKAGE_FOLDER = "/levelfield/package"  # with start.py and the code; the folders of a pod
-WORK_FOLDER = "/levelfield/work"
-LOCAL_FOLDER = "/levelfield/local"
-_FIRST_FAILURE_ENDS: Sequence[Fields] = [
+# the folders of a pod
+PACKAGE_FOLDER = "/levelfield/package"  # has start.py and the code's archive
+WORK_FOLDER = "/levelfield/work"  # has the JSON of the nodes
+LOCAL_FOLDER = "/levelfield/local"  # is the pod's own disk
+_POD_FAILURE_RULES: Sequence[Fields] = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}},
 ]
@@ -30,25 +31,25 @@ _FIRST_FAILURE_ENDS: Sequence[Fields] = [
 
 @dataclass(frozen=True)
 class JobManifest:
-    """What the objects are made from."""
+    """The values from which the objects of a run are made."""
 
     name: str  # of the run's objects
     site: KubernetesSite
     nodes: int
     devices: int  # of one node
     image: str
-    python: str
+    python: str  # the interpreter in the image
     secrets: Sequence[str]  # names of the variables that a Secret has
-    works: Mapping[str, str]  # the JSON of each node, by file name
+    work_files: Mapping[str, str]  # the JSON of each node, by file name
     code: bytes  # the content of code.tar.gz
     start: str  # the text of start.py
-    deadline_seconds: int  # the cluster's own limit
+    deadline_seconds: int  # after which the cluster itself ends the Job
 
 
 def object_name(run_id: str) -> str:
     """Return the name of a run's objects: short enough that the names of pods and their hosts fit 63 characters."""
-    begin = re.sub(r"[^a-z0-9]+", "-", run_id.lower())[:16].strip("-")
-    return f"lf-{begin}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+    prefix = re.sub(r"[^a-z0-9]+", "-", run_id.lower())[:16].strip("-")
+    return f"lf-{prefix}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
 
 
 def first_pod_address(name: str) -> str:
@@ -60,37 +61,37 @@ def manifest_documents(manifest: JobManifest) -> list[Fields]:
     """Return all objects in the order in which they are created; the last one runs the pods."""
     archive = base64.b64encode(manifest.code).decode("ascii")
     code = {"immutable": True, "data": {START_FILE: manifest.start}, "binaryData": {ARCHIVE_FILE: archive}}
-    works = [
-        _object(manifest, "v1", "ConfigMap", f"{manifest.name}-work-{index}", immutable=True, data=part)
-        for index, part in enumerate(divide_files(manifest.works))
+    work_maps = [
+        _make_object(manifest, "v1", "ConfigMap", f"{manifest.name}-work-{index}", immutable=True, data=part)
+        for index, part in enumerate(divide_files(manifest.work_files))
     ]
     # headless, so that it gives each pod its DNS name, also before the pod is ready
     dns = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: manifest.name}}
-    service = _object(manifest, "v1", "Service", manifest.name, spec=dns)
+    service = _make_object(manifest, "v1", "Service", manifest.name, spec=dns)
     # an Indexed Job: one pod for each node, all at once, none started again
     annotations = {"annotations": dict(manifest.site.annotations)} if manifest.site.annotations else {}
-    template = {"metadata": {"labels": {RUN_LABEL: manifest.name}, **annotations}, "spec": _pod(manifest)}
+    template = {"metadata": {"labels": {RUN_LABEL: manifest.name}, **annotations}, "spec": _pod_spec(manifest)}
     spec = {
         "completionMode": "Indexed",
         "completions": manifest.nodes,
         "parallelism": manifest.nodes,
         "backoffLimit": 0,
         "activeDeadlineSeconds": manifest.deadline_seconds,
-        "podFailurePolicy": {"rules": _FIRST_FAILURE_ENDS},
+        "podFailurePolicy": {"rules": _POD_FAILURE_RULES},
         "template": template,
         "ttlSecondsAfterFinished": OBJECT_LIFETIME_SECONDS,
     }
-    job = _object(manifest, "batch/v1", "Job", manifest.name, spec=spec)
+    job = _make_object(manifest, "batch/v1", "Job", manifest.name, spec=spec)
     if manifest.site.queue:
         job["metadata"]["labels"][QUEUE_LABEL] = manifest.site.queue
-    return [_object(manifest, "v1", "ConfigMap", f"{manifest.name}-code", **code), *works, service, job]
+    return [_make_object(manifest, "v1", "ConfigMap", f"{manifest.name}-code", **code), *work_maps, service, job]
 
 
-def divide_files(works: Mapping[str, str]) -> list[dict[str, str]]:
+def divide_files(work_files: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the files in as many parts as the size of a ConfigMap requires."""
     parts: list[dict[str, str]] = [{}]
     size = 0
-    for name, text in works.items():
+    for name, text in work_files.items():
         size += len(name) + len(text.encode())
         if size > MAX_DATA_BYTES and parts[-1]:
             parts, size = [*parts, {}], len(name) + len(text.encode())
@@ -98,31 +99,31 @@ def divide_files(works: Mapping[str, str]) -> list[dict[str, str]]:
     return parts
 
 
-def _object(manifest: JobManifest, version: str, kind: str, name: str, **content: Any) -> Fields:
+def _make_object(manifest: JobManifest, version: str, kind: str, name: str, **content: Any) -> Fields:
     labels = {"app.kubernetes.io/managed-by": "levelfield", RUN_LABEL: manifest.name}
     metadata = {"name": name, "namespace": manifest.site.namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
-def _pod(manifest: JobManifest) -> Fields:
+def _pod_spec(manifest: JobManifest) -> Fields:
     """Return the pod of one node; all pods of a run are alike."""
     site = manifest.site
     network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if site.host_network else {}
     # where and when it may run, as which account and user, and with whose images
-    term = {"labelSelector": {"matchLabels": {RUN_LABEL: manifest.name}}, "topologyKey": MACHINE_LABEL}
-    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    affinity_term = {"labelSelector": {"matchLabels": {RUN_LABEL: manifest.name}}, "topologyKey": MACHINE_LABEL}
+    anti_affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [affinity_term]}}
     ids = {"runAsUser": site.user, "runAsGroup": site.group, "fsGroup": site.group}
     security: Fields = {key: value for key, value in ids.items() if value is not None}
     if site.restricted:
         security |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    placing = {
+    placement = {
         "priorityClassName": site.priority_class,
         "schedulerName": site.scheduler,
         "serviceAccountName": site.service_account,
         "nodeSelector": dict(site.node_selector),
         "tolerations": [toleration.model_dump(exclude_none=True) for toleration in site.tolerations],
         "imagePullSecrets": [{"name": name} for name in site.pull_secrets],
-        "affinity": apart if manifest.nodes > 1 else None,
+        "affinity": anti_affinity if manifest.nodes > 1 else None,
         "securityContext": security,
     }
     return {
@@ -131,19 +132,19 @@ def _pod(manifest: JobManifest) -> Fields:
         "automountServiceAccountToken": False,
         "subdomain": manifest.name,
         **network,
-        **{key: value for key, value in placing.items() if value},
-        "containers": [_container(manifest)],
-        "volumes": [{"name": name, **volume} for name, volume, _ in _storage(manifest)],
+        **{key: value for key, value in placement.items() if value},
+        "containers": [_container_spec(manifest)],
+        "volumes": [{"name": name, **volume} for name, volume, _ in _volumes_and_mounts(manifest)],
     }
 
 
-def _container(manifest: JobManifest) -> Fields:
+def _container_spec(manifest: JobManifest) -> Fields:
     site = manifest.site
     limits = {site.devices: str(manifest.devices)} if site.devices not in (None, NO_RESOURCE) else {}
     limits |= {name: str(count) for name, count in site.resources.items()}
-    secret = f"{manifest.name}-secrets"
-    # of node/pod_start.py. The node's rank comes from the variable JOB_COMPLETION_INDEX, and without a shared volume
-    # the files of the run come through the pod's log.
+    secret_name = f"{manifest.name}-secrets"
+    # the arguments of node/pod_start.py. The node's rank comes from the variable JOB_COMPLETION_INDEX, and without a
+    # shared volume the files of the run come through the pod's log.
     arguments = [f"{PACKAGE_FOLDER}/{START_FILE}", "--code", f"{PACKAGE_FOLDER}/{ARCHIVE_FILE}"]
     arguments += ["--folder", LOCAL_FOLDER]
     arguments += ["--work", f"{WORK_FOLDER}/node{{node_rank}}.json", "--first-node", first_pod_address(manifest.name)]
@@ -151,9 +152,9 @@ def _container(manifest: JobManifest) -> Fields:
     container: Fields = {"name": CONTAINER_NAME, "image": manifest.image}
     container |= {"command": [manifest.python], "args": arguments}
     if manifest.secrets:
-        sources = ((name, {"secretKeyRef": {"name": secret, "key": name}}) for name in manifest.secrets)
-        container["env"] = [{"name": name, "valueFrom": source} for name, source in sources]
-    container["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _storage(manifest)]
+        value_sources = ((name, {"secretKeyRef": {"name": secret_name, "key": name}}) for name in manifest.secrets)
+        container["env"] = [{"name": name, "valueFrom": source} for name, source in value_sources]
+    container["volumeMounts"] = [{"name": name, **mount} for name, _, mount in _volumes_and_mounts(manifest)]
     if limits:
         container["resources"] = {"limits": limits, "requests": dict(limits)}
     if any(name.startswith(RDMA) for name in site.resources):
@@ -163,12 +164,12 @@ def _container(manifest: JobManifest) -> Fields:
     return container
 
 
-def _storage(manifest: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
-    """Yield the name of each volume, what it is, and where the container has it."""
-    site, parts = manifest.site, range(len(divide_files(manifest.works)))
-    works = [{"configMap": {"name": f"{manifest.name}-work-{index}"}} for index in parts]
+def _volumes_and_mounts(manifest: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
+    """Yield the name of each volume, its source, and its mount in the container."""
+    site, parts = manifest.site, range(len(divide_files(manifest.work_files)))
+    work_sources = [{"configMap": {"name": f"{manifest.name}-work-{index}"}} for index in parts]
     yield "package", {"configMap": {"name": f"{manifest.name}-code"}}, {"mountPath": PACKAGE_FOLDER, "readOnly": True}
-    yield "work", {"projected": {"sources": works}}, {"mountPath": WORK_FOLDER, "readOnly": True}
+    yield "work", {"projected": {"sources": work_sources}}, {"mountPath": WORK_FOLDER, "readOnly": True}
     yield "local", {"emptyDir": {}}, {"mountPath": LOCAL_FOLDER}
     if site.shared_memory_bytes:
         memory = {"medium": "Memory", "sizeLimit": str(site.shared_memory_bytes)}

@@ -30,10 +30,10 @@ from levelfield.run.launchers.node_content import secret_values
 from levelfield.run.launchers.node_records import last_records, mark_ended_by_engine
 
 POLL_SECONDS = 0.3
-POD_END_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's own time
+POD_END_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's time
 JOB_POLL_SECONDS = 5.0  # between two readings of the main object, or of the events that say why there is no pod
-REFUSED_SECONDS = 60.0  # after which a refusal of the pods that waiting does not mend ends the run
-SETTLE_SECONDS = 5.0  # after a first failure: for other pods' reasons, and the rest of the logs
+REFUSED_SECONDS = 60.0  # after which the run ends where the cluster refuses its pods, and waiting does not help
+SETTLE_SECONDS = 5.0  # after a first failure: for the reasons of other pods, and the rest of the logs
 DELETE_TRIES = 3  # to delete an object
 
 
@@ -41,7 +41,7 @@ def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
     """Run the request's manifest and return how it ended. What was created is deleted before it returns."""
     job = ClusterJob(request)
     try:
-        api = ClusterApi(job.context, connections=len(request.nodes) + 8)
+        api = ClusterApi(job.context, max_connections=len(request.nodes) + 8)
     except UsageError as error:
         return Outcome("launch-error", (), str(error), nodes=node_ends(request, {}, "unreachable")[0])
     with closing(api):
@@ -49,7 +49,7 @@ def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
 
 
 class ClusterRun:
-    """The watch over one run's pods and files, until one cause ends it."""
+    """Watches the pods and files of one run, until one cause ends it."""
 
     def __init__(self, request: Request, job: ClusterJob, api: ClusterApi, say: Say) -> None:
         self._request, self._job, self._api = request, job, api
@@ -61,11 +61,11 @@ class ClusterRun:
         self._job_read_at = self._warning_read_at = 0.0
         self._pod_warning: str | None = None
         self._refused_since: float | None = None
-        self._say, self._sentences = say, list[str]()
-        self._names = [node.name or f"node{rank}" for rank, node in enumerate(request.nodes)]
+        self._say, self._last_sentences = say, list[str]()
+        self._node_names = [node.name or f"node{rank}" for rank, node in enumerate(request.nodes)]
 
     def run(self, watch: Watch) -> Outcome:
-        """Create, watch, delete. The first cause is the outcome's, whatever follows from it."""
+        """Create the objects, watch the pods and delete everything. The outcome has the first cause."""
         for name in ("events", "logs", "nodes", "telemetry"):
             (self._root / name).mkdir(parents=True, exist_ok=True)
         cause: tuple[Cause, str | None]
@@ -89,8 +89,8 @@ class ClusterRun:
             leftovers.append(f"pods of {self._job.name} were still there after {POD_END_SECONDS:g} s")
         wait_until(self._logs_are_complete, 0.0 if leftovers else SETTLE_SECONDS)  # for the rest of the logs
         for log in self._logs.values():
-            log.ending.set()
-        self._pods.ending.set()
+            log.stop_event.set()
+        self._pods.stop_event.set()
         watch()
         return self._outcome(*cause, {**self._pods.states(), **states}, leftovers)
 
@@ -103,7 +103,7 @@ class ClusterRun:
                 if self._is_streamed and node not in self._logs and state.phase != "pending":
                     ranks = [work.rank for work in self._request.nodes[node].processes]
                     self._logs[node] = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
-            self._tell_progress(states)
+            self._report_waits(states)
             if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
                 wait_until(self._logs_are_complete, POD_END_SECONDS)
                 watch()
@@ -117,16 +117,16 @@ class ClusterRun:
         if self._pods.refusal:
             return "launch-error", f"the pods cannot be watched: {self._pods.refusal}"
         if self._pods.first_failure:
-            return self._failure(self._pods.first_failure)
+            return self._failure_cause(self._pods.first_failure)
         for node, log in self._logs.items():
             if log.fault:
-                return "node-lost", f"{self._names[node]}: {log.fault}"
-        if evidence := self._hang(states):
+                return "node-lost", f"{self._node_names[node]}: {log.fault}"
+        if evidence := self._hang_evidence(states):
             return "hang", evidence
         now = time.monotonic()
         if len(states) < len(self._request.nodes) and now - self._warning_read_at >= JOB_POLL_SECONDS:
             self._warning_read_at, self._pod_warning = now, self._job.newest_warning(self._api)
-            # a refusal that no waiting mends; a quota may be free again later
+            # waiting does not help against this refusal; a quota may be free again later
             warning = self._pod_warning or ""
             is_refused = "forbidden" in warning and "exceeded quota" not in warning
             self._refused_since = (self._refused_since or now) if is_refused else None
@@ -136,26 +136,26 @@ class ClusterRun:
             return None
         self._job_read_at = time.monotonic()
         failure = self._job.failure(self._api)
-        if failure and failure[0] == "rank-failed":  # of the Job itself: its pods may still give a better reason
+        if failure and failure[0] == "rank-failed":  # the Job's own condition: its pods may still give a better reason
             wait_until(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)
             first = self._pods.first_failure
-            return self._failure(first) if first and first.cause != "cancelled" else failure
+            return self._failure_cause(first) if first and first.cause != "cancelled" else failure
         return failure
 
-    def _failure(self, failed: PodState) -> tuple[Cause, str | None]:
+    def _failure_cause(self, failed: PodState) -> tuple[Cause, str | None]:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
         if failed.cause == "cancelled":
             wait_until(lambda: self._job.failure(self._api) is not None, SETTLE_SECONDS, 0.5)
             if failure := self._job.failure(self._api):
                 return failure if failure[0] != "rank-failed" else ("cancelled", failure[1])
             with suppress(ClusterSilence, ClusterRefusal):  # then it is not known whether a queue holds the Job
-                if (self._api.get(object_path(self._job.main)).get("spec") or {}).get("suspend"):
-                    return "preempted", f"{self._names[failed.node_rank]}: its queue suspended the run"
+                if (self._api.get(object_path(self._job.main_document)).get("spec") or {}).get("suspend"):
+                    return "preempted", f"{self._node_names[failed.node_rank]}: its queue suspended the run"
         wait_until(lambda: all(log.stream.is_complete() or log.silence for log in self._logs.values()), SETTLE_SECONDS)
-        return failed.cause or "rank-failed", f"{self._names[failed.node_rank]}: {failed.says}"
+        return failed.cause or "rank-failed", f"{self._node_names[failed.node_rank]}: {failed.description}"
 
-    def _hang(self, states: dict[int, PodState]) -> str | None:
-        """Return the evidence of a hang. Nothing is watched while pods are pending or the cluster is silent."""
+    def _hang_evidence(self, states: dict[int, PodState]) -> str | None:
+        """Return the evidence of a hang; None without one, while pods are pending, and while the cluster is silent."""
         running = [node for node, state in states.items() if state.phase == "running"]
         if self._liveness is None:
             if len(running) == len(self._request.nodes):
@@ -168,25 +168,25 @@ class ClusterRun:
     def _logs_are_complete(self) -> bool:
         return all(log.stream.is_complete() or log.fault for log in self._logs.values())
 
-    def _tell_progress(self, states: dict[int, PodState]) -> None:
-        """Say what the run waits for: each reason once, with the number of its pods, until it changes."""
+    def _report_waits(self, states: dict[int, PodState]) -> None:
+        """Report what the run waits for: each reason once, with the number of its pods, until it changes."""
         nodes = len(self._request.nodes)
-        waiting = [state.says for state in states.values() if state.phase == "pending"]
+        waiting = [state.description for state in states.values() if state.phase == "pending"]
         waiting += [self._pod_warning or "waits for its queue or its controller: no pod yet"] * (nodes - len(states))
-        sentences = [f"{count} of {nodes} pods: {says}" for says, count in Counter(waiting).items()]
+        sentences = [f"{count} of {nodes} pods: {description}" for description, count in Counter(waiting).items()]
         if self._pods.silence:
             sentences = [f"the cluster does not answer, and its state is unknown: {self._pods.silence}"]
         for sentence in sentences:
-            if sentence not in self._sentences:
+            if sentence not in self._last_sentences:
                 self._say(f"kubernetes: {printable(one_line(sentence))}")
-        self._sentences = sentences
+        self._last_sentences = sentences
 
     def _outcome(
         self, cause: Cause, evidence: str | None, states: dict[int, PodState], leftovers: list[str]
     ) -> Outcome:
-        killed = sum(state.out_of_memory for state in states.values())
-        kill_evidence = "the kubelet reports that a container ran out of memory (OOMKilled)" if killed else None
-        # a pod without a word of its own has the whole job's, or it was stopped for another pod
+        kill_count = sum(state.out_of_memory for state in states.values())
+        kill_evidence = "the kubelet reports that a container ran out of memory (OOMKilled)" if kill_count else None
+        # a pod without a status of its own has that of the whole job, or it was stopped because of another pod
         words: dict[Cause, NodeWord] = {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}
         word = words.get(cause, "stopped")
         if word != "cancelled" and any(state.word == word for state in states.values()):
@@ -199,13 +199,13 @@ class ClusterRun:
             else node
             for node, log in zip(nodes, logs, strict=True)
         )
-        return Outcome(cause, ends, evidence, killed, kill_evidence, tuple(leftovers), nodes=nodes)
+        return Outcome(cause, ends, evidence, kill_count, kill_evidence, tuple(leftovers), nodes=nodes)
 
 
 def node_ends(
     request: Request, states: Mapping[int, PodState], default_word: NodeWord
 ) -> tuple[tuple[NodeEnd, ...], tuple[ProcessEnd, ...]]:
-    """Return the ends of the nodes and of their ranks. default_word: of a node that has none of its own."""
+    """Return the ends of the nodes and of their ranks. default_word: the status of a node that has none of its own."""
     nodes: list[NodeEnd] = []
     ends: list[ProcessEnd] = []
     for record in last_records(request):
@@ -216,8 +216,8 @@ def node_ends(
         word: NodeWord = "unreachable"
         detail = "no pod was created"
         if state is not None:
-            detail = f"{state.says} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
-            if state.word and state.word != "cancelled":  # of a deleted pod its job says why
+            detail = f"{state.description} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
+            if state.word and state.word != "cancelled":  # the job says why a pod was deleted
                 word = state.word
             elif state.phase != "pending" or default_word != "stopped":
                 word = default_word
@@ -231,8 +231,8 @@ class ClusterJob:
     def __init__(self, request: Request) -> None:
         (submission,) = request.submissions
         self.documents: list[Fields] = list(yaml.safe_load_all(next(iter(submission.files.values()))))
-        self.main = self.documents[-1]
-        self.name, self.namespace = submission.name, str(self.main["metadata"]["namespace"])
+        self.main_document = self.documents[-1]
+        self.name, self.namespace = submission.name, str(self.main_document["metadata"]["namespace"])
         self.context = (
             submission.argv[submission.argv.index("--context") + 1] if "--context" in submission.argv else None
         )
@@ -244,32 +244,32 @@ class ClusterJob:
 
         The parts become the main object's own, so that the cluster removes them with it if this process is killed.
         """
-        parts = self.documents[:-1]
-        if self._secrets:  # which no file of the run has
-            metadata = {**self.main["metadata"], "name": f"{self.name}-secrets"}
+        part_documents = self.documents[:-1]
+        if self._secrets:  # no file of the run has them
+            metadata = {**self.main_document["metadata"], "name": f"{self.name}-secrets"}
             secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(self._secrets)}
-            parts.append(secret)
-        owner: Fields = {}
-        for document in (*parts, self.main):
-            # it is deleted later unless the cluster refused it: without an answer it may be there
+            part_documents.append(secret)
+        created_job: Fields = {}
+        for document in (*part_documents, self.main_document):
+            # it is deleted later unless the cluster refuses it: without an answer it may exist
             self._created.append(document)
             try:
-                owner = api.create(document)
+                created_job = api.create(document)
             except ClusterRefusal as error:
-                if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # also one that somebody else has made
+                if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # refused, also because somebody else made it
                     self._created.pop()
                 raise
         # An old cluster drops what it does not know in silence. Without completionMode no pod has a number, and without
         # podFailurePolicy a run goes on after a pod was lost.
-        if dropped := sorted(self.main["spec"].keys() - (owner.get("spec") or {}).keys()):
-            keys = ", ".join(f"spec.{key}" for key in dropped)
+        if dropped_keys := sorted(self.main_document["spec"].keys() - (created_job.get("spec") or {}).keys()):
+            keys = ", ".join(f"spec.{key}" for key in dropped_keys)
             raise ClusterRefusal(
                 200, f"it does not know {keys} of a Job; expected Kubernetes 1.{MIN_MINOR_VERSION} or newer"
             )
-        reference = {key: self.main[key] for key in ("apiVersion", "kind")}
-        reference |= {"name": self.name, "uid": str(owner.get("metadata", {}).get("uid", ""))}
-        for document in parts:
-            api.answer("PATCH", object_path(document), body={"metadata": {"ownerReferences": [reference]}})
+        owner_reference = {key: self.main_document[key] for key in ("apiVersion", "kind")}
+        owner_reference |= {"name": self.name, "uid": str(created_job.get("metadata", {}).get("uid", ""))}
+        for document in part_documents:
+            api.answer("PATCH", object_path(document), body={"metadata": {"ownerReferences": [owner_reference]}})
 
     def delete(self, api: ClusterApi) -> list[str]:
         """Delete what was created, the main object first. Return a sentence for each object that may be left."""
@@ -294,11 +294,11 @@ class ClusterJob:
         return leftovers
 
     def failure(self, api: ClusterApi) -> tuple[Cause, str] | None:
-        """Return why the main object ended or was removed, by its own conditions; None where it is well, or unknown."""
+        """Return why the Job ended or was removed, by its own conditions; None where it goes on or is unknown."""
         try:
-            job = api.get(object_path(self.main))
+            job = api.get(object_path(self.main_document))
         except ClusterRefusal as error:
-            name = f"{self.main['kind']} {self.name}"
+            name = f"{self.main_document['kind']} {self.name}"
             return ("cancelled", f"{name} was deleted by somebody else") if error.status == 404 else None
         except ClusterSilence:
             return None
@@ -311,13 +311,13 @@ class ClusterJob:
         return None
 
     def newest_warning(self, api: ClusterApi) -> str | None:
-        """Return the newest warning about the Job, which makes the pods; None without one, or without the right."""
+        """Return the cluster's newest warning about the Job; None without one, or without the right to read it."""
         selector = f"type=Warning,involvedObject.name={self.name}"
         try:
             events = api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector).get("items")
         except (ClusterSilence, ClusterRefusal):
             return None
         warnings = [event for event in events or [] if isinstance(event, Mapping) and event.get("message")]
-        # by when it was last seen, in ISO 8601 with Z as all of the API's times
+        # the newest by its last time, as text: all times of the API are ISO 8601 with Z
         newest = max(warnings, key=lambda w: str(w.get("lastTimestamp") or w.get("eventTime") or ""), default=None)
         return one_line(f"{newest.get('reason')}: {newest['message']}")[:300] if newest else None

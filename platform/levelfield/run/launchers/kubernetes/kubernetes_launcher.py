@@ -29,14 +29,14 @@ from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, re
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
 
-MANIFEST = "manifest.yaml"
-SPARE_SECONDS = 3600  # that the cluster's own limit leaves for images, environments and the end
-CODE = Path(LOCAL_FOLDER) / "code"
+MANIFEST_FILE = "manifest.yaml"
+SPARE_SECONDS = 3600  # in the cluster's own limit, for images, environments and the end
+CODE_FOLDER = Path(LOCAL_FOLDER) / "code"
 _LINE_WIDTH = 10**9  # columns: no line of the manifest is folded
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a text of several lines as it is, between the keys."""
+    """Writes texts of several lines as literal blocks."""
 
 
 _STRING_TAG = "tag:yaml.org,2002:str"
@@ -47,56 +47,57 @@ _Dumper.add_representer(
 
 @dataclass(frozen=True)
 class KubernetesLauncher:
-    """Launches each node as a pod. Its files are streamed through the pods' logs, or stand on a shared claim."""
+    """Launches each node as a pod. Its files come through the pod's log, or lie on a shared claim."""
 
     say: Say = lambda sentence: None
     name = "kubernetes"
 
     def saying(self, say: Say) -> KubernetesLauncher:
-        """Return the same launcher with a place for its sentences about what the pods wait for."""
+        """Return the launcher that reports by `say` what its pods wait for."""
         return replace(self, say=say)
 
     def runtime(self, plan: Plan) -> PodRuntime:
         return PodRuntime(plan)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
-        """Return the manifest with every rank of every node. Pure. Raises UsageError where the site's file lacks it."""
-        image, site = _checked_image(plan, paths), require_launch(plan).site.kubernetes
-        pod_paths = paths if site.claim else RunPaths(Path(LOCAL_FOLDER) / "run")  # as the pods see the run
+        """Return the request with the manifest of all nodes. No side effect. Raises UsageError for a site that lacks
+        what the plan needs."""
+        image, site = _require_image(plan, paths), require_launch(plan).site.kubernetes
+        pod_paths = paths if site.claim else RunPaths(Path(LOCAL_FOLDER) / "run")  # where the pods have the run
         request = request_for_nodes(plan, pod_paths, self.name, runtime)
         name = object_name(plan.run_id)
         first_address = first_pod_address(name)
         nodes = tuple(
             replace(node, address=first_address if node.node_rank == 0 else node.address) for node in request.nodes
         )
-        works: dict[str, str] = {}
+        work_files: dict[str, str] = {}
         for node in request.nodes:
             content = node_content(plan, pod_paths, request, node, plan.implementation.rests_on)
-            folder = CODE / "models" / Path(plan.implementation.folder).name
+            folder = CODE_FOLDER / "models" / Path(plan.implementation.folder).name
             content["expected"] |= {"folder": str(folder), "environment": None, "stamp": None}  # the image's own
-            content["locks"] = []  # the kubelet gives the devices to one pod only
+            content["locks"] = []  # none is needed: the kubelet gives a device to one pod only
             if pod_paths.root != paths.root:
                 content["files"] = {"job.json": json.dumps(job_content(plan, pod_paths), indent=2) + "\n"}
-            works[f"node{node.node_rank}.json"] = json.dumps(content)
+            work_files[f"node{node.node_rank}.json"] = json.dumps(content)
         limits = plan.work.limits
-        longest = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
+        max_seconds = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
         manifest = JobManifest(
             name=name,
             site=site,
             nodes=plan.hardware.nodes,
             devices=plan.hardware.devices_per_node,
             image=image,
-            python=_python(plan),
+            python=_interpreter(plan),
             secrets=sorted(secrets_of(plan)),
-            works=works,
+            work_files=work_files,
             code=_compressed_code(plan.implementation.folder),
             start=Path(pod_start.__file__).read_text(encoding="utf-8"),
-            deadline_seconds=longest + SPARE_SECONDS,
+            deadline_seconds=max_seconds + SPARE_SECONDS,
         )
         documents = manifest_documents(manifest)
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE_WIDTH, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
-        submission = Submission(name, ("kubectl", *context, "create", "-f", MANIFEST), {MANIFEST: text})
+        submission = Submission(name, ("kubectl", *context, "create", "-f", MANIFEST_FILE), {MANIFEST_FILE: text})
         return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(submission,))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
@@ -108,37 +109,37 @@ class KubernetesLauncher:
 
 
 class PodRuntime(NodeRuntime):
-    """The ranks of pods. The image's Python runs them, with Levelfield's code from the folder that start.py fills."""
+    """The ranks of pods: the image's Python runs them, with Levelfield's code from the folder that start.py fills."""
 
     def __init__(self, plan: Plan) -> None:
-        implementation = CODE / "models" / Path(plan.implementation.folder).name
-        super().__init__(FIRST_NODE, NodeFolders(CODE, str(implementation), _python(plan)))
+        implementation = CODE_FOLDER / "models" / Path(plan.implementation.folder).name
+        super().__init__(FIRST_NODE, NodeFolders(CODE_FOLDER, str(implementation), _interpreter(plan)))
 
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[PodRuntime]:
         yield self
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        """Raises OSError: a peak, for example, is not measured on this machine for the machines of a cluster."""
+        """Raise OSError: what this machine would print, such as its peak, does not hold for the cluster's machines."""
         raise OSError("no command runs in the image outside of the run")
 
     def identity(self, plan: Plan) -> dict[str, Any]:
-        return {"environment_packages": None, "image": _image(plan)}
+        return {"environment_packages": None, "image": _image_name(plan)}
 
 
-def _python(plan: Plan) -> str:
+def _interpreter(plan: Plan) -> str:
     """Return the interpreter of the image: Levelfield's own images have it where the plan says."""
     return require_launch(plan).site.python or (plan.environment.python if plan.container else "python3")
 
 
-def _image(plan: Plan) -> str | None:
+def _image_name(plan: Plan) -> str | None:
     """Return the image of the pods; None where neither the site's file nor the plan names one."""
     return require_launch(plan).site.kubernetes.image or (plan.container.image.name if plan.container else None)
 
 
-def _checked_image(plan: Plan, paths: RunPaths) -> str:
+def _require_image(plan: Plan, paths: RunPaths) -> str:
     """Return the pods' image. Raises UsageError for what the plan needs and the site's file lacks."""
-    site, image = require_launch(plan).site.kubernetes, _image(plan)
+    site, image = require_launch(plan).site.kubernetes, _image_name(plan)
     if image is None:
         raise UsageError(
             "kubernetes.image: found none, expected an image with Python 3.8 or newer and "
@@ -165,5 +166,5 @@ def _checked_image(plan: Plan, paths: RunPaths) -> str:
 
 @cache
 def _compressed_code(implementation: str) -> bytes:
-    """Return Levelfield's code in as few bytes as a ConfigMap needs. The same code gives the same bytes."""
+    """Return the archive of Levelfield's code, small enough for a ConfigMap. The same code gives the same bytes."""
     return gzip.compress(code_archive(Path(implementation)), mtime=0)

@@ -1,4 +1,4 @@
-"""The pods of a run, in threads: their states as words and causes, and their logs, which bring the nodes' files.
+"""Watches the pods of a run in threads: their states, and their logs, which bring the nodes' files.
 
 A broken connection is made again.
 """
@@ -20,20 +20,20 @@ from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.rundir.event_lines import event_or_none
 
 WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begins where it ended
-GONE = 410  # the server no longer knows the version that a watch begins with: everything is listed again
+GONE_STATUS = 410  # the server no longer knows the version that a watch begins with: everything is listed again
 RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 10.0
-SILENCE_SECONDS = 60.0  # of a log, to which the node's part adds a line each second
+SILENCE_SECONDS = 60.0  # of a log, to which the node's agent adds a line each second
 MAX_OTHER_BYTES = 2**20  # of a log's lines that are no frames: what start.py or the container wrote
 INDEX_KEY = "batch.kubernetes.io/job-completion-index"
-# Reasons that a waiting container does not leave by itself. An image that was not pulled is tried again by the kubelet
-# first: ErrImagePull becomes ImagePullBackOff.
+# Reasons for which a container waits until somebody acts. The kubelet first pulls an image again: ErrImagePull then
+# becomes ImagePullBackOff.
 _STUCK_REASONS = (
     "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
     "RunContainerError",
 )  # fmt: skip
-# The exit codes of the node's own part, and of start.py.
-_EXIT_CODES: Mapping[int, tuple[NodeWord, Cause | None, str]] = {
+# What the exit codes of the node's agent and of start.py mean: status, cause and description.
+_EXIT_MEANINGS: Mapping[int, tuple[NodeWord, Cause | None, str]] = {
     0: ("ended", None, "all ranks ended"),
     1: ("failed", "rank-failed", "a rank failed"),
     2: ("failed", "launch-error", "the node's part could not read its work"),
@@ -55,21 +55,21 @@ Fields = Mapping[str, Any]
 
 
 class PodWatch:
-    """The pods with one label.
+    """Watches the pods with one label.
 
-    A node keeps the first bad word that its pod got: when one pod fails, the cluster deletes the others.
+    A node keeps the first failure of its pod: when one pod fails, the cluster deletes the others.
     """
 
     def __init__(self, api: ClusterApi, namespace: str, label: str) -> None:
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods"
         self._label, self._lock = label, threading.Lock()
-        self.ending = threading.Event()  # ends the thread at the server's next line
+        self.stop_event = threading.Event()  # set by the caller: the thread ends at the server's next line
         self._states: dict[int, PodState] = {}
         self._present_pods: set[str] = set()
         self.silence: str | None = None  # why the cluster does not answer now
         self.refusal: str | None = None  # why it lets nobody watch
         self.first_failure: PodState | None = None
-        self.thread = threading.Thread(target=self._watch, daemon=True, name="pods")  # which the caller starts
+        self.thread = threading.Thread(target=self._watch, daemon=True, name="pods")  # the caller starts it
 
     def states(self) -> dict[int, PodState]:
         """Return the state of each node's pod by node rank; a node whose pod does not exist yet is absent."""
@@ -82,11 +82,11 @@ class PodWatch:
             return set(self._present_pods)
 
     def _watch(self) -> None:
-        wait, version = RETRY_SECONDS, None
-        while not self.ending.is_set():
+        pause_seconds, version = RETRY_SECONDS, None
+        while not self.stop_event.is_set():
             try:
-                version = self._list() if version is None else self._follow(version)
-                self.silence, wait = None, RETRY_SECONDS
+                version = self._list_pods() if version is None else self._follow(version)
+                self.silence, pause_seconds = None, RETRY_SECONDS
                 continue
             except ClusterSilence as error:
                 self.silence, version = str(error), None
@@ -95,21 +95,21 @@ class PodWatch:
                 if error.status in (401, 403, 404):
                     self.refusal = str(error)
                     return
-                self.silence = None if error.status == GONE else str(error)
-            self.ending.wait(wait)
-            wait = min(2 * wait, MAX_RETRY_SECONDS)
+                self.silence = None if error.status == GONE_STATUS else str(error)
+            self.stop_event.wait(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, MAX_RETRY_SECONDS)
 
-    def _list(self) -> str:
+    def _list_pods(self) -> str:
         """Read all pods. Return the version from which a watch goes on."""
         answer = self._api.get(self._path, labelSelector=self._label)
         pods = [pod for pod in answer.get("items") or [] if isinstance(pod, Mapping)]
-        present = {str(_object(pod, "metadata").get("name")) for pod in pods}
+        present_pods = {str(_child_object(pod, "metadata").get("name")) for pod in pods}
         for state in self.states().values():
-            if state.pod not in present:
+            if state.pod not in present_pods:
                 self._remove(state)
         with self._lock:
-            self._present_pods = present
-        # a pod that was deleted or stopped for another comes after those with a reason of their own
+            self._present_pods = present_pods
+        # first the pods with a reason of their own, then those that were deleted or stopped because of another
         states = filter(None, map(pod_state, pods))
         for state in sorted(states, key=lambda state: not state.has_failed or state.cause == "cancelled"):
             self._store(state)
@@ -121,7 +121,7 @@ class PodWatch:
         query |= {"resourceVersion": version, "timeoutSeconds": WATCH_SECONDS}
         begin = time.monotonic()
         for line in self._api.lines(self._path, WATCH_SECONDS + 30.0, **query):
-            if self.ending.is_set():
+            if self.stop_event.is_set():
                 return None
             change = event_or_none(line) or {}
             kind, pod = change.get("type"), change.get("object")
@@ -129,8 +129,8 @@ class PodWatch:
                 return None  # among others 410: the version is too old
             if kind in ("ADDED", "MODIFIED", "DELETED"):
                 with self._lock:
-                    change_names = self._present_pods.discard if kind == "DELETED" else self._present_pods.add
-                    change_names(str(_object(pod, "metadata").get("name")))
+                    update_names = self._present_pods.discard if kind == "DELETED" else self._present_pods.add
+                    update_names(str(_child_object(pod, "metadata").get("name")))
                 if state := pod_state(pod):
                     self._store(state)
                     if kind == "DELETED":
@@ -138,18 +138,18 @@ class PodWatch:
             self.silence = None
             version = str((pod.get("metadata") or {}).get("resourceVersion", version))
         if time.monotonic() - begin < RETRY_SECONDS:
-            self.ending.wait(RETRY_SECONDS)  # a server that ends each watch at once
+            self.stop_event.wait(RETRY_SECONDS)  # a server that ends each watch at once
         return version
 
     def _remove(self, state: PodState) -> None:
         if state.phase != "ended":
-            says = f"pod {state.pod} was deleted"
-            self._store(replace(state, phase="ended", word="cancelled", cause="cancelled", says=says))
+            description = f"pod {state.pod} was deleted"
+            self._store(replace(state, phase="ended", word="cancelled", cause="cancelled", description=description))
 
     def _store(self, state: PodState) -> None:
         with self._lock:
-            before = self._states.get(state.node_rank)
-            if before is None or before.phase != "ended":
+            stored = self._states.get(state.node_rank)
+            if stored is None or stored.phase != "ended":
                 self._states[state.node_rank] = state
                 if state.has_failed and self.first_failure is None:
                     self.first_failure = state
@@ -162,8 +162,8 @@ class PodState:
     node_rank: int
     pod: str
     phase: Literal["pending", "running", "ended"]
-    says: str  # for a person
-    word: NodeWord | None = None  # word and cause: only where it has ended or cannot start
+    description: str  # for the user
+    word: NodeWord | None = None  # the node's status; like the cause only where the pod has ended or cannot start
     cause: Cause | None = None
     machine: str | None = None  # where it runs
     out_of_memory: bool = False
@@ -174,45 +174,52 @@ class PodState:
 
 
 def pod_state(pod: Fields) -> PodState | None:
-    """Return the state of a pod; None for a pod that is no node of an Indexed Job."""
-    metadata, status, machine = _object(pod, "metadata"), _object(pod, "status"), _object(pod, "spec").get("nodeName")
-    rank = str(_object(metadata, "annotations").get(INDEX_KEY, _object(metadata, "labels").get(INDEX_KEY, "")))
+    """Return the state of a pod; None for one without an index, which is no node of the run."""
+    metadata, status = _child_object(pod, "metadata"), _child_object(pod, "status")
+    machine = _child_object(pod, "spec").get("nodeName")
+    rank = str(
+        _child_object(metadata, "annotations").get(INDEX_KEY, _child_object(metadata, "labels").get(INDEX_KEY, ""))
+    )
     if not rank.isdecimal() or len(rank) >= 7:
         return None
     state = PodState(int(rank), str(metadata.get("name")), "pending", "waits for its node", machine=machine)
     if disruption := _disruption(status):
-        reason, says = disruption
-        return replace(state, phase="ended", says=says, word=reason[0], cause=reason[1])
+        word_and_cause, description = disruption
+        return replace(state, phase="ended", description=description, word=word_and_cause[0], cause=word_and_cause[1])
     terminations = (
-        _object(_object(container, "state"), "terminated") for container in _objects(status, "containerStatuses")
+        _child_object(_child_object(container, "state"), "terminated")
+        for container in _child_objects(status, "containerStatuses")
     )
     termination = next(filter(None, terminations), None)
     if not termination and status.get("phase") in ("Succeeded", "Failed"):
         termination = {"exitCode": 0 if status["phase"] == "Succeeded" else 1}
     if termination:
-        code, is_out_of_memory = termination.get("exitCode"), termination.get("reason") == "OOMKilled"
-        meaning = _EXIT_CODES.get(code) if isinstance(code, int) else None
-        word, cause, says = meaning or ("failed", "rank-failed", f"the container ended with exit code {code}")
+        exit_code, is_out_of_memory = termination.get("exitCode"), termination.get("reason") == "OOMKilled"
+        meaning = _EXIT_MEANINGS.get(exit_code) if isinstance(exit_code, int) else None
+        unknown_code = f"the container ended with exit code {exit_code}"
+        word, cause, description = meaning or ("failed", "rank-failed", unknown_code)
         if is_out_of_memory:
-            word, cause, says = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
-        return replace(state, phase="ended", word=word, cause=cause, says=says, out_of_memory=is_out_of_memory)
+            word, cause, description = "failed", "rank-failed", "the container ran out of memory (OOMKilled)"
+        return replace(
+            state, phase="ended", word=word, cause=cause, description=description, out_of_memory=is_out_of_memory
+        )
     if status.get("phase") == "Running":
-        return replace(state, phase="running", says=f"runs on {machine or 'a node'}")
-    for container in _objects(status, "containerStatuses"):
-        waiting = _object(_object(container, "state"), "waiting")
+        return replace(state, phase="running", description=f"runs on {machine or 'a node'}")
+    for container in _child_objects(status, "containerStatuses"):
+        waiting = _child_object(_child_object(container, "state"), "waiting")
         if waiting.get("reason"):
-            waits = replace(state, says=_reason_line(waiting))
+            waiting_state = replace(state, description=_reason_line(waiting))
             is_stuck = str(waiting["reason"]) in _STUCK_REASONS
-            return replace(waits, word="unreachable", cause="launch-error") if is_stuck else waits
-    for condition in _objects(status, "conditions"):
+            return replace(waiting_state, word="unreachable", cause="launch-error") if is_stuck else waiting_state
+    for condition in _child_objects(status, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return replace(state, says=_reason_line(condition))
+            return replace(state, description=_reason_line(condition))
     return state
 
 
 def _disruption(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:
-    """Return the word of a pod that the cluster ended, and the cluster's own line; None for any other."""
-    for condition in _objects(status, "conditions"):
+    """Return status and cause of a pod that the cluster ended, and the cluster's own line; None for any other."""
+    for condition in _child_objects(status, "conditions"):
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             is_preempted = condition.get("reason") == "PreemptionByScheduler"
             return ("preempted", "preempted") if is_preempted else _LOST, _reason_line(condition)
@@ -226,40 +233,40 @@ def _reason_line(fields: Fields) -> str:
     return " ".join(": ".join(parts).split())[:300]
 
 
-def _object(fields: Fields, key: str) -> Fields:
+def _child_object(fields: Fields, key: str) -> Fields:
     """Return an object below a key; an empty one where there is none. A server's answer is not trusted."""
     value = fields.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def _objects(fields: Fields, key: str) -> list[Fields]:
+def _child_objects(fields: Fields, key: str) -> list[Fields]:
     """Return the objects of a list below a key."""
     values = fields.get(key)
     return [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
 
 
 class PodLog:
-    """The log of one pod, which a thread reads at once.
+    """Reads the log of one pod in a thread, which starts at once.
 
-    A log begins anew with each connection. Frames that came before are skipped by their offsets.
+    Each connection begins at the start of the log. Frames that were received before are skipped by their offsets.
     """
 
     def __init__(self, api: ClusterApi, namespace: str, pod: str, root: Path, node_rank: int, ranks: Iterable[int]):
         self._api, self._path = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
         self._other_file = root / f"logs/pod{node_rank}.log"
         self.stream = NodeStream(root, node_rank, ranks)
-        self.ending, self._is_replaying = threading.Event(), False
+        self.stop_event, self._is_replaying = threading.Event(), False
         self.silence: str | None = None  # why nothing comes now
         self.fault: str | None = None  # why the rest of it cannot be used
         threading.Thread(target=self._follow, daemon=True, name=f"log of {pod}").start()
 
     def _follow(self) -> None:
-        while not (self.ending.is_set() or self.stream.is_complete() or self.fault):
+        while not (self.stop_event.is_set() or self.stream.is_complete() or self.fault):
             try:
                 for line in self._api.lines(self._path, SILENCE_SECONDS, follow=True, container="node"):
                     self._receive_line(line)
                     self.silence = None
-                    if self.ending.is_set() or self.stream.is_complete():
+                    if self.stop_event.is_set() or self.stream.is_complete():
                         break
             except ClusterSilence as error:
                 self.silence = str(error)
@@ -271,7 +278,7 @@ class PodLog:
             except OSError as error:
                 self.fault = f"its files cannot be written: {error.filename}: {error.strerror}"
             self._is_replaying = True
-            self.ending.wait(RETRY_SECONDS)
+            self.stop_event.wait(RETRY_SECONDS)
 
     def _receive_line(self, line: bytes) -> None:
         if not line.startswith(b"{"):
@@ -282,7 +289,7 @@ class PodLog:
                         file.write(line[:MAX_OTHER_BYTES] + b"\n")
             return
         if self._is_replaying:
-            # the receiver names what is wrong with a frame
+            # a broken frame is left to `receive`, which names what is wrong with it
             with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 frame = json.loads(line)
                 offset = self.stream.received.get(frame.get("file"))

@@ -34,20 +34,20 @@ _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     """Try everything that a run would need. Without Slurm's commands or its controller nothing more is tried."""
     site, slurm = launch.site, launch.site.slurm
-    if absent := [name for name in _COMMANDS if shutil.which(name) is None]:
+    if missing_commands := [name for name in _COMMANDS if shutil.which(name) is None]:
         yield missing_finding(
-            "commands", f"{', '.join(absent)}: not in PATH", "start this on a login node of the cluster"
+            "commands", f"{', '.join(missing_commands)}: not in PATH", "start this on a login node of the cluster"
         )
         return
     yield ok_finding("commands", f"{', '.join(_COMMANDS)} are there")
-    answer = _output("scontrol", "ping")
+    answer = _command_output("scontrol", "ping")
     if answer is None or "is UP" not in answer:
         yield missing_finding(
             "controller", _one_line(answer or "no answer"), "`scontrol ping` shows when it answers again"
         )
         return
     yield ok_finding("controller", _one_line(answer))
-    if _output("sacct", "--noheader", "--parsable2", "--starttime=now-1hours", "--format=JobID") is None:
+    if _command_output("sacct", "--noheader", "--parsable2", "--starttime=now-1hours", "--format=JobID") is None:
         advice = "a job's end is then known for some minutes only, which a run that is watched does not need"
         yield unknown_finding("accounting", "sacct has no accounting", advice)
     else:
@@ -59,7 +59,7 @@ def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     submission = _test_submission(slurm)
     yield submission
     if slurm.container == "pyxis":
-        if "--container-image" in (_output("srun", "--help") or ""):
+        if "--container-image" in (_command_output("srun", "--help") or ""):
             yield ok_finding("container", "srun has pyxis' options")
         else:
             advice = "install pyxis, or set slurm.container to apptainer"
@@ -69,8 +69,8 @@ def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
 
 
 def _minutes_findings(slurm: SlurmSite) -> Iterator[SiteFinding]:
-    """Yield whether the partition allows the site's minutes: Slurm never starts a job that wants more."""
-    answer = _output("scontrol", "--oneliner", "show", "partition") if slurm.minutes else None
+    """Yield whether the partition allows the site's minutes: Slurm never starts a job that requests more."""
+    answer = _command_output("scontrol", "--oneliner", "show", "partition") if slurm.minutes else None
     partitions = [dict(word.partition("=")[::2] for word in line.split()) for line in (answer or "").splitlines()]
     names = (slurm.partition or "").split(",")
     limits: dict[str, float | None] = {}  # None: UNLIMITED
@@ -86,9 +86,9 @@ def _minutes_findings(slurm: SlurmSite) -> Iterator[SiteFinding]:
     if any(limit is None or slurm.minutes <= limit for limit in limits.values()):
         yield ok_finding("minutes", f"{slurm.minutes} minutes are within the limit of partition {', '.join(limits)}")
         return
-    table = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
+    limits_text = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
     says, advice = (
-        f"slurm.minutes is {slurm.minutes}, and the partition allows: {table}",
+        f"slurm.minutes is {slurm.minutes}, and the partition allows: {limits_text}",
         "lower it, or name another one",
     )
     # a qos may raise the partition's limit
@@ -99,11 +99,11 @@ def _test_submission(slurm: SlurmSite) -> SiteFinding:
     """Return whether Slurm would take a job: partition, account, qos, constraint, time and resources at once."""
     argv = ["sbatch", "--test-only", *_job_options(slurm), "--wrap=true"]
     try:
-        done = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
+        completed = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
     except (OSError, subprocess.SubprocessError) as error:
         return unknown_finding("job", f"sbatch: {error}")
-    answer = _one_line(done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "")
-    if done.returncode:
+    answer = _one_line(completed.stderr or completed.stdout).replace("sbatch: ", "").replace("error: ", "")
+    if completed.returncode:
         keys = ", ".join(f"slurm.{name}" for name in (*SITE_FIELDS, "gres", "options") if getattr(slurm, name))
         advice = f"correct {keys} in the site's file" if keys else "name what it asks for, such as slurm.partition"
         return missing_finding("job", f"Slurm refuses a job of one node: {answer}", advice)
@@ -125,37 +125,41 @@ def _job_findings(site: Site) -> Iterator[SiteFinding]:
         yield missing_finding("shared", f"{folder} is no folder on this machine", advice)
         return
     with tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder) as file:
-        shared = Path(file.name)
-        file.write(shared.name + "\n")  # which the node is to see
+        shared_file = Path(file.name)
+        file.write(shared_file.name + "\n")  # the node must be able to read it
         file.flush()
-        python, loading = site.python or "python3", ""
-        if site.modules:  # as a run loads them. `said` is empty, or why it failed
+        python, load_script = site.python or "python3", ""
+        if site.modules:  # as a run loads them. The shell's variable `said` is empty, or has the reason of a failure
             load = shlex.join(("module", "load", *site.modules))
-            loading = "type module >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1; said=; "
-            loading += f"{load} >/dev/null 2>&1 || said=$({load} 2>&1 | tr '\\n' ' '); "
-        version = f'{shlex.quote(python)} -c "import sys; print(sys.version_info >= (3, 8))" || echo'
-        script = f'hostname; {loading}{version}; cat "$1" || echo; type apptainer; echo "modules $said"'
-        local = (site.slurm.local_folder or "").replace("{user}", user_name())
-        if local or site.interface:
-            script += f"; {shlex.join((python, '-c', PROBE_SCRIPT, local or str(folder), ''))} || true"
+            load_script = "type module >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1; said=; "
+            load_script += f"{load} >/dev/null 2>&1 || said=$({load} 2>&1 | tr '\\n' ' '); "
+        version_script = f'{shlex.quote(python)} -c "import sys; print(sys.version_info >= (3, 8))" || echo'
+        script = f'hostname; {load_script}{version_script}; cat "$1" || echo; type apptainer; echo "modules $said"'
+        local_folder = (site.slurm.local_folder or "").replace("{user}", user_name())
+        if local_folder or site.interface:
+            script += f"; {shlex.join((python, '-c', PROBE_SCRIPT, local_folder or str(folder), ''))} || true"
         argv = ["srun", *_job_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
         try:
-            done = run_bounded([*argv, "bash", "-c", script, "bash", str(shared)], JOB_SECONDS, command_environment({}))
+            completed = run_bounded(
+                [*argv, "bash", "-c", script, "bash", str(shared_file)], JOB_SECONDS, command_environment({})
+            )
         except (OSError, subprocess.SubprocessError):
             yield unknown_finding(
                 "node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`"
             )
             return
-    lines = done.stdout.splitlines()
+    lines = completed.stdout.splitlines()
     if len(lines) >= 3:
-        yield from _node_findings(site, lines, python, shared, local)
+        yield from _node_findings(site, lines, python, shared_file, local_folder)
     else:
         yield unknown_finding(
-            "node", _one_line(done.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`"
+            "node", _one_line(completed.stderr or "a job of a second printed nothing"), "look at `squeue` and `sinfo`"
         )
 
 
-def _node_findings(site: Site, lines: list[str], python: str, shared: Path, local: str) -> Iterator[SiteFinding]:
+def _node_findings(
+    site: Site, lines: list[str], python: str, shared_file: Path, local_folder: str
+) -> Iterator[SiteFinding]:
     """Yield what the node has: Python, modules, interface and the folders that the site's file names."""
     host = lines[0][:64]
     if lines[1].strip() == "True":
@@ -163,34 +167,34 @@ def _node_findings(site: Site, lines: list[str], python: str, shared: Path, loca
     else:
         advice = "give `python` in the site's file, or `modules`"
         yield missing_finding("node", f"{host} has no {python} of 3.8 or newer", advice)
-    if lines[2].strip() == shared.name:
-        yield ok_finding("shared", f"{host} sees {shared.parent}")
+    if lines[2].strip() == shared_file.name:
+        yield ok_finding("shared", f"{host} sees {shared_file.parent}")
     else:
         advice = "give `shared` in the site's file: a folder that every node sees at the same path"
-        yield missing_finding("shared", f"{host} does not see {shared.parent}", advice)
+        yield missing_finding("shared", f"{host} does not see {shared_file.parent}", advice)
     if site.slurm.container == "apptainer" and not any(line.startswith("apptainer") for line in lines[3:]):
         yield missing_finding("container", f"{host} has no apptainer", "install it, or load its module with `modules`")
-    loading = [line.removeprefix("modules ") for line in lines[3:] if line.startswith("modules ")]
-    if site.modules and loading:
-        names, reason = " ".join(site.modules), _one_line(loading[0])
-        failed = missing_finding(
+    load_messages = [line.removeprefix("modules ") for line in lines[3:] if line.startswith("modules ")]
+    if site.modules and load_messages:
+        names, reason = " ".join(site.modules), _one_line(load_messages[0])
+        failure = missing_finding(
             "modules", f"{host} does not load {names}: {reason}", "correct `modules` in the site's file"
         )
-        yield failed if reason else ok_finding("modules", f"{host} loads {names}")
+        yield failure if reason else ok_finding("modules", f"{host} loads {names}")
     answer = parse_probe_answer(lines[-1], "time", (int, float)) or {}
     if answer:
         yield from interface_findings(f"interface of {host}", site.interface, answer)
-    if answer and local:
-        yield folder_finding(f"local folder of {host}", local, "slurm.local_folder", answer)
+    if answer and local_folder:
+        yield folder_finding(f"local folder of {host}", local_folder, "slurm.local_folder", answer)
 
 
-def _output(*argv: str) -> str | None:
+def _command_output(*argv: str) -> str | None:
     """Return what a command of Slurm prints; None where it fails."""
     try:
-        done = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
+        completed = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
     except (OSError, subprocess.SubprocessError):
         return None
-    return None if done.returncode else done.stdout
+    return None if completed.returncode else completed.stdout
 
 
 def _one_line(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Slurm's own commands: what a job's state is, as far as anybody knows it, and its end on request.
+"""Slurm's commands: they submit a job, tell its state and end it.
 
-A controller that does not answer is unknown, not ended. Nothing here raises but `submit`.
+If the controller does not answer, the job is unknown, not ended. Only `submit` raises.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from levelfield.contracts.command import run_bounded
 
 ANSWER_SECONDS = 30.0  # a controller that is down makes its clients wait
 SUBMIT_SECONDS = 120.0
-ENDED = (
+ENDED_STATES = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
 )  # fmt: skip
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
-FORGOTTEN = "FORGOTTEN"  # our own word: the controller knows the job no longer, and there is no accounting
-# Complaints that are an answer: the controller forgets a job some minutes after its end, and a site has no accounting.
+WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+FORGOTTEN_STATE = "FORGOTTEN"  # not Slurm's: the controller has forgotten the job, and there is no accounting
+# Error messages that count as an empty answer: the controller forgets a job some minutes after its end, and a site may
+# have no accounting.
 _EMPTY_ANSWERS = ("Invalid job id", "accounting storage is disabled")
 _CONFIGURATION_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER")
 _SEPARATOR = "|"
-_SINCE_OPTION = "--starttime=now-30days"
+_RECENT_OPTION = "--starttime=now-30days"
 
 
 class SubmissionError(Exception):
@@ -49,23 +50,23 @@ class SlurmJob:
 class JobState:
     """What Slurm says about a job."""
 
-    word: str | None  # its state; None: nobody knows
+    word: str | None  # Slurm's name of its state; None where Slurm does not answer
     reason: str = ""  # why it waits or how it ended
     nodes: tuple[str, ...] = ()  # their names, the first node first
     cancelled_by: str | None = None  # the number of the user who cancelled it
 
     @property
     def is_ended(self) -> bool:
-        return self.word in (*ENDED, FORGOTTEN)
+        return self.word in (*ENDED_STATES, FORGOTTEN_STATE)
 
 
-UNKNOWN = JobState(None)
+UNKNOWN_STATE = JobState(None)
 
 
 def command_environment(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of Slurm's commands. A user's own defaults of sbatch would change what was shown."""
-    defaults = re.compile(r"S(BATCH|LURM|RUN|QUEUE|ACCT)_")
-    variables = {k: v for k, v in os.environ.items() if not defaults.match(k) or k in _CONFIGURATION_VARIABLES}
+    """Return the variables of Slurm's commands, without the user's defaults, which a dry run does not show."""
+    default_names = re.compile(r"S(BATCH|LURM|RUN|QUEUE|ACCT)_")
+    variables = {k: v for k, v in os.environ.items() if not default_names.match(k) or k in _CONFIGURATION_VARIABLES}
     return {**variables, "LC_ALL": os.environ.get("LC_ALL", "C"), **secrets}
 
 
@@ -74,20 +75,20 @@ def submit(argv: Sequence[str], secrets: Mapping[str, str]) -> SlurmJob:
     if shutil.which(argv[0]) is None:
         raise SubmissionError(f"{argv[0]} is not in PATH: start this on a machine that can submit jobs to Slurm")
     try:
-        done = run_bounded(argv, SUBMIT_SECONDS, command_environment(secrets))
+        completed = run_bounded(argv, SUBMIT_SECONDS, command_environment(secrets))
     except (OSError, subprocess.SubprocessError) as error:
         raise SubmissionError(f"{argv[0]}: {error}") from None
-    match = re.fullmatch(r"(\d+)(?:;(\S+))?", done.stdout.strip())
-    if match and not done.returncode:
+    match = re.fullmatch(r"(\d+)(?:;(\S+))?", completed.stdout.strip())
+    if match and not completed.returncode:
         return SlurmJob(match[1], match[2])
-    complaint = (done.stderr or done.stdout).splitlines()
+    complaint = (completed.stderr or completed.stdout).splitlines()
     lines = [re.sub(r"^(sbatch: )?(error: )?", "", line).strip() for line in complaint]
     text = "; ".join(dict.fromkeys(line for line in lines if line)) or "sbatch printed no job number"
-    advice = next((what for words, what in _ADVICE.items() if words in text.lower()), None)
+    advice = next((advice for words, advice in _ADVICE.items() if words in text.lower()), None)
     raise SubmissionError(f"sbatch: {text}" + (f". {advice}" if advice else ""))
 
 
-# Slurm's words, and what to do about them.
+# What to do, by words of Slurm's error message.
 _ADVICE = {
     "invalid partition": "`sinfo -s` lists the partitions; name one as slurm.partition in the site's file",
     "invalid account": "`sacctmgr show associations user=$USER` lists yours; name one as slurm.account",
@@ -107,33 +108,35 @@ def job_state(job: SlurmJob) -> JobState:
         "squeue", *job.cluster_options, "--noheader", "--states=all", f"--jobs={job.number}", "--format=%T|%r|%N"
     )
     if answer is None:
-        return UNKNOWN
+        return UNKNOWN_STATE
     line = answer.strip().partition("\n")[0]
     if not line:
         return accounting_state(job)
     word, _, rest = line.partition(_SEPARATOR)
     reason, _, nodes = rest.rpartition(_SEPARATOR)
-    return JobState(word, reason, node_names(nodes))
+    return JobState(word, reason, expand_node_list(nodes))
 
 
 def accounting_state(job: SlurmJob) -> JobState:
-    """Return the state by the accounting. A job that it does not have is forgotten."""
+    """Return the job's state by the accounting; FORGOTTEN where it does not have the job."""
     answer = _run_command(
         "sacct", *job.cluster_options, "--noheader", "--parsable2", "--allocations", f"--jobs={job.number}",
         "--format=State,Reason,NodeList",
     )  # fmt: skip
     if answer is None:
-        return UNKNOWN
+        return UNKNOWN_STATE
     line = answer.strip().partition("\n")[0]
     if line.count(_SEPARATOR) != 2:
-        return JobState(FORGOTTEN)
+        return JobState(FORGOTTEN_STATE)
     state, reason, nodes = line.split(_SEPARATOR)
     words = state.split()
     cancelled_by = words[2] if words[1:2] == ["by"] and len(words) > 2 else None
-    return JobState(words[0].rstrip("+"), reason, () if nodes.startswith("None") else node_names(nodes), cancelled_by)
+    return JobState(
+        words[0].rstrip("+"), reason, () if nodes.startswith("None") else expand_node_list(nodes), cancelled_by
+    )
 
 
-def node_names(text: str) -> tuple[str, ...]:
+def expand_node_list(text: str) -> tuple[str, ...]:
     """Return the nodes of a list such as node[1-3]."""
     if "[" not in text:
         return tuple(name for name in text.split(",") if name)
@@ -161,7 +164,7 @@ def node_states(nodes: Sequence[str]) -> dict[str, str]:
 
 
 def failed_steps(job: SlurmJob) -> str:
-    """Return the ends of the job's steps by the accounting, in one line; an empty text without accounting."""
+    """Return the job's steps that did not complete, by the accounting, in one line; empty without accounting."""
     answer = _run_command(
         "sacct", *job.cluster_options, "--noheader", "--parsable2", f"--jobs={job.number}",
         "--format=JobID,State,ExitCode",
@@ -180,18 +183,18 @@ def find_job(name: str) -> SlurmJob | None:
     jobs = _run_command("squeue", "--noheader", "--states=all", "--me", f"--name={name}", "--format=%i")
     if not (jobs or "").split():
         jobs = _run_command(
-            "sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=JobID", _SINCE_OPTION
+            "sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=JobID", _RECENT_OPTION
         )
     numbers = [text for text in (jobs or "").split() if text.isdecimal()]
     return SlurmJob(max(numbers, key=int)) if numbers else None
 
 
 def _run_command(*argv: str) -> str | None:
-    """Return what a command printed. None: nobody answered. Where there is nothing to say, the text is empty."""
+    """Return what a command printed, which may be empty; None where Slurm gave no answer."""
     try:
-        done = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
+        completed = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
     except (OSError, subprocess.SubprocessError):
         return None
-    if done.returncode:
-        return "" if any(words in done.stderr for words in _EMPTY_ANSWERS) else None
-    return done.stdout
+    if completed.returncode:
+        return "" if any(words in completed.stderr for words in _EMPTY_ANSWERS) else None
+    return completed.stdout

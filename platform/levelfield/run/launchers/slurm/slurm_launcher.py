@@ -57,17 +57,17 @@ from levelfield.specs.short_names import short_digest
 from levelfield.user_folders import user_name
 
 SCHEMA = "levelfield.engine/1"
-SCRIPT = "nodes/job.sbatch"
-JOB_NAME = "levelfield.{}"  # of a run; it finds a job whose number was lost
+SCRIPT_FILE = "nodes/job.sbatch"
+JOB_NAME_FORMAT = "levelfield.{}"  # has the run id; a job whose number was lost is found by it
 AGENT_PATH = ("platform", "levelfield", "node", "node_agent.py")
-# What sbatch takes from a name of a file, and what a shell or a list of mounts would read otherwise.
+# Other characters have a meaning to sbatch, to a shell or in a list of mounts.
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_.+=@/-]*")
 PLATFORM_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--requeue", "--no-requeue", "--output", "--error", "--job-name",
     "--chdir", "--array", "--wrap", "--export", "--parsable", "--wait", "--test-only", "--open-mode",
 )  # fmt: skip
-AMD_DEVICE_FILE = "/dev/kfd"  # the file of every AMD accelerator
-FREE_SECONDS = 60  # the longest wait for a free node, for a short command
+AMD_DEVICE_FILE = "/dev/kfd"  # a container with it has AMD accelerators
+FREE_NODE_SECONDS = 60  # a short command waits at most so long for a free node
 PROBE_MINUTES = 5  # the time limit of that command
 NO_LIMITS_OPTION = "--propagate=NONE"  # a login node's limit of locked memory would end RDMA on the nodes
 SITE_FIELDS = ("partition", "account", "qos", "constraint", "reservation")  # options that the site's file names
@@ -76,44 +76,45 @@ _CORE_OPTIONS = {"--cpus-per-task", "--cpus-per-gpu"}
 
 @dataclass(frozen=True)
 class SlurmLauncher:
-    """Launches all nodes as one job of Slurm. say: for sentences about the queue."""
+    """Launches all nodes as one job of Slurm. say: gets sentences about the queue."""
 
     say: Say = lambda sentence: None
     name = "slurm"
 
     def saying(self, say: Say) -> SlurmLauncher:
-        """Return the same launcher with a place for its sentences."""
+        """Return the launcher that reports by `say`."""
         return replace(self, say=say)
 
     def runtime(self, plan: Plan) -> Runtime:
-        """Return the ranks of nodes that see this machine's folders. Slurm chooses the first node."""
+        """Return the runtime of nodes that see this machine's folders. Slurm chooses the first node."""
         staged = staged_folder(plan)
-        python = str(staged / "bin/python") if staged else _absolute(plan.environment.python)
-        folders = NodeFolders(checkout(), _absolute(plan.implementation.folder), python)
+        python = str(staged / "bin/python") if staged else _absolute_path(plan.environment.python)
+        folders = NodeFolders(checkout(), _absolute_path(plan.implementation.folder), python)
         return SlurmRuntime(FIRST_NODE, folders)
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
-        """One job for all nodes. Pure. Raises UsageError for a site that cannot run it."""
+        """Return the request with one job for all nodes. No side effect. Raises UsageError for a site that cannot run
+        it."""
         request = request_for_nodes(plan, paths, self.name, runtime)
-        files = {SCRIPT: job_script(plan, paths)}
+        files = {SCRIPT_FILE: job_script(plan, paths)}
         for node in request.nodes:
             content = node_content(plan, paths, request, node, plan.implementation.rests_on)
             staged, folder, digest = staged_folder(plan), plan.environment.folder, plan.environment.digest
-            content["expected"]["folder"] = _absolute(plan.implementation.folder)
+            content["expected"]["folder"] = _absolute_path(plan.implementation.folder)
             content["expected"]["stamp"] = str((staged or Path(folder)) / STAMP) if folder else None
             if staged:
                 content["stage"] = {"archive": str(_staged_archive(plan)), "folder": str(staged), "digest": digest}
             files[f"nodes/node{node.node_rank}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        argv = ("sbatch", "--parsable", str(paths.root / SCRIPT))
-        return replace(request, submissions=(Submission(JOB_NAME.format(plan.run_id), argv, files),))
+        argv = ("sbatch", "--parsable", str(paths.root / SCRIPT_FILE))
+        return replace(request, submissions=(Submission(JOB_NAME_FORMAT.format(plan.run_id), argv, files),))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Submit the job and watch it until its end. An interrupt cancels it."""
         try:
             job = _submit_job(request)
         except KeyboardInterrupt:
-            if submitted := submitted_job(request):
-                return JobWatch(request, submitted, watch, self.say).cancel_and_wait(INTERRUPTED)
+            if submitted_job := find_submitted_job(request):
+                return JobWatch(request, submitted_job, watch, self.say).cancel_and_wait(INTERRUPTED)
             return Outcome("interrupted", (), "interrupted before Slurm took the job")
         if isinstance(job, Outcome):
             return job
@@ -133,8 +134,8 @@ class SlurmLauncher:
         return job_watch.watch_until_end()
 
     def attach(self, request: Request, watch: Watch) -> Outcome:
-        """Watch a job that a killed platform left, until its end. Raises UsageError where none is known."""
-        job = submitted_job(request)
+        """Watch a job that a killed platform left, until its end. Raises UsageError where no job is found."""
+        job = find_submitted_job(request)
         if job is None:
             run_id = Path(request.events_dir).parent.name
             raise UsageError(
@@ -146,7 +147,7 @@ class SlurmLauncher:
 
 
 class SlurmRuntime(NodeRuntime):
-    """The ranks of a job's nodes. A short command, such as the probe of a peak, is a job of its own on one node."""
+    """The runtime on a job's nodes. A short command, such as the probe of a peak, is a job of its own on one node."""
 
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[SlurmRuntime]:
@@ -162,15 +163,15 @@ class SlurmRuntime(NodeRuntime):
         if plan.runtime == "docker":
             raise OSError("no command runs in the container outside of the run")
         variables = (f"{name}={value}" for name, value in {**worker_pythonpath(checkout()), **environment}.items())
-        command = shlex.join(("exec", "env", *variables, *map(_absolute, argv)))
+        command = shlex.join(("exec", "env", *variables, *map(_absolute_path, argv)))
         script = "\n".join([*_module_lines(require_launch(plan).site.modules), command])
         options = (  # for one node of the run's kind, which has to be free soon
-            *("--nodes=1", "--ntasks=1", f"--immediate={FREE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet"),
+            *("--nodes=1", "--ntasks=1", f"--immediate={FREE_NODE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet"),
             *("--chdir=/", "--input=none", "--cpu-bind=none", *_resource_options(plan)),
         )
-        done = run_bounded(("srun", *options, "bash", "-c", script), seconds, command_environment({}))
-        done.check_returncode()
-        return done.stdout
+        completed = run_bounded(("srun", *options, "bash", "-c", script), seconds, command_environment({}))
+        completed.check_returncode()
+        return completed.stdout
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         return ProcessRuntime().identity(plan)  # the nodes see this machine's environment
@@ -186,32 +187,32 @@ def staged_folder(plan: Plan) -> Path | None:
 
 
 def _staged_archive(plan: Plan) -> Path:
-    """Return the file that every node unpacks, within the environment: it ends with it."""
+    """Return the archive that every node unpacks. It lies within the environment, and is deleted with it."""
     return Path(str(plan.environment.folder)).absolute() / f"staged-{short_digest(plan.environment.digest, 16)}.tar"
 
 
 def _pack_environment(archive: Path) -> None:
-    """Write an environment's folder into one file: a file server gives that in one stream. Raises NodesNotReady."""
-    part, folder = archive.with_name(f"{archive.name}.{os.getpid()}.part"), archive.parent
+    """Write an environment's folder into one archive: a file server sends one file faster. Raises NodesNotReady."""
+    unfinished, folder = archive.with_name(f"{archive.name}.{os.getpid()}.part"), archive.parent
     stamp = f"./{STAMP}"
     try:
-        with tarfile.open(part, "w") as content:
-            content.add(folder, ".", filter=lambda m: None if m.name == stamp or m.name.startswith("./staged-") else m)
-            content.add(folder / STAMP, stamp)  # the last one: an archive that was cut has none
-        part.replace(archive)
+        with tarfile.open(unfinished, "w") as tar:
+            tar.add(folder, ".", filter=lambda m: None if m.name == stamp or m.name.startswith("./staged-") else m)
+            tar.add(folder / STAMP, stamp)  # the last one: an archive that was cut has none
+        unfinished.replace(archive)
     except OSError as error:
         reason = f"{error.filename or archive}: {error.strerror}; leave slurm.local_folder out, or free some space"
         raise NodesNotReady("environment", reason, ()) from None
     finally:
-        part.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def probed_nodes(plan: Plan) -> str:
-    """Return the kind of the nodes that a short command runs on: they are alike, so a peak of one is that of all."""
+    """Return the name of the kind of nodes that a short command runs on: one peak holds for all nodes of a kind."""
     slurm, hardware = require_launch(plan).site.slurm, plan.hardware
-    words = filter(None, (slurm.partition, slurm.constraint, slurm.gres, *slurm.options))
+    options = filter(None, (slurm.partition, slurm.constraint, slurm.gres, *slurm.options))
     cores = "whole" if slurm.exclusive else f"{hardware.devices_per_node} x {plan.tuning.threads}"
-    return " ".join(("a Slurm node,", *words, cores))
+    return " ".join(("a Slurm node,", *options, cores))
 
 
 def _submit_job(request: Request) -> SlurmJob | Outcome:
@@ -232,15 +233,15 @@ def _submit_job(request: Request) -> SlurmJob | Outcome:
         return job
 
 
-def submitted_job(request: Request) -> SlurmJob | None:
-    """Return the job of a run: as it was recorded, else by its name."""
+def find_submitted_job(request: Request) -> SlurmJob | None:
+    """Return the job of a run, as it was recorded or else by its name; None where there is none."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads(read_regular(Path(request.events_dir).parent / "nodes" / "engine.json", "engine"))
         return SlurmJob(str(int(content["job"])), content["cluster"])
     return find_job(request.submissions[0].name)
 
 
-def _absolute(path: str) -> str:
+def _absolute_path(path: str) -> str:
     """Return a path that holds in any folder. A name without a folder is looked up on the node."""
     return str(Path(path).absolute()) if "/" in path else path
 
@@ -260,7 +261,8 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
         if not _PLAIN_PATH.fullmatch(path):
             raise UsageError(f"folder {path!r}: found a character that Slurm changes, expected letters, digits, _.+=@-")
     options = (
-        *(f"--job-name={JOB_NAME.format(plan.run_id)}", f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue"),
+        f"--job-name={JOB_NAME_FORMAT.format(plan.run_id)}",
+        *(f"--nodes={nodes}", "--ntasks-per-node=1", "--no-requeue"),
         *("--export=ALL", f"--chdir={paths.root}", f"--output={log}", f"--error={log}", "--open-mode=append"),
         *(NO_LIMITS_OPTION, *([f"--time={site.slurm.minutes}"] if site.slurm.minutes else [])),
         *_resource_options(plan),
@@ -272,9 +274,9 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
         *(f"{paths.nodes}/node{{node_rank}}.json", "--first-node"),
     )
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "", *_module_lines(site.modules)]
-    if site.interface:  # of the collectives
-        show = f"ip -oneline -4 address show dev {shlex.quote(site.interface)}"
-        lines += [f"first_node=$({show} | awk '{{print $4; exit}}')", "first_node=${first_node%/*}"]
+    if site.interface:  # the collectives use it, so the first node is reached there too
+        show_address = f"ip -oneline -4 address show dev {shlex.quote(site.interface)}"
+        lines += [f"first_node=$({show_address} | awk '{{print $4; exit}}')", "first_node=${first_node%/*}"]
     else:
         lines += [
             'name=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -285,7 +287,7 @@ def job_script(plan: Plan, paths: RunPaths) -> str:
 
 
 def _resource_options(plan: Plan) -> Iterator[str]:
-    """Yield options for what a job of these nodes needs: the site's words, and the devices or cores of each node.
+    """Yield the options that request nodes: those of the site's file, and the devices or cores of each node.
 
     Raises UsageError for an option that the platform sets, and a placeholder that has no value.
     """

@@ -1,5 +1,5 @@
-"""What a hosts file says, against the hosts: reached, Python, interface, folder, room, clock, index, and whether each
-reaches the first one at its address. All hosts at once.
+"""Checks what a hosts file says: whether each host is reached, its Python, interface, folder, room, clock and index,
+and whether it reaches the first host at its address. All hosts are checked at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from levelfield.run.launchers.ssh.connection import (
     printable_text,
     wait_for_output,
 )
-from levelfield.run.launchers.ssh.ssh_places import ssh_argv
+from levelfield.run.launchers.ssh.remote_node import ssh_argv
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.specs.variables import MASK, SECRET_VALUE
 from levelfield.user_folders import user_name
@@ -43,7 +43,7 @@ from levelfield.user_folders import user_name
 MAX_CONNECTIONS = 16
 ANSWER_SECONDS = 40.0  # beside the seconds that the connection may take
 MAX_CLOCK_OFFSET_SECONDS = 60.0  # certificates and file servers begin to fail; Levelfield compares no two clocks
-# Run on the first host, as the rendezvous of a run: it listens on a port, prints it, and gives its word to each caller.
+# Runs on the first host, as the rendezvous of a run: it listens on a port, prints it, and sends a word to each caller.
 # It ends when its standard input does.
 _LISTEN_SCRIPT = r"""
 import random, select, socket, sys, time
@@ -111,22 +111,22 @@ def ssh_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
                 yield ok_finding("wheels", f"{len(wheel_files(folder))} file(s) of {folder} are brought to each host")
         except (UsageError, OSError) as error:
             yield missing_finding("wheels", str(error), f"name another folder, or unset {installer.WHEELS}")
-    reached: list[Host] = []
+    reached_hosts: list[Host] = []
     with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
         for host, findings in zip(launch.hosts, pool.map(partial(_host_findings, launch), launch.hosts), strict=True):
             yield from findings
-            reached += [host] if findings[0].word == "ok" else []
-    if len(reached) > 1 and reached[0] == launch.hosts[0]:
-        yield from _rendezvous_findings(launch, reached)
+            reached_hosts += [host] if findings[0].word == "ok" else []
+    if len(reached_hosts) > 1 and reached_hosts[0] == launch.hosts[0]:
+        yield from _rendezvous_findings(launch, reached_hosts)
 
 
 def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
     site = launch.site
     folder = site.ssh.folder.replace("{user}", host.user or user_name())
     argv = ssh_argv(launch, host, [host.python, "-c", PROBE_SCRIPT, folder, site.python or ""])
-    begin = time.time()
+    begin_time = time.time()
     try:
-        done = run_bounded(argv, site.ssh.connect_seconds + ANSWER_SECONDS)
+        completed = run_bounded(argv, site.ssh.connect_seconds + ANSWER_SECONDS)
     except subprocess.TimeoutExpired as error:
         return [
             missing_finding(
@@ -139,11 +139,11 @@ def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
                 host.name, f"{argv[0]}: {error.strerror}", "install OpenSSH's client, or correct ssh.command"
             )
         ]
-    noise, _, line = done.stdout.strip().rpartition("\n")
+    noise, _, line = completed.stdout.strip().rpartition("\n")
     answer = parse_probe_answer(line, "time", (int, float))
-    if done.returncode or answer is None:
-        reason = _failure(host, done)
-        if key := re.search(r"Offending .*key in (\S+:\d+)", done.stderr):
+    if completed.returncode or answer is None:
+        reason = _failure_reason(host, completed)
+        if key := re.search(r"Offending .*key in (\S+:\d+)", completed.stderr):
             reason += f"; the old key is in {printable_text(key[1], 200)}"
         config = ("-F", site.ssh.config) if site.ssh.config else ()
         port, user = (("-p", str(host.port)) if host.port else ()), (("-l", host.user) if host.user else ())
@@ -163,18 +163,18 @@ def _host_findings(launch: LaunchPlan, host: Host) -> list[SiteFinding]:
         *_python_findings(host, site.python, answer),
         *interface_findings(host.name, host.interface or site.interface, answer),
         folder_finding(host.name, folder, "ssh.folder", answer),
-        _clock_finding(host, answer, begin, time.time()),
+        _clock_finding(host, answer, begin_time, time.time()),
         index,
     ]
 
 
-def _failure(host: Host, done: subprocess.CompletedProcess[str]) -> str:
+def _failure_reason(host: Host, completed: subprocess.CompletedProcess[str]) -> str:
     """Return why a command of ssh failed, without the host's name, which a finding has."""
-    return explain_failure(host.name, done.returncode, done.stderr).removeprefix(f"{host.name}: ")
+    return explain_failure(host.name, completed.returncode, completed.stderr).removeprefix(f"{host.name}: ")
 
 
 def _python_findings(host: Host, python: str | None, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
-    """Yield whether the host's Python serves, and the site's one for all nodes, with which no environment is made."""
+    """Yield whether the host's Python can be used, and the site's `python`, with which no environment is made."""
     version = str(answer.get("python"))[:20]
     if answer.get("old"):
         yield missing_finding(
@@ -194,14 +194,14 @@ def _python_findings(host: Host, python: str | None, answer: Mapping[str, Any]) 
         yield missing_finding(host.name, says, advice)
 
 
-def _clock_finding(host: Host, answer: Mapping[str, Any], begin: float, end: float) -> SiteFinding:
-    """Return how far the host's clock is off, as far as the time of the answer's way allows."""
-    offset_seconds = max(begin - answer["time"], answer["time"] - end, 0.0)
+def _clock_finding(host: Host, answer: Mapping[str, Any], begin_time: float, end_time: float) -> SiteFinding:
+    """Return how far the host's clock is off, as exactly as the round trip of the answer allows."""
+    offset_seconds = max(begin_time - answer["time"], answer["time"] - end_time, 0.0)
     if not offset_seconds <= MAX_CLOCK_OFFSET_SECONDS:
         return unknown_finding(
             host.name, f"its clock is {offset_seconds:.0f} s off; runs do not need it", "start its time service"
         )
-    return ok_finding(host.name, f"its clock is at most {offset_seconds + end - begin:.0f} s off")
+    return ok_finding(host.name, f"its clock is at most {offset_seconds + end_time - begin_time:.0f} s off")
 
 
 def _rendezvous_findings(launch: LaunchPlan, hosts: Sequence[Host]) -> list[SiteFinding]:
@@ -209,14 +209,14 @@ def _rendezvous_findings(launch: LaunchPlan, hosts: Sequence[Host]) -> list[Site
     first, token = hosts[0], secrets.token_hex(8)
     arguments = (token, *map(str, launch.site.ports), str(LISTEN_SECONDS))
     listener = Connection(first.name, ssh_argv(launch, first, [first.python, "-c", _LISTEN_SCRIPT, *arguments]))
-    printed, deadline = b"", time.monotonic() + launch.site.ssh.connect_seconds + ANSWER_SECONDS
+    output, deadline = b"", time.monotonic() + launch.site.ssh.connect_seconds + ANSWER_SECONDS
     try:
         while True:
-            printed += listener.read() or b""
-            if b"\n" in printed or listener.is_at_end or time.monotonic() >= deadline:
+            output += listener.read() or b""
+            if b"\n" in output or listener.is_at_end or time.monotonic() >= deadline:
                 break
             wait_for_output([listener], 0.1)
-        port = printed.partition(b"\n")[0].decode(errors="replace").strip()
+        port = output.partition(b"\n")[0].decode(errors="replace").strip()
         if not port.isdecimal():
             reason = last_line(listener.complaint) or port or "it told no port"
             says = f"it does not listen for the others: {printable_text(reason, 200)}"
@@ -235,14 +235,14 @@ def _call_finding(launch: LaunchPlan, host: Host, first: Host, port: str, token:
     """Return whether a host reaches the first one at the address that a run gives to every rank."""
     argv = ssh_argv(launch, host, [host.python, "-c", _CALL_SCRIPT, first.peer_address, port, token, str(CALL_SECONDS)])
     target = "itself" if host == first else first.name
-    unclear = f"whether it reaches {target} at {first.peer_address} is not known"
+    unknown_text = f"whether it reaches {target} at {first.peer_address} is not known"
     try:
-        done = run_bounded(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
+        completed = run_bounded(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
-        return unknown_finding(host.name, f"{unclear}: no answer")
-    answer = parse_probe_answer(done.stdout.strip().rpartition("\n")[2], "why", str)
+        return unknown_finding(host.name, f"{unknown_text}: no answer")
+    answer = parse_probe_answer(completed.stdout.strip().rpartition("\n")[2], "why", str)
     if answer is None:
-        return unknown_finding(host.name, f"{unclear}: {_failure(host, done)}")
+        return unknown_finding(host.name, f"{unknown_text}: {_failure_reason(host, completed)}")
     addresses = ", ".join(map(str, answer.get("at") or ()))[:100]
     resolved = f" ({addresses})" if addresses and addresses != first.peer_address else ""
     place = f"{first.peer_address}{resolved}, port {port}"

@@ -17,7 +17,7 @@ from contextlib import suppress
 _PART_BYTES = 256 * 1024
 _PARTS_AT_ONCE = 16
 _MAX_COMPLAINT_LENGTH = 16 * 1024  # of what ssh prints; its last words are the evidence
-# What ssh said, what it means, and what to do about it.
+# By a pattern of what ssh printed: what it means, and what to do about it.
 _SSH_FAILURES = {
     r"REMOTE HOST IDENTIFICATION HAS CHANGED":
         "its host key has changed. Find out why; then correct known_hosts. Nothing was sent",
@@ -31,7 +31,7 @@ _SSH_FAILURES = {
         "it cannot be reached. Check that it runs, and its address and port",
     r"Too many authentication failures": "permission denied: too many keys. Name one in ssh_config (IdentityFile)",
 }  # fmt: skip
-# What a host's shell said. ssh returns the shell's exit code, and 255 for a failure of its own.
+# The same for what a host's shell printed. ssh returns the shell's exit code, and 255 for a failure of its own.
 SSH_FAILURE_CODE = 255
 _SHELL_FAILURES = {
     r"found Python (\d[\d.]*)":
@@ -39,11 +39,11 @@ _SHELL_FAILURES = {
     r"not found|No such file or directory|command not found":
         "its Python cannot be started. Install python3 there, or name its path as `python` of the host",
 }  # fmt: skip
-_NOISE = re.compile(r"^(Warning: Permanently added|\*\* |debug\d:)")
+_NOISE_LINE = re.compile(r"^(Warning: Permanently added|\*\* |debug\d:)")
 
 
 class Connection:
-    """One connection. variables: in place of this process's own."""
+    """One connection. variables: the environment of ssh; None for this process's own."""
 
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Connection:
             os.set_blocking(stream.fileno(), False)
 
     def send(self, content: bytes | memoryview) -> None:
-        """Send after what is waiting. What the other side does not take stays waiting; nothing is copied."""
+        """Send the content after what is unsent. What the other side does not take stays unsent; nothing is copied."""
         self.unsent.append(memoryview(content))
         self.flush()
 
@@ -72,7 +72,7 @@ class Connection:
 
         Return whether anything was written.
         """
-        before = len(self.unsent), sum(map(len, self.unsent))
+        unsent_before = len(self.unsent), sum(map(len, self.unsent))
         try:
             while self.unsent:
                 rest = self.unsent[0]
@@ -80,13 +80,13 @@ class Connection:
                 if not len(self.unsent[0]):
                     self.unsent.popleft()
         except BlockingIOError:
-            return before != (len(self.unsent), sum(map(len, self.unsent)))
+            return unsent_before != (len(self.unsent), sum(map(len, self.unsent)))
         except (OSError, ValueError):
             self.unsent.clear()
         if self._close_requested and not self._stdin.closed:
             with suppress(OSError):
                 self._stdin.close()
-        return before[0] > 0
+        return unsent_before[0] > 0
 
     def close_input(self) -> None:
         """Close standard input: the command on the other side ends its processes."""
@@ -94,7 +94,7 @@ class Connection:
         self.flush()
 
     def read(self) -> bytes | None:
-        """Return what came on standard output: empty when nothing did, None at its end."""
+        """Return what arrived on standard output: empty when nothing did, None at its end."""
         self._read_complaint()
         try:
             part = os.read(self.stdout.fileno(), _PART_BYTES)
@@ -133,10 +133,10 @@ class Connection:
                 stream.close()
 
 
-def wait_for_output(sources: Iterable[Connection], seconds: float) -> None:
-    """Return when one of them has something to read, or after so many seconds."""
+def wait_for_output(connections: Iterable[Connection], seconds: float) -> None:
+    """Wait until one of the connections has something to read, at most so many seconds."""
     with selectors.DefaultSelector() as selector:
-        for output in {source.stdout for source in sources if not source.is_at_end}:
+        for output in {connection.stdout for connection in connections if not connection.is_at_end}:
             selector.register(output, selectors.EVENT_READ)
         selector.select(seconds)
 
@@ -155,7 +155,7 @@ def explain_failure(host: str, code: int | None, complaint: str) -> str:
 def last_line(complaint: str) -> str:
     """Return the last line of an error output, without control characters and without ssh's warnings."""
     stripped = (line.strip() for line in complaint.splitlines())
-    lines = [line for line in stripped if line and not _NOISE.match(line)]
+    lines = [line for line in stripped if line and not _NOISE_LINE.match(line)]
     return printable_text(lines[-1], 300) if lines else ""
 
 

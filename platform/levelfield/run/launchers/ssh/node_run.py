@@ -34,16 +34,16 @@ _CAUSES_AND_STATUSES: Mapping[str, tuple[Cause, NodeWord]] = {
 }
 
 POLL_SECONDS = 0.1
-MAX_PARTS_PER_TURN = 16  # that are read from one node before the others' turn
-CLOSE_SECONDS = 5.0  # that a connection may stay open after its node sent everything
+MAX_PARTS_PER_TURN = 16  # read from one node before the others' turn
+CLOSE_SECONDS = 5.0  # for which a connection may stay open after its node sent everything
 PAUSE_SECONDS_PER_NODE = 1e-4  # between two polls, as each poll visits all nodes
 EMPTY_LINE_SECONDS = 1.0  # between the empty lines by which a node sees that the platform still runs
-# A node that is stopped ends its ranks, writes its last record and sends the rest.
+# A stopped node needs this long to end its ranks, write its last record and send the rest.
 STOP_SECONDS = SETTLE_SECONDS + TERMINATE_SECONDS + KILL_SECONDS + 10.0
 
 
 class NodeRun:
-    """A node while it runs."""
+    """The platform's side of one running node: its connection, its frames and how it ended."""
 
     def __init__(self, work: NodeWork, root: Path, connection: Connection, clock: WatchedTime) -> None:
         self.work, self.connection, self._root, self._clock = work, connection, root, clock
@@ -51,7 +51,7 @@ class NodeRun:
         self.stream = NodeStream(root, work.node_rank, [process.rank for process in work.processes])
         self.is_open, self.is_stopped = True, False
         self.fault: str | None = None
-        self._frames, self._last_frame = 0, clock.watched_seconds()
+        self._frame_count, self._last_frame_seconds = 0, clock.watched_seconds()
 
     def receive(self) -> None:
         """Read what the node has sent. A broken stream, and the end of the stream, close this node."""
@@ -67,15 +67,15 @@ class NodeRun:
         if part is None or self.fault:
             self.is_open = not (self.fault or self.connection.has_ended())
 
-    def silence(self) -> float:
-        """Return for how many watched seconds no frame came."""
+    def silence_seconds(self) -> float:
+        """Return for how many watched seconds no frame has come."""
         now = self._clock.watched_seconds()
-        if self.stream.frame_count != self._frames:
-            self._frames, self._last_frame = self.stream.frame_count, now
-        return now - self._last_frame
+        if self.stream.frame_count != self._frame_count:
+            self._frame_count, self._last_frame_seconds = self.stream.frame_count, now
+        return now - self._last_frame_seconds
 
     def lose(self, reason: str) -> None:
-        """End the connection. A node that sent everything is not lost by it."""
+        """End the connection and record the reason; a node that sent everything does not count as lost."""
         self.fault, self.is_open = None if self.stream.is_complete() else reason, False
         self.connection.end()
 
@@ -88,21 +88,22 @@ class NodeRun:
         return parse_rank_ends(self.work, self.last_record().get("ends", ()))
 
     def memory_kills(self) -> tuple[int, str | None]:
-        last = self.last_record()
-        number = last.get("oom_kills")
-        if not isinstance(number, int) or isinstance(number, bool) or not number > 0:
+        """Return how many ranks the kernel killed for memory by the node's record, and its evidence."""
+        record = self.last_record()
+        kill_count = record.get("oom_kills")
+        if not isinstance(kill_count, int) or isinstance(kill_count, bool) or not kill_count > 0:
             return 0, None
-        return number, f"{self.name}: {printable_text(str(last.get('oom_evidence')), 500)}"
+        return kill_count, f"{self.name}: {printable_text(str(record.get('oom_evidence')), 500)}"
 
     def cause_and_end(self) -> tuple[Cause, NodeEnd]:
         """Return the cause that a closed node's end gives the run, and how the node ended."""
-        last = self.last_record()
+        record = self.last_record()
         cause: Cause
         word: NodeWord
         detail = self.fault
         if self.fault:
             cause, word = "node-lost", "lost"
-        elif not last:
+        elif not record:
             cause, word = "node-lost", "lost"
             detail = explain_failure(self.name, self.connection.code, self.connection.complaint)
             if self.stream.frame_count == 0:
@@ -110,23 +111,23 @@ class NodeRun:
             elif self.is_stopped:
                 cause, word = "exited", "stopped"
         else:
-            cause, word = _CAUSES_AND_STATUSES.get(str(last.get("cause")), ("node-lost", "lost"))
+            cause, word = _CAUSES_AND_STATUSES.get(str(record.get("cause")), ("node-lost", "lost"))
             if cause == "cancelled" and self.is_stopped:
                 cause, word = "exited", "stopped"
-            elif last.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
-                detail = f"{self.name}: {failure_evidence(failed)}{full_disk_remark(last)}"
-            elif evidence := last.get("evidence"):
+            elif record.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
+                detail = f"{self.name}: {failure_evidence(failed)}{full_disk_remark(record)}"
+            elif evidence := record.get("evidence"):
                 detail = f"{self.name}: {printable_text(str(evidence), 500)}"
         return cause, NodeEnd(self.work.node_rank, self.name, word, detail)
 
 
 class Supervision:
-    """The watch over all nodes of a run."""
+    """Watches all nodes of a run."""
 
-    def __init__(self, nodes: Sequence[NodeRun], liveness: Liveness, silence_seconds: float, watch: Watch) -> None:
+    def __init__(self, nodes: Sequence[NodeRun], liveness: Liveness, max_silence_seconds: float, watch: Watch) -> None:
         self._nodes, self._liveness, self._watch = nodes, liveness, watch
-        self._silence_seconds, self._next_empty_line = silence_seconds, 0.0
-        self._ended: set[int] = set()
+        self._max_silence_seconds, self._next_empty_line = max_silence_seconds, 0.0
+        self._ended_nodes: set[int] = set()
         self.cause: Cause = "exited"  # how the run ended: the first cause of a node that is not `exited`
         self.evidence: str | None = None
 
@@ -134,7 +135,7 @@ class Supervision:
         return [node for node in self._nodes if node.is_open]
 
     def run(self) -> None:
-        """Watch until all nodes have ended, or one ends badly, or the run hangs. Raises KeyboardInterrupt."""
+        """Watch until all nodes have ended, one has failed, or the run hangs. Raises KeyboardInterrupt."""
         while self._open_nodes() and self.cause == "exited":
             self._poll()
             # each node watches its ranks' heartbeats itself: here they would stop with the connection
@@ -172,12 +173,14 @@ class Supervision:
         for node in self._nodes:
             if node.is_open:
                 node.receive()
-                silence = node.silence()
-                limit = CLOSE_SECONDS if node.stream.is_complete() else self._silence_seconds
-                if node.is_open and silence > limit:
-                    node.lose(f"{node.name} sent nothing for {silence:.0f} s (limit {self._silence_seconds:g} s)")
-            if not node.is_open and node.work.node_rank not in self._ended:
-                self._ended.add(node.work.node_rank)
+                silence_seconds = node.silence_seconds()
+                limit = CLOSE_SECONDS if node.stream.is_complete() else self._max_silence_seconds
+                if node.is_open and silence_seconds > limit:
+                    node.lose(
+                        f"{node.name} sent nothing for {silence_seconds:.0f} s (limit {self._max_silence_seconds:g} s)"
+                    )
+            if not node.is_open and node.work.node_rank not in self._ended_nodes:
+                self._ended_nodes.add(node.work.node_rank)
                 cause, end = node.cause_and_end()
                 if cause != "exited":
                     self._set_first_cause(cause, end.detail)

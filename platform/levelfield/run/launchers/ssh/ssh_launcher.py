@@ -1,4 +1,4 @@
-"""Launcher `ssh`: one node's part for each host, over plain OpenSSH.
+"""Launcher `ssh`: one node's agent on each host, over plain OpenSSH.
 
 Each node has one connection: its work goes in by standard input, and its files come back by standard output. A node
 ends its ranks when standard input ends. So no process stays on a node when the platform ends, however it ends.
@@ -28,7 +28,7 @@ from levelfield.run.launchers.node_content import node_content, request_for_node
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
-from levelfield.run.launchers.ssh.ssh_places import node_places, plan_on_node, ssh_argv
+from levelfield.run.launchers.ssh.remote_node import plan_for_node, remote_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, container_command
 from levelfield.run.runtimes.process_runtime import require_launch
 from levelfield.rundir.directory import write_atomically
@@ -36,15 +36,15 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
 
 _STREAM_COMMAND = "node_agent.py run - --stream"
-FILES_PER_NODE = 4  # three pipes, and one that is being written
+DESCRIPTORS_PER_NODE = 4  # three pipes, and one that is being written
 MIN_SILENCE_SECONDS = 30.0  # ssh itself gives up a host after 15 s
 FETCH_SILENCE_SECONDS = 20.0  # the longest time in which a fetch receives nothing
-# The files of a node without which its evidence is not complete.
+# Without these files the evidence of a node is not complete.
 _EXPECTED_FILES = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
 
 
 class SshLauncher:
-    """Launches each node's part by ssh."""
+    """Launches the agent of each node by ssh."""
 
     name = "ssh"
 
@@ -56,21 +56,21 @@ class SshLauncher:
         """Return one ssh command for each host, with the node's work for its standard input. No side effect."""
         request, submissions = request_for_nodes(plan, paths, self.name, runtime), []
         for node in request.nodes:
-            places = node_places(plan, node.node_rank)
-            node_request = replace(request, events_dir=str(places.run.events))
+            remote = remote_node(plan, node.node_rank)
+            node_request = replace(request, events_dir=str(remote.run.events))
             content = node_content(
-                plan_on_node(plan, places), places.run, node_request, node, plan.implementation.rests_on
+                plan_for_node(plan, remote), remote.run, node_request, node, plan.implementation.rests_on
             )
             content["recorded_steps"] = plan.explain_steps
-            content["files"] = {"job.json": json.dumps(job_content(plan, places.run), indent=2) + "\n"}
-            agent = str(places.code / "platform/levelfield/node/node_agent.py")
-            agent_words = [agent, "run", "-", "--stream"]  # run on the node, or in a container there
+            content["files"] = {"job.json": json.dumps(job_content(plan, remote.run), indent=2) + "\n"}
+            agent_file = str(remote.code / "platform/levelfield/node/node_agent.py")
+            agent_argv = [agent_file, "run", "-", "--stream"]  # run on the node, or in a container there
             if plan.runtime == "docker":
-                command = list(container_command(plan, places, [places.python, *agent_words]))
+                command = list(container_command(plan, remote, [remote.python, *agent_argv]))
             else:
-                command = [places.host.python, *agent_words]
-            argv = ssh_argv(require_launch(plan), places.host, command)
-            submissions.append(Submission(places.host.name, argv, stdin=json.dumps(content) + "\n"))
+                command = [remote.host.python, *agent_argv]
+            argv = ssh_argv(require_launch(plan), remote.host, command)
+            submissions.append(Submission(remote.host.name, argv, stdin=json.dumps(content) + "\n"))
         return replace(request, submissions=tuple(submissions))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
@@ -80,11 +80,11 @@ class SshLauncher:
         try:
             (root / "nodes").mkdir(exist_ok=True)
             for work, submission in zip(request.nodes, request.submissions, strict=True):
-                # the node's work, without secrets
+                # store the node's work, without secrets
                 content = json.loads(submission.stdin or "{}")
                 write_atomically(root / f"nodes/node{work.node_rank}.json", json.dumps(content, indent=2) + "\n")
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            needed = soft + FILES_PER_NODE * len(request.nodes)
+            needed = soft + DESCRIPTORS_PER_NODE * len(request.nodes)
             limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
             if soft != resource.RLIM_INFINITY and limit > soft:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -95,7 +95,7 @@ class SshLauncher:
                 text = json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text
                 connection.send(text.encode())
                 nodes.append(NodeRun(work, root, connection, clock))
-            return _outcome(root, request, nodes, watch)
+            return _watch_and_collect(root, request, nodes, watch)
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
             return Outcome("launch-error", _process_ends(nodes), evidence)
@@ -104,10 +104,10 @@ class SshLauncher:
                 node.connection.end()
 
 
-def _outcome(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
+def _watch_and_collect(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
     """Watch the nodes until they have ended, fetch their missing files, and return the outcome."""
-    silence = max(request.heartbeat_seconds, MIN_SILENCE_SECONDS)
-    supervision = Supervision(nodes, Liveness(request), silence, watch)
+    silence_seconds = max(request.heartbeat_seconds, MIN_SILENCE_SECONDS)
+    supervision = Supervision(nodes, Liveness(request), silence_seconds, watch)
     try:
         supervision.run()
     except KeyboardInterrupt:
@@ -146,34 +146,39 @@ def _node_end(root: Path, node: NodeRun, submission: Submission) -> NodeEnd:
     if end.word == "unreachable" or (node.stream.is_complete() and not step_files):
         return replace(end, missing=node.stream.truncated_files())
     rank, received = node.work.node_rank, node.stream.received
-    fetched = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(step_files, 0)})
-    fetch_request = {"root": content["root"], "node_rank": rank, "ranks": fetched.ranks, "offsets": fetched.received}
+    fetch_stream = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(step_files, 0)})
+    fetch_request = {
+        "root": content["root"],
+        "node_rank": rank,
+        "ranks": fetch_stream.ranks,
+        "offsets": fetch_stream.received,
+    }
     argv = (*submission.argv[:-1], submission.argv[-1].replace(_STREAM_COMMAND, "node_agent.py fetch"))
-    fetch(Connection(submission.name, argv), json.dumps(fetch_request) + "\n", fetched)
-    if fetched.is_complete():
-        return replace(end, missing=fetched.truncated_files())
+    fetch_files(Connection(submission.name, argv), json.dumps(fetch_request) + "\n", fetch_stream)
+    if fetch_stream.is_complete():
+        return replace(end, missing=fetch_stream.truncated_files())
     if node.stream.is_complete():
         return replace(end, missing=("profile", *node.stream.truncated_files()))
-    received.update(fetched.received)
+    received.update(fetch_stream.received)
     expected = (name.format(node=rank) for name in _EXPECTED_FILES)
-    absent = [name for name in expected if not received[name]]
-    cut = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
-    return replace(end, missing=(*absent, *cut))
+    absent_files = [name for name in expected if not received[name]]
+    truncated_files = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
+    return replace(end, missing=(*absent_files, *truncated_files))
 
 
-def fetch(connection: Connection, fetch_request: str, stream: NodeStream) -> None:
+def fetch_files(connection: Connection, fetch_request: str, stream: NodeStream) -> None:
     """Receive files by a separate connection until they are complete, or bring nothing new for too long."""
     connection.send(fetch_request.encode())
-    received, last = dict(stream.received), time.monotonic()
+    received, last_arrival = dict(stream.received), time.monotonic()
     try:
-        while not stream.is_complete() and time.monotonic() - last < FETCH_SILENCE_SECONDS:
+        while not stream.is_complete() and time.monotonic() - last_arrival < FETCH_SILENCE_SECONDS:
             wait_for_output([connection], 0.1)
             connection.flush()
             if (part := connection.read()) is None:
                 break
             stream.receive(part)
             if stream.received != received:
-                received, last = dict(stream.received), time.monotonic()
+                received, last_arrival = dict(stream.received), time.monotonic()
     except (BrokenStream, OSError):  # OSError: the disk here is full; the result counts without the fetched files
         pass
     finally:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
 from levelfield.node.device_files import DEFAULT_LOCK_FOLDER
-from levelfield.run.launchers.ssh.ssh_places import NodePlaces, node_places, plan_on_node, ssh_argv
+from levelfield.run.launchers.ssh.remote_node import RemoteNode, plan_for_node, remote_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
 from levelfield.run.runtimes import images
 from levelfield.run.runtimes.engine import (
@@ -33,22 +33,22 @@ from levelfield.specs.plan import Plan
 if TYPE_CHECKING:
     from docker import DockerClient
 
-# Runs a container as the node's user, whose numbers only the node knows. The arguments that follow it are the options,
-# the image and the command. It makes the folder of locks, which the engine would make for root alone.
-_AS_THE_USER = f'mkdir -p -m 1777 {DEFAULT_LOCK_FOLDER} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
-PROGRESS_BYTES = 256 * 2**20  # after each of which the progress is reported
+# Runs a container as the node's user, whose ids only the node knows. Its arguments are the options, the image and the
+# command. It makes the folder of locks, which the engine would make for root alone.
+_RUN_AS_USER_SCRIPT = f'mkdir -p -m 1777 {DEFAULT_LOCK_FOLDER} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
+PROGRESS_BYTES = 256 * 2**20  # between two reports of progress
 INSPECT_SECONDS = 60.0  # the longest wait for a node's container engine
 
 
 class SshRuntime(NodeRuntime):
-    """The ranks of nodes with folders of their own, in containers of the nodes' engines with `--runtime docker`.
+    """The runtime of nodes with folders of their own; with `--runtime docker` in containers of their engines.
 
     `output` runs its commands on the first node.
     """
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(require_launch(plan).hosts[0].peer_address)
-        self._image: images.BuiltImage | None = None
+        self._built_image: images.BuiltImage | None = None
 
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[SshRuntime]:
@@ -57,42 +57,42 @@ class SshRuntime(NodeRuntime):
         if plan.runtime == "docker":
             with connect_or_fail() as client:
                 remove_leftovers(client, say)
-                self._image = images.prepare_image(client, require_container(plan), say)
-                client.images.get(self._image.id).tag(node_image_name(plan))
+                self._built_image = images.prepare_image(client, require_container(plan), say)
+                client.images.get(self._built_image.id).tag(node_image_name(plan))
                 for node_rank in range(plan.hardware.nodes):
-                    NodeEngine(plan, node_rank).load_image(client, self._image.id, say)
+                    NodeEngine(plan, node_rank).load_image(client, self._built_image.id, say)
         yield self
 
     def identity(self, plan: Plan) -> dict[str, Any]:
         """Return the packages, and the image with `--runtime docker`."""
-        image = {"image": self._image.to_dict()} if self._image else {}
+        image = {"image": self._built_image.to_dict()} if self._built_image else {}
         return {**super().identity(plan), **image}
 
     def write_files(self, plan: Plan, paths: RunPaths) -> None:
-        """Leave the image's recipe in the run directory."""
-        if self._image:
-            self._image.write_recipe(require_container(plan).image, paths.image)
+        """Write the image's recipe to the run directory."""
+        if self._built_image:
+            self._built_image.write_recipe(require_container(plan).image, paths.image)
 
     def node(self, plan: Plan, paths: RunPaths, node_rank: int) -> NodeWork:
-        """Return the work of one node, with the paths of that node. paths: not used, they are this machine's."""
-        places = node_places(plan, node_rank)
-        self._folders = NodeFolders(places.code, plan_on_node(plan, places).implementation.folder, places.python)
-        return super().node(plan, places.run, node_rank)
+        """Return the work of one node, with that node's paths. paths: unused, as they are this machine's."""
+        remote = remote_node(plan, node_rank)
+        self._folders = NodeFolders(remote.code, plan_for_node(plan, remote).implementation.folder, remote.python)
+        return super().node(plan, remote.run, node_rank)
 
     def output(self, plan: Plan, argv: Sequence[str], environment: dict[str, str], seconds: float) -> str:
-        places = node_places(plan, 0)
-        assigned = [f"{name}={value}" for name, value in (worker_pythonpath(places.code) | environment).items()]
-        command, on_node = ["env", *assigned], plan_on_node(plan, places)
-        folders = {plan.environment.python: on_node.environment.python}
-        folders[plan.implementation.folder] = on_node.implementation.folder
+        remote = remote_node(plan, 0)
+        assignments = [f"{name}={value}" for name, value in (worker_pythonpath(remote.code) | environment).items()]
+        command, node_plan = ["env", *assignments], plan_for_node(plan, remote)
+        node_folders = {plan.environment.python: node_plan.environment.python}
+        node_folders[plan.implementation.folder] = node_plan.implementation.folder
         for word in argv:  # each path of this machine becomes the node's
-            local_folder = next((folder for folder in folders if f"{word}/".startswith(f"{folder}/")), "")
-            command.append(folders.get(local_folder, "") + word[len(local_folder) :])
+            local_folder = next((folder for folder in node_folders if f"{word}/".startswith(f"{folder}/")), "")
+            command.append(node_folders.get(local_folder, "") + word[len(local_folder) :])
         if plan.runtime == "docker":
-            command = list(container_command(plan, places, command))
-        done = run_bounded(ssh_argv(require_launch(plan), places.host, command), seconds)
-        done.check_returncode()
-        return done.stdout
+            command = list(container_command(plan, remote, command))
+        completed = run_bounded(ssh_argv(require_launch(plan), remote.host, command), seconds)
+        completed.check_returncode()
+        return completed.stdout
 
 
 def node_image_name(plan: Plan) -> str:
@@ -100,13 +100,13 @@ def node_image_name(plan: Plan) -> str:
     return f"{require_container(plan).image.name}:node-{plan.environment.digest.removeprefix('sha256:')[:16]}"
 
 
-def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) -> Iterator[str]:
+def container_command(plan: Plan, remote: RemoteNode, command: Sequence[str]) -> Iterator[str]:
     """Yield the words that run a command in a container on a node. Its standard input is the container's.
 
     The options are those that `run/runtimes/engine.py` sets for containers of this machine. The network is the node's
     own: the ranks of other nodes must reach it.
     """
-    yield from ("sh", "-c", _AS_THE_USER.format(client=require_launch(plan).site.ssh.container), "levelfield")
+    yield from ("sh", "-c", _RUN_AS_USER_SCRIPT.format(client=require_launch(plan).site.ssh.container), "levelfield")
     container = require_container(plan)
     options = container.options
     yield from ("--rm", "--interactive", "--init", "--network=host", "--entrypoint=", "--cap-drop=ALL")
@@ -114,7 +114,7 @@ def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) ->
     yield from (f"--env={name}={value}" for name, value in {**HOME_VARIABLES, **options.environment}.items())
     corpus = {str(Path(plan.corpus.prefix).absolute().parent): "ro"} if plan.corpus.prefix else {}
     mounts = {
-        str(places.folder): "rw",
+        str(remote.folder): "rw",
         DEFAULT_LOCK_FOLDER: "rw",
         **corpus,
         **dict.fromkeys(options.read_only_mounts, "ro"),
@@ -139,27 +139,27 @@ def container_command(plan: Plan, places: NodePlaces, command: Sequence[str]) ->
 
 
 class NodeEngine:
-    """The container engine of one node. Each failure of it raises NodesNotReady."""
+    """The container engine of one node. Each of its failures raises NodesNotReady."""
 
     def __init__(self, plan: Plan, node_rank: int) -> None:
-        self._launch, self._image, self._rank = require_launch(plan), node_image_name(plan), node_rank
-        self._host, self._client = node_places(plan, node_rank).host, self._launch.site.ssh.container
+        self._launch, self._image_name, self._node_rank = require_launch(plan), node_image_name(plan), node_rank
+        self._host, self._engine_command = remote_node(plan, node_rank).host, self._launch.site.ssh.container
 
     def load_image(self, client: DockerClient, image_id: str, say: Say) -> None:
         """Send the image from this machine's engine to a node that lacks it."""
         if self.image_id() == image_id:
             return
-        name, image = self._host.name, client.images.get(self._image)
-        say(f"{name}: bringing the image {self._image} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
-        argv = ssh_argv(self._launch, self._host, [self._client, "load", "--quiet"])
-        parts, sent_bytes, pipe = image.save(named=self._image), 0, subprocess.PIPE
+        name, image = self._host.name, client.images.get(self._image_name)
+        say(f"{name}: bringing the image {self._image_name} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
+        argv = ssh_argv(self._launch, self._host, [self._engine_command, "load", "--quiet"])
+        parts, sent_bytes, pipe = image.save(named=self._image_name), 0, subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
             assert process.stdin is not None and process.stderr is not None
             try:
                 for part in parts:
                     process.stdin.write(part)
-                    before, sent_bytes = sent_bytes, sent_bytes + len(part)
-                    if sent_bytes // PROGRESS_BYTES > before // PROGRESS_BYTES:
+                    sent_before, sent_bytes = sent_bytes, sent_bytes + len(part)
+                    if sent_bytes // PROGRESS_BYTES > sent_before // PROGRESS_BYTES:
                         say(f"{name}: sent {sent_bytes >> 20:,} MiB")
                 process.stdin.close()
             except BrokenPipeError:
@@ -170,30 +170,30 @@ class NodeEngine:
             error_output = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
         error_output = f": {error_output or f'exit code {process.returncode}'}" if process.returncode else ""
         if (loaded := self.image_id()) != image_id:
-            raise self._failed(f"found image {loaded}, expected {image_id} after it was brought{error_output}")
+            raise self._not_ready_error(f"found image {loaded}, expected {image_id} after it was brought{error_output}")
 
     def image_id(self) -> str | None:
         """Return the image's id on the node; None where the node does not have it."""
-        words = [self._client, "image", "inspect", "--format", "{{json .Id}}", self._image]
+        words = [self._engine_command, "image", "inspect", "--format", "{{json .Id}}", self._image_name]
         try:
-            done = run_bounded(ssh_argv(self._launch, self._host, words), INSPECT_SECONDS)
+            completed = run_bounded(ssh_argv(self._launch, self._host, words), INSPECT_SECONDS)
         except subprocess.TimeoutExpired:
-            raise self._failed(f"its container engine gave no answer in {INSPECT_SECONDS:g} s") from None
+            raise self._not_ready_error(f"its container engine gave no answer in {INSPECT_SECONDS:g} s") from None
         except subprocess.SubprocessError as error:
-            raise self._failed(f"its container engine printed {error}") from None
-        if done.returncode == 0:
+            raise self._not_ready_error(f"its container engine printed {error}") from None
+        if completed.returncode == 0:
             try:
-                return str(json.loads(done.stdout))
+                return str(json.loads(completed.stdout))
             except ValueError:
-                raise self._failed(
-                    f"its container engine printed {done.stdout[:80]!r}, expected an image's id"
+                raise self._not_ready_error(
+                    f"its container engine printed {completed.stdout[:80]!r}, expected an image's id"
                 ) from None
-        if "o such image" in done.stderr or "o such object" in done.stderr:
+        if "o such image" in completed.stderr or "o such object" in completed.stderr:
             return None
-        error_output = " ".join(done.stderr.split())[-300:] or f"exit code {done.returncode}"
-        answer = f"its container engine does not answer `{self._client}`: {error_output}"
-        raise self._failed(f"{answer}; name its command as ssh.container")
+        error_output = " ".join(completed.stderr.split())[-300:] or f"exit code {completed.returncode}"
+        answer = f"its container engine does not answer `{self._engine_command}`: {error_output}"
+        raise self._not_ready_error(f"{answer}; name its command as ssh.container")
 
-    def _failed(self, problem: str) -> NodesNotReady:
+    def _not_ready_error(self, problem: str) -> NodesNotReady:
         reason = f"{self._host.name}: {problem}"
-        return NodesNotReady("environment", reason, (NodeEnd(self._rank, self._host.name, "failed", reason),))
+        return NodesNotReady("environment", reason, (NodeEnd(self._node_rank, self._host.name, "failed", reason),))

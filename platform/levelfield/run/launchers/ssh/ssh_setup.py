@@ -22,7 +22,7 @@ from levelfield.run.launchers.ssh.connection import (
     printable_text,
     wait_for_output,
 )
-from levelfield.run.launchers.ssh.ssh_places import LOADER, node_places, ssh_argv
+from levelfield.run.launchers.ssh.remote_node import LOADER_SCRIPT, remote_node, ssh_argv
 from levelfield.run.runtimes.process_runtime import require_launch
 from levelfield.specs.plan import Plan
 
@@ -40,23 +40,23 @@ INCOMPLETE_WHEELS_ADVICE = (
 
 
 class Archive(NamedTuple):
-    """What may be brought to a node."""
+    """An archive that may be brought to a node."""
 
-    description: Mapping[str, Any]  # what the node is told about it: kind, name there, bytes, digest
+    description: Mapping[str, Any]  # what the node is told about the archive: kind, name there, bytes, digest
     content: memoryview
 
 
-def _archives(plan: Plan) -> dict[str, Archive]:
-    """Return the code, and the wheels of LEVELFIELD_WHEELS where an environment is made from them."""
-    places = node_places(plan, 0)
+def _pack_archives(plan: Plan) -> dict[str, Archive]:
+    """Return by kind the archives of the code, and of LEVELFIELD_WHEELS where an environment is made from wheels."""
+    remote = remote_node(plan, 0)
     contents = {"code": memoryview(code_archive(Path(plan.implementation.folder)))}
     wheels = installer.wheels_folder()
-    if wheels and places.environment:
+    if wheels and remote.environment:
         contents["wheels"] = wheels_archive(wheels)
     archives = {}
     for kind, content in contents.items():
         digest = hashlib.sha256(content).hexdigest()
-        name = places.code.name if kind == "code" else digest[:16]
+        name = remote.code.name if kind == "code" else digest[:16]
         description = {"kind": kind, "name": name, "bytes": len(content), "sha256": digest}
         archives[kind] = Archive(description, content)
     return archives
@@ -65,30 +65,32 @@ def _archives(plan: Plan) -> dict[str, Archive]:
 def prepare_nodes(plan: Plan, say: Say) -> None:
     """Prepare all nodes of a plan. Raises NodesNotReady with the first node that cannot be prepared or differs."""
     try:
-        archives, nodes = _archives(plan), range(plan.hardware.nodes)
+        archives, nodes = _pack_archives(plan), range(plan.hardware.nodes)
     except OSError as error:
         raise RunFailed(f"what the nodes need cannot be packed: {error.filename}: {error.strerror}") from None
-    ready: list[NodeSetup] = []
+    ready_nodes: list[NodeSetup] = []
     for begin in range(0, len(nodes), MAX_CONNECTIONS):
         batch: list[NodeSetup] = []
         try:
             batch += (NodeSetup(plan, node, archives) for node in nodes[begin : begin + MAX_CONNECTIONS])
-            while pending := [setup for setup in batch if setup.ready is None]:
+            while pending := [setup for setup in batch if setup.ready_answer is None]:
                 wait_for_output([setup.connection for setup in pending], POLL_SECONDS)
                 for setup in pending:
                     setup.poll(say)
         finally:
             for setup in batch:
                 setup.connection.end()
-        ready += batch
-    versions = {setup: ".".join(str((setup.ready or {}).get("environment")).split(".")[:2]) for setup in ready}
-    first = ready[0]
+        ready_nodes += batch
+    versions = {
+        setup: ".".join(str((setup.ready_answer or {}).get("environment")).split(".")[:2]) for setup in ready_nodes
+    }
+    first = ready_nodes[0]
     for setup, version in versions.items():
         if version != versions[first]:
             reason = (
                 f"{setup.name} has Python {version}, and {first.name} has {versions[first]}: give all nodes the same"
             )
-            raise setup.not_ready("node-differs", "differs", reason)
+            raise setup.not_ready_error("node-differs", "differs", reason)
 
 
 class NodeSetup:
@@ -96,16 +98,16 @@ class NodeSetup:
 
     def __init__(self, plan: Plan, node_rank: int, archives: Mapping[str, Archive]) -> None:
         self._node_rank, self._archives, self._partial_line = node_rank, archives, b""
-        places = node_places(plan, node_rank)
-        self.name = places.host.name
-        argv = ssh_argv(require_launch(plan), places.host, [places.host.python, "-c", LOADER])
+        remote = remote_node(plan, node_rank)
+        self.name = remote.host.name
+        argv = ssh_argv(require_launch(plan), remote.host, [remote.host.python, "-c", LOADER_SCRIPT])
         try:
             self.connection = Connection(self.name, argv)
         except OSError as error:
             reason = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
             raise self._setup_error(reason) from None
-        environment: dict[str, Any] = {"name": places.environment.name if places.environment else None}
-        if places.environment:
+        environment: dict[str, Any] = {"name": remote.environment.name if remote.environment else None}
+        if remote.environment:
             environment |= {
                 "digest": plan.environment.digest,
                 "requirements": list(plan.environment.requirements),
@@ -113,38 +115,38 @@ class NodeSetup:
                 "index": installer.index_variables(plan.environment.index),
             }
         else:  # the image's interpreter is not on the node
-            environment["python"] = places.host.python if plan.runtime == "docker" else places.python
+            environment["python"] = remote.host.python if plan.runtime == "docker" else remote.python
         header = {
-            "folder": str(places.folder),
+            "folder": str(remote.folder),
             "code": archives["code"].description,
             "wheels": archives["wheels"].description if "wheels" in archives else None,
             "environment": environment,
         }
         program = Path(node_setup.__file__).read_bytes()
         self.connection.send(b"%d\n%s%s\n" % (len(program), program, json.dumps(header).encode()))
-        self.ready: Mapping[str, Any] | None = None  # its answer when it is prepared
-        self._answered, self._answers = False, 0
+        self.ready_answer: Mapping[str, Any] | None = None  # the node's answer once it is prepared
+        self._has_answered, self._answer_count = False, 0
         self._clock = WatchedTime(time.monotonic)
         self._last_sign = self._clock.watched_seconds()
 
     def poll(self, say: Say) -> None:
-        """Take what the node answered. Raises NodesNotReady."""
+        """Read and handle what the node has answered. Raises NodesNotReady."""
         has_sent = self.connection.flush()
         received = self.connection.read()
         if received is None:
-            if not self.connection.has_ended() or self.ready is not None:
+            if not self.connection.has_ended() or self.ready_answer is not None:
                 time.sleep(POLL_SECONDS / 10)
                 return
             reason = explain_failure(self.name, self.connection.code, self.connection.complaint)
-            if self._answered or self.connection.code != SSH_FAILURE_CODE:
-                raise self.not_ready("environment", "failed", reason)
-            raise self.not_ready("unreachable", "unreachable", reason)
+            if self._has_answered or self.connection.code != SSH_FAILURE_CODE:
+                raise self.not_ready_error("environment", "failed", reason)
+            raise self.not_ready_error("unreachable", "unreachable", reason)
         now = self._clock.watched_seconds()
         if received or has_sent:
             self._last_sign = now
         if now - self._last_sign > SILENCE_SECONDS:
             reason = f"{self.name} sent nothing for {now - self._last_sign:.0f} s while it was prepared"
-            raise self.not_ready(
+            raise self.not_ready_error(
                 "unreachable", "unreachable", f"{reason} (limit {SILENCE_SECONDS:g} s); look at the machine"
             )
         *lines, self._partial_line = (self._partial_line + received).split(b"\n")
@@ -162,8 +164,8 @@ class NodeSetup:
             reason = f"found {text!r}, expected an answer as JSON; its shell must print nothing by itself"
             raise self._setup_error(reason) from None
         text = printable_text(str(value), 1000)
-        self._answered, self._answers = True, self._answers + 1
-        if self._answers > MAX_ANSWERS:
+        self._has_answered, self._answer_count = True, self._answer_count + 1
+        if self._answer_count > MAX_ANSWERS:
             raise self._setup_error(f"found more than {MAX_ANSWERS} answers, the last one {text[:120]!r}")
         if key == "say":
             say(f"{self.name}: {text}")
@@ -172,13 +174,13 @@ class NodeSetup:
             say(f"{self.name}: bringing the {text} ({len(content) / 2**20:.1f} MiB)")
             self.connection.send(content)
         elif key == "ready" and isinstance(value, dict):
-            self.ready = value
+            self.ready_answer = value
         else:
             advice = INCOMPLETE_WHEELS_ADVICE if "wheels" in self._archives else NO_INDEX_ADVICE
             raise self._setup_error(f"{text}; {advice}" if "pip install" in text else text)
 
     def _setup_error(self, reason: str) -> NodesNotReady:
-        return self.not_ready("environment", "failed", f"{self.name}: {reason}")
+        return self.not_ready_error("environment", "failed", f"{self.name}: {reason}")
 
-    def not_ready(self, cause: Cause, word: NodeWord, reason: str) -> NodesNotReady:
+    def not_ready_error(self, cause: Cause, word: NodeWord, reason: str) -> NodesNotReady:
         return NodesNotReady(cause, reason, (NodeEnd(self._node_rank, self.name, word, reason),))

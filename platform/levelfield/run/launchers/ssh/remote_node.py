@@ -1,4 +1,4 @@
-"""The places of a run on a node that ssh reaches, and the commands that reach it. Pure."""
+"""A node that ssh reaches: where a run's files are on it, and the command that reaches it. No side effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from levelfield.specs.short_names import short_digest
 from levelfield.specs.site import Host, LaunchPlan
 from levelfield.user_folders import user_name
 
-# What every connection has, whatever the user's ssh_config says. Host keys are checked and never written.
+# The options of every connection, whatever the user's ssh_config says. Host keys are checked and never written.
 _SSH_OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -29,34 +29,34 @@ _SSH_OPTIONS = (
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
 )
-# Reads a program from standard input and runs it. An old Python says its version and stops before it reads one.
-LOADER = (
+# Reads a program from standard input and runs it. An old Python prints its version and stops before that.
+LOADER_SCRIPT = (
     'import sys;v=sys.version_info;v<(3,8)and sys.exit("levelfield: found Python %d.%d"%v[:2]);i=sys.stdin.buffer;'
     'exec(compile(i.read(int(i.readline())),"node_setup.py","exec"),{"__name__":"node_setup"})'
 )
 
 
 @dataclass(frozen=True)
-class NodePlaces:
-    """The folders of one node."""
+class RemoteNode:
+    """One node of a run: its host, and where code, environment and run are on it."""
 
     host: Host
-    folder: Path  # of Levelfield on the node: the others are below it
+    folder: Path  # Levelfield's folder on the node: the others are below it
     code: Path
     environment: Path | None  # None where the site or the image names an interpreter
     python: str  # the interpreter of the ranks
     run: RunPaths
 
 
-def node_places(plan: Plan, node_rank: int) -> NodePlaces:
-    """Return the places of a run on one of its nodes. Code and environment are named by their digests."""
+def remote_node(plan: Plan, node_rank: int) -> RemoteNode:
+    """Return a node of a run. The folders of code and environment are named by their digests."""
     launch = require_launch(plan)
     host = launch.hosts[node_rank]
     folder = Path(launch.site.ssh.folder.replace("{user}", host.user or user_name()))
     has_environment = plan.environment.folder and not launch.site.python
     environment = folder / "environments" / f"{plan.environment.name}-{short_digest(plan.environment.digest, 16)}"
     python = plan.environment.python if plan.runtime == "docker" else launch.site.python or plan.environment.python
-    return NodePlaces(
+    return RemoteNode(
         host=host,
         folder=folder,
         code=folder / "code" / short_digest(plan.implementation.rests_on or plan.implementation.digest, 16),
@@ -66,10 +66,10 @@ def node_places(plan: Plan, node_rank: int) -> NodePlaces:
     )
 
 
-def plan_on_node(plan: Plan, places: NodePlaces) -> Plan:
+def plan_for_node(plan: Plan, remote: RemoteNode) -> Plan:
     """Return the plan with the folders and the interpreter as the node has them."""
-    implementation = str(places.code / "models" / Path(plan.implementation.folder).name)
-    environment = {"folder": str(places.environment or ""), "python": places.python}
+    implementation = str(remote.code / "models" / Path(plan.implementation.folder).name)
+    environment = {"folder": str(remote.environment or ""), "python": remote.python}
     return plan.model_copy(
         update={
             "implementation": plan.implementation.model_copy(update={"folder": implementation}),
@@ -83,10 +83,10 @@ def ssh_argv(launch: LaunchPlan, host: Host, command: list[str]) -> tuple[str, .
 
     The options precede the host, and the last word is the command.
     """
-    site, remote = launch.site.ssh, f"exec {shlex.join(command)}"
+    site, remote_command = launch.site.ssh, f"exec {shlex.join(command)}"
     if modules := launch.site.modules:
-        remote = shlex.join(["bash", "-lc", f"module load {shlex.join(modules)} && {remote}"])
+        remote_command = shlex.join(["bash", "-lc", f"module load {shlex.join(modules)} && {remote_command}"])
     config = ("-F", site.config) if site.config else ()
     options = (word for option in (*_SSH_OPTIONS, f"ConnectTimeout={site.connect_seconds}") for word in ("-o", option))
     port, user = (("-p", str(host.port)) if host.port else ()), (("-l", host.user) if host.user else ())
-    return (*site.command, *config, *options, *port, *user, host.name, remote)
+    return (*site.command, *config, *options, *port, *user, host.name, remote_command)
