@@ -109,7 +109,7 @@ def _lives(pid: int) -> bool:
 def test_a_tool_that_is_here_and_shows_no_device_is_a_problem_and_an_absent_one_is_none(
     script: Script, monkeypatch: pytest.MonkeyPatch, body: str | None, problem: str | None
 ) -> None:
-    monkeypatch.setattr(command, "MAX_BYTES", 65536)
+    monkeypatch.setattr(command, "MAX_OUTPUT_BYTES", 65536)
     if body is not None:
         script("acme-smi", body)
     listing = DeclaredVendor(spec_of(CSV.replace("timeout_seconds: 2", "timeout_seconds: 0.3"))).devices()
@@ -184,7 +184,7 @@ def test_the_tools_of_a_thread_are_ended_and_no_others(script: Script) -> None:
     for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + 10
-    while len(command._running) < 2 and time.monotonic() < deadline:
+    while len(command._thread_by_tool) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     command.end_tools(threads["a"].ident or 0)
     threads["a"].join(10)
@@ -192,7 +192,7 @@ def test_the_tools_of_a_thread_are_ended_and_no_others(script: Script) -> None:
     assert threads["b"].is_alive()
     command.end_tools(threads["b"].ident or 0)
     threads["b"].join(10)
-    assert not threads["b"].is_alive() and command._running == {}
+    assert not threads["b"].is_alive() and command._thread_by_tool == {}
 
 
 def test_a_file_that_is_no_program_is_no_tool(script: Script, tools: Path) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from levelfield.checkout import checkout
-from levelfield.node.code_digest import MANIFEST, shared_folders, source_files
+from levelfield.node.code_digest import MANIFEST_FILE, shared_folders, source_files
 from levelfield.specs.implementation import ImplementationFile
 
 # Decorators that do not read the annotations of a function. Others may: Triton compiles by them.
@@ -36,7 +36,7 @@ def training_code_digest(manifest: ImplementationFile, folder: Path, kind: str, 
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
     worker = checkout() / "platform" / "levelfield" / "worker"
     for root in (folder, *shared_folders(folder), worker, *further_folders):
-        for path in (path for path in source_files(root) if path.name != MANIFEST):
+        for path in (path for path in source_files(root) if path.name != MANIFEST_FILE):
             content = path.read_bytes()
             content = _executed_syntax(content) if path.suffix == ".py" else content
             name = f"{root.name}/{path.relative_to(root).as_posix()}\0{len(content)}\0"

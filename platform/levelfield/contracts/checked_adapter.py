@@ -14,7 +14,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.command import Ask, end_tools, run_tools_for
+from levelfield.contracts.command import Ask, assign_tools_to, end_tools
 from levelfield.contracts.readings import SAMPLED_FIELDS
 from levelfield.contracts.vendor import ContainerOptions, Device, DeviceList, NodeCommands, Sample, Vendor
 from levelfield.errors import DocumentError
@@ -94,7 +94,7 @@ class CheckedAdapter:
         results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
         def put_result() -> None:
-            run_tools_for(calling_thread)
+            assign_tools_to(calling_thread)
             try:
                 results.put((call(), None))
             except BaseException as error:  # SystemExit too: it is looked at where the answer is awaited

@@ -9,14 +9,14 @@ from levelfield.node.bounded_command import (
     Ask,
     CommandOutput,
     ask,
+    assign_tools_to,
     encoding_problem,
     end_tools,
     run_bounded,
-    run_tools_for,
 )
 from levelfield.node.control_groups import control_groups, core_quota, file_text
 
 __all__ = [
-    "Ask", "CommandOutput", "ask", "control_groups", "core_quota", "encoding_problem", "end_tools", "file_text",
-    "run_bounded", "run_tools_for",
+    "Ask", "CommandOutput", "ask", "assign_tools_to", "control_groups", "core_quota", "encoding_problem", "end_tools",
+    "file_text", "run_bounded",
 ]  # fmt: skip

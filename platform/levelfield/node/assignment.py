@@ -10,7 +10,7 @@ from typing import Any, Mapping, Sequence
 SCHEMA = "levelfield.node/1"
 PORT_PLACEHOLDER, FIRST_NODE_PLACEHOLDER = "{port}", "{first_node}"
 _LIMITS = ("start_seconds", "step_seconds", "heartbeat_seconds")
-NODE_RANK = "LEVELFIELD_NODE_RANK"
+NODE_RANK_VARIABLE = "LEVELFIELD_NODE_RANK"
 
 
 class AssignmentError(Exception):
@@ -19,43 +19,40 @@ class AssignmentError(Exception):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one node does. `content` is the whole object; the fields are what every part needs.
-
-    processes: the ranks to start, each with `rank`, `argv`, `environment` and `log`.
-    """
+    """The work of one node: the fields that most of its code needs, and the whole object."""
 
     run_id: str
     node_rank: int
-    nodes: int
-    name: str
-    root: Path
-    events: Path
-    processes: Sequence[Mapping[str, Any]]
-    ranks: Sequence[int]
-    heartbeat_seconds: float
-    content: Mapping[str, Any]
+    nodes: int  # of the run
+    name: str  # of this node
+    root: Path  # the run directory as this node sees it
+    events: Path  # the folder of the events
+    processes: Sequence[Mapping[str, Any]]  # the ranks to start, each with `rank`, `argv`, `environment` and `log`
+    ranks: Sequence[int]  # the numbers of these ranks
+    heartbeat_seconds: float  # the limit without a rank's heartbeat
+    content: Mapping[str, Any]  # the whole object
 
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an optional part of the work, such as `locks`; empty where it is absent."""
         return self.content.get(name) or {}
 
-    def environment(self, process: Mapping[str, Any], inherited: Mapping[str, str]) -> dict[str, str]:
-        """Return all variables of a rank. inherited: those of this process."""
-        removed = {*self.content.get("removed", ()), NODE_RANK}
+    def rank_environment(self, process: Mapping[str, Any], inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return all variables of a rank. process: the rank's entry. inherited: the variables of this process."""
+        removed = {*self.content.get("removed", ()), NODE_RANK_VARIABLE}
         variables = {**inherited, **self.part("secrets")}
         secrets = {name: variables[name] for name in self.content.get("inherit", ()) if name in variables}
         base = {name: value for name, value in inherited.items() if name not in removed}
         declared = {name: value for name, value in process["environment"].items() if name not in secrets}
         for placeholder, key in ((PORT_PLACEHOLDER, "port"), (FIRST_NODE_PLACEHOLDER, "first_node")):
-            if (content := self.content.get(key)) is not None:
-                declared = {name: value.replace(placeholder, str(content)) for name, value in declared.items()}
+            if (replacement := self.content.get(key)) is not None:
+                declared = {name: value.replace(placeholder, str(replacement)) for name, value in declared.items()}
         return {**base, **declared, **secrets}
 
 
 def parse_assignment(text: str, node_rank: int | None = None, first_node: str | None = None) -> Assignment:
-    """Return the work in a text. Raises AssignmentError.
+    """Return the work that a text describes. Raises AssignmentError.
 
-    node_rank, first_node: replace those of the text, where the engine assigns them.
+    node_rank, first_node: replace the values of the text where the engine assigns them.
     """
     content = _json_object(text)
     if content.get("schema") != SCHEMA:
@@ -84,7 +81,7 @@ def parse_assignment(text: str, node_rank: int | None = None, first_node: str | 
         content=content,
     )
     for process in processes:  # a rank would wait for a port or an address that has no value
-        for name, value in assignment.environment(process, {}).items():
+        for name, value in assignment.rank_environment(process, {}).items():
             if PORT_PLACEHOLDER in value or FIRST_NODE_PLACEHOLDER in value:
                 raise AssignmentError(f"variable {name} of rank {process['rank']}: no value is given for '{value}'")
     for name, file_text in assignment.part("files").items():

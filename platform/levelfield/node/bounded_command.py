@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Sequence
 
 KILL_WAIT_SECONDS = 1.0  # the time for a killed tool to end; a tool that hangs in its driver never ends
-MAX_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
-MAX_COMPLAINT = 4096  # characters
+MAX_OUTPUT_BYTES = 4 * 2**20  # of each stream; the longest real output, JSON of 64 devices, is a tenth of it
+MAX_COMPLAINT_CHARACTERS = 4096
 _PART_BYTES = 65536
 
 
@@ -27,7 +27,7 @@ class CommandOutput(NamedTuple):
     """The output of a tool; None when there is no readable output, and `reason` gives the cause.
 
     absent: this machine does not have the tool. Every other cause is a fault of a tool that is here.
-    complaint: the first MAX_COMPLAINT characters that a successful tool printed on standard error.
+    complaint: the first MAX_COMPLAINT_CHARACTERS characters that a successful tool printed on standard error.
     """
 
     text: str | None
@@ -37,13 +37,13 @@ class CommandOutput(NamedTuple):
 
 
 Ask = Callable[[Sequence[str], float], CommandOutput]
-_running: dict[subprocess.Popen[bytes], int] = {}  # by running tool: the thread that waits for it
+_thread_by_tool: dict[subprocess.Popen[bytes], int] = {}  # by running tool: the thread that waits for it
 _running_lock = threading.Lock()
 _thread_local = threading.local()
 
 
 class _TooMuchOutput(subprocess.SubprocessError):
-    """The tool printed more than MAX_BYTES."""
+    """The tool printed more than MAX_OUTPUT_BYTES."""
 
 
 def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
@@ -52,11 +52,11 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
     # some tools read LANG or LANGUAGE, and not LC_ALL before them
     variables = {key: value for key, value in os.environ.items() if key != "LANGUAGE" and not key.startswith("LC_")}
     try:
-        code, printed, error_output = _run_to_end(argv, timeout_seconds, {**variables, "LANG": "C", "LC_ALL": "C"})
+        code, output, error_output = _run_to_end(argv, timeout_seconds, {**variables, "LANG": "C", "LC_ALL": "C"})
     except subprocess.TimeoutExpired:
         return CommandOutput(None, f"{name} did not answer within {timeout_seconds:g} s")
     except _TooMuchOutput:
-        return CommandOutput(None, f"{name} printed more than {MAX_BYTES} bytes")
+        return CommandOutput(None, f"{name} printed more than {MAX_OUTPUT_BYTES} bytes")
     except (OSError, ValueError) as error:
         reason = f"{name} cannot be started: {getattr(error, 'strerror', None) or error}"
         # folders of PATH that this user may not read do not count
@@ -64,10 +64,12 @@ def ask(argv: Sequence[str], timeout_seconds: float) -> CommandOutput:
         is_here = any(os.access(Path(folder) / name, os.F_OK) for folder in folders)
         return CommandOutput(None, reason, absent=not is_here)
     if code != 0:
-        message = (error_output.strip() or printed.strip()).decode(errors="replace").partition("\n")[0][:120]
+        message = (error_output.strip() or output.strip()).decode(errors="replace").partition("\n")[0][:120]
         return CommandOutput(None, f"{name} ended with exit code {code}" + (f": {message}" if message else ""))
     try:
-        return CommandOutput(printed.decode(), complaint=error_output.decode(errors="replace")[:MAX_COMPLAINT])
+        return CommandOutput(
+            output.decode(), complaint=error_output.decode(errors="replace")[:MAX_COMPLAINT_CHARACTERS]
+        )
     except UnicodeDecodeError as error:
         return CommandOutput(None, f"{name} printed {encoding_problem(error)}")
 
@@ -89,8 +91,8 @@ def run_bounded(
     In contrast to subprocess.run it also returns when SIGKILL does not end the command.
     """
     code, *streams = _run_to_end(argv, timeout_seconds, environment)
-    printed, error_output = (stream.decode(errors="replace") for stream in streams)
-    return subprocess.CompletedProcess(argv, code, printed, error_output)
+    output, error_output = (stream.decode(errors="replace") for stream in streams)
+    return subprocess.CompletedProcess(argv, code, output, error_output)
 
 
 def _run_to_end(argv: Sequence[str], seconds: float, environment: dict[str, str] | None) -> tuple[int, bytes, bytes]:
@@ -108,50 +110,50 @@ def _run_to_end(argv: Sequence[str], seconds: float, environment: dict[str, str]
         start_new_session=True,
     )
     deadline = time.monotonic() + seconds
-    content = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream}
+    output_by_stream = {stream: bytearray() for stream in (process.stdout, process.stderr) if stream}
     with _running_lock:
-        _running[process] = getattr(_thread_local, "tools_run_for", threading.get_ident())
+        _thread_by_tool[process] = getattr(_thread_local, "tools_run_for", threading.get_ident())
     try:
         with selectors.DefaultSelector() as open_streams:
-            for stream in content:
+            for stream in output_by_stream:
                 open_streams.register(stream, selectors.EVENT_READ)
             while open_streams.get_map():
-                if (left := deadline - time.monotonic()) <= 0:
+                if (remaining_seconds := deadline - time.monotonic()) <= 0:
                     raise subprocess.TimeoutExpired(argv, 0)
-                for key, _ in open_streams.select(left):
+                for key, _ in open_streams.select(remaining_seconds):
                     part = os.read(key.fd, _PART_BYTES)
                     if not part:
                         open_streams.unregister(key.fileobj)
-                    content[key.fileobj] += part  # type: ignore[index]
-                    if len(content[key.fileobj]) > MAX_BYTES:  # type: ignore[index]
-                        raise _TooMuchOutput(f"more than {MAX_BYTES} bytes")
+                    output_by_stream[key.fileobj] += part  # type: ignore[index]
+                    if len(output_by_stream[key.fileobj]) > MAX_OUTPUT_BYTES:  # type: ignore[index]
+                        raise _TooMuchOutput(f"more than {MAX_OUTPUT_BYTES} bytes")
         process.wait(max(0.0, deadline - time.monotonic()))
     finally:
         with _running_lock:
-            del _running[process]
+            del _thread_by_tool[process]
         if process.returncode is None:
             _kill(process)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_WAIT_SECONDS)
-        for stream in content:
+        for stream in output_by_stream:
             stream.close()
-    printed, error_output = content.values()
-    return process.returncode, bytes(printed), bytes(error_output)
+    output, error_output = output_by_stream.values()
+    return process.returncode, bytes(output), bytes(error_output)
 
 
-def run_tools_for(thread: int) -> None:
-    """Let the tools that this thread runs from now on count as those of another one, which waits for it."""
+def assign_tools_to(thread: int) -> None:
+    """Let the tools that this thread runs from now on belong to another thread, which waits for this one."""
     _thread_local.tools_run_for = thread
 
 
 @atexit.register  # ends what a daemon thread still runs when the platform ends
 def end_tools(thread: int | None = None) -> None:
-    """End every tool that `ask` runs in this thread (its identifier), or in any without one.
+    """End every tool that belongs to a thread, by its identifier, or every tool without one.
 
     `ask` then returns there, with a reason.
     """
     with _running_lock:
-        for process, waiting_thread in _running.items():
+        for process, waiting_thread in _thread_by_tool.items():
             if thread in (None, waiting_thread):
                 _kill(process)
 

@@ -1,4 +1,4 @@
-"""The digest of the code that a training runs, besides its framework. The platform and a node compute it alike."""
+"""The digest of the code that a training runs, without its framework. The platform and a node compute it alike."""
 
 from __future__ import annotations
 
@@ -14,47 +14,49 @@ import tempfile
 from pathlib import Path
 from typing import Any, Iterator
 
-MANIFEST = "implementation.yaml"
-_MEASURED_FILE = re.compile(r"tested(-.+)?\.json")  # what was measured is no source
-# The further versions of a manifest: the key and the indented lines below it.
+MANIFEST_FILE = "implementation.yaml"
+_MEASURED_FILE = re.compile(r"tested(-.+)?\.json")  # recorded measurements are no source
+# The further versions in a manifest: the key and the indented lines below it.
 _VERSIONS_KEY = re.compile(rb"^versions:[ \t]*\n(?:(?:[ \t].*)?\n)*(?:[ \t].*\Z)?", re.MULTILINE)
-# A folder beside: `parents[1] / "name"`, `.parent.parent / "name"`, `"..", "name"`, `"../name"`.
+# The name of a folder beside: `parents[1] / "name"`, `.parent.parent / "name"`, `"..", "name"`, `"../name"`.
 _SIBLING_FOLDER = re.compile(
     r"(?:parents\[1\]|\.parent\.parent|[\"']\.\.[\"'])\s*[/,]\s*[\"'](\w+)[\"']|[\"'/]\.\./(\w+)[\"'/]"
 )
-_CACHE = re.compile(r"([^.]+)\.[^.]+(?:\.opt-\w+)?\.pyc(?:\.\d+)?")  # with a number while Python writes it
-_UNCHECKED = 0b01  # the flags of PEP 552: a hash, and nobody compares it
+_CACHE_FILE = re.compile(r"([^.]+)\.[^.]+(?:\.opt-\w+)?\.pyc(?:\.\d+)?")  # ends in a number while Python writes it
+_UNCHECKED_HASH = 0b01  # flags of PEP 552: the cache has a hash of its source, which Python does not compare
 _PIECE_BYTES = 1 << 20
 
-# Libraries of the system and of vendors: provenance has their versions by the environment and the vendor's software.
+# These have libraries of the system and of vendors, whose versions the provenance has.
 _SYSTEM_FOLDERS = ("/usr/", "/lib/", "/lib64/", "/opt/", "/etc/", "/dev/", "/proc/", "/sys/")
 
 
-def code_digest(folder: Path, platform_code: str | None = None) -> str:
-    """Return the digest of all code that a training in this folder runs, besides its framework.
+def code_digest(folder: Path, platform_code_digest: str | None = None) -> str:
+    """Return the digest of all code that a training in this folder runs, without its framework.
 
-    It is the folder itself, the folders beside it whose code it imports, the worker, and a node's own part.
-    platform_code: the digest of the last two, where the caller has it.
+    It covers the folder itself, the folders beside it whose code it imports, the worker, and the node's agent.
+    platform_code_digest: the digest of the last two, where the caller has it.
     """
     parts = [f"{path.name} {folder_digest(path)}" for path in (folder, *shared_folders(folder))]
-    return "sha256:" + hashlib.sha256("\n".join([*parts, platform_code or platform_digest()]).encode()).hexdigest()
+    return (
+        "sha256:" + hashlib.sha256("\n".join([*parts, platform_code_digest or platform_digest()]).encode()).hexdigest()
+    )
 
 
 def platform_digest() -> str:
-    """Return the digests of the platform's code within a training: the worker's and the node's."""
-    node = Path(__file__).resolve().parent
-    return f"worker {folder_digest(node.parent / 'worker')}\nnode {folder_digest(node)}"
+    """Return the digests of the platform's code within a training: those of worker/ and node/."""
+    node_folder = Path(__file__).resolve().parent
+    return f"worker {folder_digest(node_folder.parent / 'worker')}\nnode {folder_digest(node_folder)}"
 
 
 def shared_folders(folder: Path) -> list[Path]:
-    """Return the folders beside this one that its sources name as such, as models/megatron does with torch.
+    """Return the folders beside this one that its sources name, as models/megatron names torch.
 
-    So do the sources of those. A name that is put together while the code runs is not found.
+    The folders that their sources name are included. A name that is put together while the code runs is not found.
     """
     shared: dict[str, Path] = {}
-    unread = [folder]
-    while unread:
-        scripts = (path for path in source_files(unread.pop()) if path.suffix == ".py")
+    pending = [folder]
+    while pending:
+        scripts = (path for path in source_files(pending.pop()) if path.suffix == ".py")
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in scripts)
         for name in sorted(
             {name for text in texts for match in _SIBLING_FOLDER.findall(text) for name in match if name}
@@ -62,12 +64,12 @@ def shared_folders(folder: Path) -> list[Path]:
             path = folder.parent / name
             if name != folder.name and name not in shared and path.is_dir():
                 shared[name] = path
-                unread.append(path)
+                pending.append(path)
     return [shared[name] for name in sorted(shared)]
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the sha256 of all files below `folder`, with their names, without measured results.
+    """Return the sha256 of all files below `folder` with their names, without recorded measurements.
 
     The manifest's `versions` are left out: the pins of one version change nothing of another. The digest of a run's
     environment has its own pins.
@@ -75,7 +77,7 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in source_files(folder):
         name = path.relative_to(folder).as_posix().encode(errors="surrogateescape")
-        if path.name == MANIFEST:
+        if path.name == MANIFEST_FILE:
             content = _VERSIONS_KEY.sub(b"", path.read_bytes())
             digest.update(name + f"\0{len(content)}\0".encode() + content)
         else:
@@ -92,15 +94,15 @@ def source_files(folder: Path) -> list[Path]:
     A library, a table or weights change a training as its code does. The platform's own folders may have caches of
     tools, in folders whose names begin with a dot; those of a framework count.
     """
-    paths = (path for path in _files(folder) if not _is_checked_cache(path))
+    paths = (path for path in _walk_files(folder) if not _is_checked_cache(path))
     # the platform's record of what was measured, beside a manifest, is no source
-    paths = (p for p in paths if not (_MEASURED_FILE.fullmatch(p.name) and (p.parent / MANIFEST).is_file()))
+    paths = (p for p in paths if not (_MEASURED_FILE.fullmatch(p.name) and (p.parent / MANIFEST_FILE).is_file()))
     if folder.resolve().parent == Path(__file__).resolve().parents[1]:
         paths = (path for path in paths if not path.relative_to(folder).parts[0].startswith("."))
     return sorted(paths)
 
 
-def _files(folder: Path, parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
+def _walk_files(folder: Path, parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the regular files below a folder. A link to one of its parents is not entered again."""
     status = folder.stat()
     identity = (status.st_dev, status.st_ino)
@@ -108,17 +110,17 @@ def _files(folder: Path, parents: frozenset[tuple[int, int]] = frozenset()) -> I
         return
     for entry in os.scandir(folder):
         if entry.is_dir():
-            yield from _files(Path(entry.path), parents | {identity})
+            yield from _walk_files(Path(entry.path), parents | {identity})
         elif entry.is_file():
             yield Path(entry.path)
 
 
 def _is_checked_cache(path: Path) -> bool:
-    """Return whether a file is Python's own cache of a source that is there, and that Python compares it with.
+    """Return whether a file is Python's cache of an existing source, and Python compares the two.
 
-    A cache with an unchecked hash is loaded in place of its source, whatever that says, so it is a source itself.
+    A cache with an unchecked hash is loaded in place of its source, whatever that holds, so it is a source itself.
     """
-    cache = _CACHE.fullmatch(path.name) if path.parent.name == "__pycache__" else None
+    cache = _CACHE_FILE.fullmatch(path.name) if path.parent.name == "__pycache__" else None
     if cache is None or not (path.parent.parent / f"{cache[1]}.py").is_file():
         return False
     try:
@@ -126,17 +128,17 @@ def _is_checked_cache(path: Path) -> bool:
             flags = int.from_bytes(file.read(8)[4:], "little")
     except OSError:  # Python writes beside it and renames: it is gone
         return True
-    return flags & 0b11 != _UNCHECKED
+    return flags & 0b11 != _UNCHECKED_HASH
 
 
-def report_at_end(file: str) -> None:
+def report_imports_at_end(file: str) -> None:
     """Have this process write `file` when it ends, also by os._exit. Processes that it forks write none."""
     process, original_exit = os.getpid(), os._exit
 
     def report() -> None:
         if os.getpid() == process:
-            with contextlib.suppress(OSError):  # a full disk: the platform says that nothing is known
-                Path(file).write_text(json.dumps({"files": files_from_elsewhere()}) + "\n", encoding="utf-8")
+            with contextlib.suppress(OSError):  # a full disk: the platform reports that the imports are unknown
+                Path(file).write_text(json.dumps({"files": uncovered_files()}) + "\n", encoding="utf-8")
 
     def report_and_leave(status: int) -> Any:
         report()
@@ -146,7 +148,7 @@ def report_at_end(file: str) -> None:
     os._exit = report_and_leave
 
 
-def files_from_elsewhere() -> list[dict[str, str]]:
+def uncovered_files() -> list[dict[str, str]]:
     """Return path and sha256 of the loaded modules and libraries that no other digest covers.
 
     A rank writes them at its end. The platform then leaves out what the code's digest covers (run/input_watch.py).
@@ -170,8 +172,8 @@ def files_from_elsewhere() -> list[dict[str, str]]:
         digest = hashlib.sha256()
         try:
             with Path(path).open("rb") as file:
-                while piece := file.read(_PIECE_BYTES):
-                    digest.update(piece)
+                while block := file.read(_PIECE_BYTES):
+                    digest.update(block)
             files.append({"path": path, "sha256": digest.hexdigest()})
         except OSError as error:
             files.append({"path": path, "sha256": f"unreadable: {error.strerror}"})

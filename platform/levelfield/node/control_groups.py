@@ -1,7 +1,7 @@
 """Control groups of Linux, v1 and v2: the groups of this process, their quota of processor time, out-of-memory kills.
 
-Source: kernel documentation, admin-guide/cgroup-v2 and scheduler/sched-bwc. `root` is where the host's file system
-begins: another folder when files are replayed.
+Source: kernel documentation, admin-guide/cgroup-v2 and scheduler/sched-bwc. `root` is the root of the host's file
+system; tests give another folder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Collection, Iterator, NamedTuple
 
 HOST_ROOT = Path("/")
-_KILLED = re.compile(rb"Killed process (\d+)")
+_KILLED_PATTERN = re.compile(rb"Killed process (\d+)")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # its number is fixed (linux/proc_ns.h, PROC_PID_INIT_INO)
 _MAX_RECORD_BYTES = 8192  # of the kernel's log
 
@@ -40,7 +40,7 @@ def core_quota(root: Path = HOST_ROOT) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_kills(root: Path = HOST_ROOT) -> int | None:
+def count_memory_kills(root: Path = HOST_ROOT) -> int | None:
     """Return how many processes of this process's own group the kernel has killed for memory.
 
     Kills in groups below it, such as those of an engine's containers, are not counted where v2 tells them apart.
@@ -78,44 +78,44 @@ def _mounts_and_groups(controller: str, root: Path) -> Iterator[tuple[Path, Path
 
 
 class MemoryKills(NamedTuple):
-    """The number of processes that were killed for memory, and the evidence."""
+    """How many processes the kernel killed for memory, and the evidence."""
 
     number: int
     evidence: str | None
 
 
 class MemoryKillWatch:
-    """The kills of a run's processes since this object was made.
+    """Finds the processes of a run that the kernel killed for memory since this object was made.
 
     The kernel's log names each killed process. Where it cannot be read, or has other process numbers (inside a
     container), the counter of this process's control group is used. Kills outside the run count in neither.
     """
 
     def __init__(self, root: Path = HOST_ROOT) -> None:
-        self._root, self._kills_at_start = root, memory_kills(root)
+        self._root, self._count_at_start = root, count_memory_kills(root)
         self._log = _open_log(root)
 
     def kills(self, pids: Collection[int]) -> MemoryKills:
-        """Return the kills of these processes, and close the log."""
+        """Return the kills among these processes, and close the kernel's log."""
         if self._log is not None:
-            numbers: set[int] = set()
+            killed_pids: set[int] = set()
             with self._log, contextlib.suppress(OSError):
                 while True:
                     try:
                         record = self._log.read(_MAX_RECORD_BYTES)  # one record of the kernel's
                     except BrokenPipeError:
-                        continue  # records were overwritten before they were read; next comes the oldest that is left
+                        continue  # records were overwritten before they were read: go on with the oldest that is left
                     if not record:  # None: there is no further record
                         break
-                    numbers.update(map(int, _KILLED.findall(record)))
-            killed = sorted(numbers & set(pids))
-            evidence = f"the kernel's log names process {', '.join(map(str, killed))}" if killed else None
-            return MemoryKills(len(killed), evidence)
-        kills_now = memory_kills(self._root)
-        if kills_now is None or self._kills_at_start is None or not kills_now > self._kills_at_start:
+                    killed_pids.update(map(int, _KILLED_PATTERN.findall(record)))
+            killed_of_run = sorted(killed_pids & set(pids))
+            evidence = f"the kernel's log names process {', '.join(map(str, killed_of_run))}" if killed_of_run else None
+            return MemoryKills(len(killed_of_run), evidence)
+        kill_count = count_memory_kills(self._root)
+        if kill_count is None or self._count_at_start is None or not kill_count > self._count_at_start:
             return MemoryKills(0, None)
-        number = kills_now - self._kills_at_start
-        return MemoryKills(number, "the platform's own control group counts a kill for memory")
+        count = kill_count - self._count_at_start
+        return MemoryKills(count, "the platform's own control group counts a kill for memory")
 
 
 def _open_log(root: Path) -> FileIO | None:

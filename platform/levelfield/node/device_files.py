@@ -15,12 +15,12 @@ from io import FileIO
 from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
-from levelfield.node.process_identity import identity_of, is_alive, parse_identity
+from levelfield.node.process_identity import identify_process, is_alive, parse_identity
 
-HELD_PREFIX = "held by "  # begins a line of the file: the identity of a process that could not be ended
+HELD_PREFIX = "held by "  # precedes the identity of a process for which the device stays locked
 DEFAULT_LOCK_FOLDER = "/tmp/levelfield-devices"
 MAX_LOCK_BYTES = 4096  # of a lock's content
-_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
+_OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe with no reader must not block
 
 
 class DeviceInUse(Exception):
@@ -30,16 +30,16 @@ class DeviceInUse(Exception):
 class DeviceLocks(NamedTuple):
     """The locks of a run."""
 
-    files: Sequence[FileIO]
+    files: Sequence[FileIO]  # one for each device, locked while it is open
 
     def hold_for(self, processes: Sequence[int]) -> None:
         """Keep the devices locked until these processes of this machine have ended, and no longer until others have.
 
         It is called with the ranks when they start, because this process may be killed, and with those left at the end.
         """
-        identities = [identity for identity in map(identity_of, processes) if identity]
+        identities = [identity for identity in map(identify_process, processes) if identity]
         for file in self.files:
-            with suppress(OSError):  # read-only since: the kernel's lock holds without it, and the run goes on
+            with suppress(OSError):  # not writable: the kernel's lock holds without the line, and the run goes on
                 file.seek(0)
                 first_line = file.readline(MAX_LOCK_BYTES).rstrip(b"\n")
                 file.seek(len(first_line))
@@ -62,10 +62,10 @@ def lock_device(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
         except BlockingIOError:
             is_free = False
         content = file.read(MAX_LOCK_BYTES).decode(errors="replace")
-        # without control characters: anybody may have written it
+        # without control characters, as any user may have written it
         first_line = "".join(character for character in content.partition("\n")[0][:200] if character.isprintable())
-        run = first_line.strip() or "another run"
-        if holder := _surviving_process(content, run) if is_free else run:
+        run_text = first_line.strip() or "another run"
+        if holder := _surviving_process(content, run_text) if is_free else run_text:
             raise DeviceInUse(
                 f"device {device} is in use by {holder}; wait for its end, or choose others by the vendor's "
                 "visible-devices variable"
@@ -77,8 +77,9 @@ def lock_device(folder: Path, device: str, run_id: str) -> Iterator[FileIO]:
         yield file
 
 
-def _surviving_process(content: str, run: str) -> str | None:
-    """Return the process that still runs after its run has ended, because SIGKILL did not end it. None without one."""
+def _surviving_process(content: str, run_text: str) -> str | None:
+    """Return words for a process that still runs although its run has ended, because SIGKILL did not end it; None
+    without one."""
     for line in content.splitlines()[1:]:
         identity = parse_identity(line[len(HELD_PREFIX) :] if line.startswith(HELD_PREFIX) else line)
         if identity and is_alive(identity):
@@ -91,7 +92,7 @@ def _surviving_process(content: str, run: str) -> str | None:
                 pass
             return (
                 f"process {identity.process}, {reason} (see its state in "
-                f"/proc/{identity.process}/status); it belongs to {run}"
+                f"/proc/{identity.process}/status); it belongs to {run_text}"
             )
     return None
 
@@ -107,19 +108,19 @@ def _open_lock_file(path: Path) -> int:
         path.parent.mkdir()
         path.parent.chmod(0o1777)
     try:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        folder_descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         raise OSError(error.errno, "found no folder, or a link to one", str(path.parent)) from error
     try:
-        with suppress(FileExistsError):  # another run made it first, or it has any other owner and kind
-            new_descriptor = os.open(path.name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+        with suppress(FileExistsError):  # another run made it first, or anybody put something there
+            new_descriptor = os.open(path.name, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder_descriptor)
             os.fchmod(new_descriptor, 0o666)
             os.close(new_descriptor)
-        descriptor = os.open(path.name, _FLAGS, dir_fd=folder)
+        descriptor = os.open(path.name, _OPEN_FLAGS, dir_fd=folder_descriptor)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        os.close(folder)
+        os.close(folder_descriptor)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(descriptor)

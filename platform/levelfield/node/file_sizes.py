@@ -1,38 +1,38 @@
-"""How large a file may be, by its kind: one table, which every reader of a whole file looks into.
+"""How large a file may be, by its kind: one table, which every reader of a whole file uses.
 
-A file may be of anyone, and what is read takes up to twenty times its size in memory. So each kind has a bound some
-times above the largest that is known, at which reading and judging it still ends within seconds.
+Anybody may have written a file, and its content takes up to twenty times its size in memory. So each kind has a limit
+well above the largest known file, at which reading and judging it still ends within seconds.
 """
 
 from __future__ import annotations
 
-_WRITTEN = 2**20  # by a person; the largest of the repository has 22 KB
-_COLLECTED = 2**24  # from many runs; the largest of the repository has 670 KB
-_OF_A_RUN = 2**26  # one JSON document of a run
-_ROWS = 2**29  # of which each line is read alone: two million steps of a rank
+_HANDWRITTEN_BYTES = 2**20  # files that a person writes; the largest of the repository has 22 KB
+_COLLECTED_BYTES = 2**24  # files with data of many runs; the largest of the repository has 670 KB
+_RUN_DOCUMENT_BYTES = 2**26  # a JSON document of one run
+_LINES_BYTES = 2**29  # files that are read line by line: two million steps of a rank
 
-MAX_BYTES: dict[str, int] = {
+MAX_BYTES_BY_KIND: dict[str, int] = {
     **dict.fromkeys(
         ("case", "chips", "constants", "hosts", "implementation", "prices", "site", "suite", "tuning", "vendor"),
-        _WRITTEN,
+        _HANDWRITTEN_BYTES,
     ),
-    **dict.fromkeys(("config.json", "setting", "signers", "stamp", "status", "wheels"), _WRITTEN),
+    **dict.fromkeys(("config.json", "setting", "signers", "stamp", "status", "wheels"), _HANDWRITTEN_BYTES),
     **dict.fromkeys(("key",), 2**16),
     **dict.fromkeys(("URL",), 2**13),
     **dict.fromkeys(
         ("certificate", "corpus", "curve", "figures", "host_rates", "host_runs", "reference", "references"),
-        _COLLECTED,
+        _COLLECTED_BYTES,
     ),
-    **dict.fromkeys(("controls", "pages", "peak", "rehearsed", "reported", "tested"), _COLLECTED),
-    **dict.fromkeys(("engine", "facts", "imports", "job", "night", "outcome", "plan"), _OF_A_RUN),
-    **dict.fromkeys(("preflight", "provenance", "result", "sealed", "step", "step-parts"), _OF_A_RUN),
-    **dict.fromkeys(("bundle", "measured", "tokenizer"), _OF_A_RUN),
+    **dict.fromkeys(("controls", "pages", "peak", "rehearsed", "reported", "tested"), _COLLECTED_BYTES),
+    **dict.fromkeys(("engine", "facts", "imports", "job", "night", "outcome", "plan"), _RUN_DOCUMENT_BYTES),
+    **dict.fromkeys(("preflight", "provenance", "result", "sealed", "step", "step-parts"), _RUN_DOCUMENT_BYTES),
+    **dict.fromkeys(("bundle", "measured", "tokenizer"), _RUN_DOCUMENT_BYTES),
     **dict.fromkeys(("node", "record"), 2**22),
-    **dict.fromkeys(("events", "input", "log", "telemetry"), _ROWS),
+    **dict.fromkeys(("events", "input", "log", "telemetry"), _LINES_BYTES),
 }  # fmt: skip
 
 
 def size_problem(kind: str, size: int) -> str:
     """Return what is wrong with a file of more bytes than its kind may have; an empty text for one that fits."""
-    most = MAX_BYTES[kind]
-    return f"found {size:,} bytes, expected at most {most:,} of a {kind} file" if size > most else ""
+    max_bytes = MAX_BYTES_BY_KIND[kind]
+    return f"found {size:,} bytes, expected at most {max_bytes:,} of a {kind} file" if size > max_bytes else ""

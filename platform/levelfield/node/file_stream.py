@@ -1,8 +1,8 @@
-"""Sends the growth of a node's files as frames, from a thread of its own: one JSON object on each line.
+"""Sends what is appended to a node's files as frames, from a thread of its own: one JSON object on each line.
 
 {"file": "events/rank0.jsonl", "at": 0, "data": "text"}   what was appended at this offset ("base64": no UTF-8)
 {"file": "events/rank0.alive", "at": 0, "data": "17"}     the whole content of a heartbeat
-{"beat": 3}                                               each second
+{"beat": 3}                                               a count, each second
 {"end": 0}                                                the last frame: the exit code
 
 The receiver (run/launchers/node_stream.py) has the same limits.
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.2
 END_WAIT_SECONDS = 10.0  # the longest wait for a receiver that has stopped reading
 MAX_LINE_BYTES = 64 * 1024
 MAX_FILE_BYTES = 256 * 2**20  # of one file; the rest stays on the node, and the node's end names the file
-PART_BYTES = 10 * 1024  # as JSON at most six times as long
+PART_BYTES = 10 * 1024  # of a file in one frame; as JSON it is at most six times as long
 BEAT_SECONDS = 1.0
 _NODE_FILES = (
     "nodes/node{node}.facts.json",
@@ -34,52 +34,53 @@ _RANK_FILES = (
     *("events/rank{rank}.jsonl", "events/rank{rank}.choices.jsonl", "events/rank{rank}.spot_check.jsonl"),
     "logs/rank{rank}.log",
 )
-HEARTBEAT = "events/rank{rank}.alive"  # a frame replaces the whole file
+HEARTBEAT_FILE = "events/rank{rank}.alive"  # a frame replaces the whole file
 
 
 class FileStream:
-    """The frames of one node, sent from now until `end`. output: a descriptor. broken: called once without a receiver.
+    """Sends the frames of one node until `end` is called. output: a descriptor.
 
-    offsets: the number of bytes that the receiver already has, by file name. It may name files beyond the usual ones.
+    on_broken: is called once when the receiver is gone. offsets: the number of bytes that the receiver already has, by
+    file name; it may name files beyond the usual ones.
     """
 
     def __init__(
         self,
         root: Path,
-        node: int,
+        node_rank: int,
         ranks: Iterable[int],
         output: int,
-        broken: Callable[[], None],
+        on_broken: Callable[[], None],
         offsets: Mapping[str, int] | None = None,
     ) -> None:
         ranks = list(ranks)
-        self._root, self._output, self._broken = root, output, broken
-        self._sent = {**dict.fromkeys(appended_files(node, ranks), 0), **(offsets or {})}
-        self._beats = {HEARTBEAT.format(rank=rank): b"" for rank in ranks}
-        self._ending, self._code = threading.Event(), 0
+        self._root, self._output, self._on_broken = root, output, on_broken
+        self._sent = {**dict.fromkeys(appended_files(node_rank, ranks), 0), **(offsets or {})}
+        self._beats = {HEARTBEAT_FILE.format(rank=rank): b"" for rank in ranks}
+        self._end_event, self._exit_code = threading.Event(), 0
         self._thread = threading.Thread(target=self._send_until_ended, daemon=True, name="frames")
         self._thread.start()
 
-    def end(self, code: int, wait_seconds: float | None = END_WAIT_SECONDS) -> None:
+    def end(self, exit_code: int, wait_seconds: float | None = END_WAIT_SECONDS) -> None:
         """Send what is left and the exit code, and wait for it. wait_seconds: None has no limit."""
-        self._code = code
-        self._ending.set()
+        self._exit_code = exit_code
+        self._end_event.set()
         self._thread.join(wait_seconds)
 
     def _send_until_ended(self) -> None:
         count, next_beat = 0, time.monotonic()
         try:
             while True:
-                is_last = self._ending.is_set()
+                is_last = self._end_event.is_set()
                 if time.monotonic() >= next_beat:
                     count, next_beat = count + 1, time.monotonic() + BEAT_SECONDS
                     write_all(self._output, frame_line({"beat": count}))
                 self._send_growth()
                 if is_last:
-                    return write_all(self._output, frame_line({"end": self._code}))
-                self._ending.wait(POLL_SECONDS)
+                    return write_all(self._output, frame_line({"end": self._exit_code}))
+                self._end_event.wait(POLL_SECONDS)
         except OSError:
-            self._broken()
+            self._on_broken()
 
     def _send_growth(self) -> None:
         for name, offset in self._sent.items():
@@ -92,21 +93,22 @@ class FileStream:
                     offset += size
                     self._sent[name] = offset
                 may_have_more = len(part) == PART_BYTES
-        for name, before in self._beats.items():
+        for name, sent_beat in self._beats.items():
             beat = _file_part(self._root / name, 0, 64)
-            if beat and beat != before:
+            if beat and beat != sent_beat:
                 self._beats[name] = beat
                 write_all(self._output, file_frame(name, 0, beat)[0])
 
 
 def write_all(output: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(output, left) :]
+    """Write all of the content to a descriptor. Raises OSError."""
+    remaining = memoryview(content)
+    while remaining:
+        remaining = remaining[os.write(output, remaining) :]
 
 
 def _file_part(path: Path, offset: int, max_bytes: int) -> bytes:
-    """Return a part of a file; nothing where it cannot be read."""
+    """Return a part of a file; empty where it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -119,9 +121,11 @@ def _file_part(path: Path, offset: int, max_bytes: int) -> bytes:
         os.close(descriptor)
 
 
-def appended_files(node: int, ranks: Iterable[int]) -> list[str]:
+def appended_files(node_rank: int, ranks: Iterable[int]) -> list[str]:
     """Return the names of a node's files that only grow."""
-    return [name.format(node=node) for name in _NODE_FILES] + [n.format(rank=r) for r in ranks for n in _RANK_FILES]
+    return [name.format(node=node_rank) for name in _NODE_FILES] + [
+        n.format(rank=r) for r in ranks for n in _RANK_FILES
+    ]
 
 
 def frame_line(content: dict[str, Any]) -> bytes:
@@ -129,9 +133,9 @@ def frame_line(content: dict[str, Any]) -> bytes:
 
 
 def file_frame(name: str, offset: int, part: bytes) -> tuple[bytes, int]:
-    """Return the frame of a part of a file, and how many bytes of the part the frame has.
+    """Return the frame of a part of a file, and how many bytes of the part it has.
 
-    A character that the part cuts is left for the next frame.
+    A character that the end of the part cuts is left for the next frame.
     """
     try:
         text, size = part.decode(), len(part)

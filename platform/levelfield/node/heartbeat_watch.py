@@ -12,25 +12,25 @@ from typing import Callable, Iterable, Tuple
 
 from levelfield.node.regular_files import open_regular
 
-MAX_LOOK_SECONDS = 1.0  # seconds that one look counts at most: a process that stood still has not watched
-Beat = Tuple[int, bytes]
+MAX_LOOK_SECONDS = 1.0  # one look counts at most so much: a process that stood still has not watched
+Beat = Tuple[int, bytes]  # the time and the content of a heartbeat's file
 
 
 class WatchedTime:
-    """The seconds that this process has watched. now: a monotonic clock."""
+    """The seconds that this process has watched. clock: a monotonic clock."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._last_look, self._watched = now, now(), 0.0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._last_look, self._watched = clock, clock(), 0.0
 
     def watched_seconds(self) -> float:
         """Count the time since the last look, and return the sum."""
-        previous_look, self._last_look = self._last_look, self._now()
+        previous_look, self._last_look = self._last_look, self._clock()
         self._watched += min(self._last_look - previous_look, MAX_LOOK_SECONDS)
         return self._watched
 
 
 class HeartbeatWatch:
-    """The heartbeats below a folder of events, against a limit in seconds."""
+    """Compares how long ranks give no heartbeat with a limit. events: the folder with the files of the heartbeats."""
 
     def __init__(self, events: Path, limit_seconds: float) -> None:
         self._events, self._limit = events, limit_seconds
@@ -40,7 +40,7 @@ class HeartbeatWatch:
         """Return a sentence about the first rank that is silent for too long; None without one."""
         for rank in running_ranks:
             try:
-                # opened each time: a client of a file server then asks for the newest state
+                # opening it makes the client of a file server ask for the newest state
                 with open_regular(self._events / f"rank{rank}.alive") as file:
                     beat = os.fstat(file.fileno()).st_mtime_ns, file.read(32)  # both change with every heartbeat
             except OSError:

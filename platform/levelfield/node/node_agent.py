@@ -1,4 +1,4 @@
-"""A node's own part of a run: it checks the node, locks its devices, samples, starts the ranks and ends them.
+"""The agent of a node in a run: it checks the node, locks its devices, samples, starts the ranks and ends them.
 
     python3 node_agent.py run FILE|- [--stream] [--node-rank K] [--first-node ADDRESS]
     python3 node_agent.py fetch
@@ -21,31 +21,32 @@ import signal
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # by path: this folder's modules shadow nothing, and the package is found
+if __name__ == "__main__":  # started by path: make the package importable, and let this folder shadow no module
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from levelfield.node.assignment import NODE_RANK, Assignment, AssignmentError, parse_assignment
+from levelfield.node.assignment import NODE_RANK_VARIABLE, Assignment, AssignmentError, parse_assignment
 from levelfield.node.file_stream import FileStream
 from levelfield.node.node_duty import NodeDuty, PlatformConnection
-from levelfield.node.rank_processes import Stop
+from levelfield.node.rank_processes import StopRequest
 
-EXIT_WRONG_WORK = 2
+EXIT_INVALID_WORK = 2
 MAX_ASSIGNMENT_BYTES = 64 * 2**20
 
 
 def main(arguments: list[str]) -> int:
+    """Run or fetch, as the command line says. Return the exit code."""
     parser = argparse.ArgumentParser(prog="node_agent.py")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("fetch")
-    run = commands.add_parser("run")
-    run.add_argument("work", metavar="FILE|-")
-    run.add_argument("--stream", action="store_true")
-    run.add_argument("--node-rank", type=int)
-    run.add_argument("--first-node")
+    run_parser = commands.add_parser("run")
+    run_parser.add_argument("work", metavar="FILE|-")
+    run_parser.add_argument("--stream", action="store_true")
+    run_parser.add_argument("--node-rank", type=int)
+    run_parser.add_argument("--first-node")
     options = parser.parse_args(arguments)
     if options.command == "fetch":
         return _fetch()
-    stop = Stop()
+    stop = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, frame: stop.request(f"signal {n} from outside"))
     try:
@@ -53,30 +54,30 @@ def main(arguments: list[str]) -> int:
             text = sys.stdin.buffer.readline(MAX_ASSIGNMENT_BYTES).decode(errors="replace")
         else:
             # the engine's variables name the rank where no option does
-            values = [os.environ.get(name, "") for name in ("SLURM_NODEID", "JOB_COMPLETION_INDEX", NODE_RANK)]
-            rank = next((int(value) for value in values if value.isdecimal()), "")
-            rank = rank if options.node_rank is None else options.node_rank
-            path = Path(options.work.replace("{node_rank}", str(rank)))
+            values = [os.environ.get(name, "") for name in ("SLURM_NODEID", "JOB_COMPLETION_INDEX", NODE_RANK_VARIABLE)]
+            node_rank = next((int(value) for value in values if value.isdecimal()), "")
+            node_rank = node_rank if options.node_rank is None else options.node_rank
+            path = Path(options.work.replace("{node_rank}", str(node_rank)))
             text = path.read_text(encoding="utf-8")
         assignment = parse_assignment(text, options.node_rank, options.first_node)
         os.umask(assignment.content.get("umask", 0o022))
         for folder in ("events", "logs", "nodes", "telemetry", "weights"):
             (assignment.root / folder).mkdir(parents=True, exist_ok=True)
-        code = _run(assignment, options, stop)
+        exit_code = _run(assignment, options, stop)
     except AssignmentError as error:
         print(f"levelfield: {options.work}: {error}", file=sys.stderr, flush=True)
-        return EXIT_WRONG_WORK
+        return EXIT_INVALID_WORK
     except OSError as error:
         print(f"levelfield: {error.filename or options.work}: {error.strerror}", file=sys.stderr, flush=True)
         return 1
-    return code
+    return exit_code
 
 
-def _run(assignment: Assignment, options: argparse.Namespace, stop: Stop) -> int:
-    """Run the agent, with its frames on standard output if they are requested."""
+def _run(assignment: Assignment, options: argparse.Namespace, stop: StopRequest) -> int:
+    """Do the node's work, with frames on standard output if they are requested. Return the exit code."""
     silence_seconds = assignment.part("limits").get("platform_seconds", max(assignment.heartbeat_seconds, 30))
     platform = PlatformConnection(stop, silence_seconds) if options.work == "-" else None
-    agent = NodeDuty(assignment, stop, platform)
+    duty = NodeDuty(assignment, stop, platform)
     # this process's own errors go to the node's log from here on
     log = os.open(
         assignment.root / f"logs/node{assignment.node_rank}.log",
@@ -86,22 +87,23 @@ def _run(assignment: Assignment, options: argparse.Namespace, stop: Stop) -> int
     os.dup2(log, sys.stderr.fileno())
     os.close(log)
     if not options.stream:
-        return agent.run()
+        return duty.run()
     closed_reason = "standard output was closed: the receiver is gone"
     output = sys.stdout.fileno()
     stream = FileStream(
         assignment.root, assignment.node_rank, assignment.ranks, output, lambda: stop.request(closed_reason)
     )
-    code = 1
+    exit_code = 1
     try:
-        code = agent.run()
+        exit_code = duty.run()
     finally:
         sys.stderr.flush()
-        stream.end(code)
-    return code
+        stream.end(exit_code)
+    return exit_code
 
 
 def _fetch() -> int:
+    """Send the files that standard input requests. Return the exit code."""
     request = json.loads(sys.stdin.buffer.readline())
     root = Path(request["root"])
     if not root.is_dir():

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, Mapping
 
 from levelfield.node.bounded_command import ask
 from levelfield.node.control_groups import file_text
-from levelfield.node.rank_processes import stat_of
+from levelfield.node.rank_processes import read_stat_fields
 
 SCHEMA = "levelfield.node-facts/1"
 LOAD_SECONDS = 1.0  # for which the load of other programs is measured
@@ -27,7 +27,8 @@ _NETLINK_SECONDS = 1.0  # the longest wait for the kernel's answer
 _SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 _BUSY_COLUMNS = (0, 1, 2, 7)  # places among a core's times in /proc/stat: user, nice, system, steal
 _WORK_COLUMNS = (*_BUSY_COLUMNS, 5, 6)  # with irq and softirq
-_PARENT_FIELD = 1  # as the next one a place among the fields of stat_of
+# places among the fields of read_stat_fields
+_PARENT_FIELD = 1
 _TIME_FIELDS = slice(11, 15)  # utime, stime, cutime, cstime
 _INTERFACES_FOLDER, _MEMINFO_FILE = Path("/sys/class/net"), Path("/proc/meminfo")
 _INFINIBAND_FOLDER, _SNMP_FILE = Path("/sys/class/infiniband"), Path("/proc/net/snmp")
@@ -108,8 +109,10 @@ def network_counters() -> dict[str, int]:
 
 
 def _lost_carriers() -> Iterator[tuple[str, int]]:
-    """Yield each interface with the number of times that it lost its carrier. Not from /sys, which may be another
-    network namespace's; nothing where the kernel does not answer."""
+    """Yield each interface with the number of times that it lost its carrier; nothing where the kernel does not answer.
+
+    The numbers are not read from /sys, which may show another network namespace.
+    """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
             kernel.settimeout(_NETLINK_SECONDS)
@@ -139,53 +142,65 @@ def _netlink_items(content: bytes, head: str, head_bytes: int) -> Iterator[tuple
 
 
 def host_counters(ranks_are_children: bool = True) -> Fields | None:
-    """Return processor seconds that only grow, at `time_ns`; None where the kernel shows none.
+    """Return counters of processor seconds, at `time_ns`; None where the kernel shows none.
 
     busy_seconds: of all programs on the usable cores, with the time that a hypervisor took. own_seconds: of this
-    process and all its descendants; None without ranks_are_children, as those of a container engine are none.
+    process and all its descendants; None without ranks_are_children, as a container engine's ranks are not among them.
     """
     try:
-        (busy, cores), per_second = _core_ticks(_BUSY_COLUMNS), os.sysconf("SC_CLK_TCK")
-        own_seconds = _own_ticks(os.getpid()) / per_second if ranks_are_children else None
+        (busy_ticks, cores), ticks_per_second = _core_ticks(_BUSY_COLUMNS), os.sysconf("SC_CLK_TCK")
+        own_seconds = _tree_ticks(os.getpid()) / ticks_per_second if ranks_are_children else None
     except (OSError, ValueError):
         return None
-    seconds = {"busy_seconds": busy / per_second, "own_seconds": own_seconds}
+    seconds = {"busy_seconds": busy_ticks / ticks_per_second, "own_seconds": own_seconds}
     return {"time_ns": time.monotonic_ns(), **seconds, "cores": cores}
 
 
-def load_of_others(first: int) -> Fields:
-    """Return the cores that other programs kept busy for a second, on average.
+def measure_load_of_others(root_process: int) -> Fields:
+    """Measure for a second how many cores other programs keep busy on average.
 
-    first: the process whose descendants are no others; 0: this one.
+    root_process: it and its descendants are no other programs; 0 means this process.
     """
-    began, (before, cores), ours = time.monotonic(), _core_ticks(_WORK_COLUMNS), _own_ticks(first or os.getpid())
+    start, (ticks_before, cores), own_ticks_before = (
+        time.monotonic(),
+        _core_ticks(_WORK_COLUMNS),
+        _tree_ticks(root_process or os.getpid()),
+    )
     time.sleep(LOAD_SECONDS)
-    passed, (after, cores) = time.monotonic() - began, _core_ticks(_WORK_COLUMNS)
-    others = max(0, after - before - (_own_ticks(first or os.getpid()) - ours))
-    return {"facts": {"other_cores": others / os.sysconf("SC_CLK_TCK") / passed, "cores": cores}}
+    elapsed_seconds, (ticks_after, cores) = time.monotonic() - start, _core_ticks(_WORK_COLUMNS)
+    other_ticks = max(0, ticks_after - ticks_before - (_tree_ticks(root_process or os.getpid()) - own_ticks_before))
+    return {"facts": {"other_cores": other_ticks / os.sysconf("SC_CLK_TCK") / elapsed_seconds, "cores": cores}}
 
 
 def _core_ticks(columns: tuple[int, ...]) -> tuple[int, int]:
     """Return the ticks of the cores that this process may use, and the number of these cores.
 
-    columns: which times of a core count. A container may number cores otherwise: then all cores count.
+    columns: which times of a core count. Where a container numbers its cores otherwise, all cores count.
     """
     lines = (line.split() for line in Path("/proc/stat").read_text(encoding="ascii").splitlines())
-    cores = {name[3:]: [int(text) for text in times] for name, *times in filter(None, lines) if name.startswith("cpu")}
-    cores.pop("", None)  # the sum
-    allowed = [cores[str(number)] for number in sorted(os.sched_getaffinity(0)) if str(number) in cores]
-    counted = allowed or list(cores.values())
-    return sum(times[column] for times in counted for column in columns if column < len(times)), len(counted)
+    times_by_core = {
+        name[3:]: [int(text) for text in times] for name, *times in filter(None, lines) if name.startswith("cpu")
+    }
+    times_by_core.pop("", None)  # the sum
+    usable_times = [
+        times_by_core[str(number)] for number in sorted(os.sched_getaffinity(0)) if str(number) in times_by_core
+    ]
+    counted_times = usable_times or list(times_by_core.values())
+    return sum(times[column] for times in counted_times for column in columns if column < len(times)), len(
+        counted_times
+    )
 
 
-def _own_ticks(first: int) -> int:
+def _tree_ticks(root_process: int) -> int:
     """Return the ticks of a process and all its descendants, with those of children that have ended."""
-    fields_of = {n: stat_of(n) for n in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())}
-    processes = {number: fields for number, fields in fields_of.items() if len(fields) > _TIME_FIELDS.stop}
+    fields_by_process = {
+        n: read_stat_fields(n) for n in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    }
+    processes = {number: fields for number, fields in fields_by_process.items() if len(fields) > _TIME_FIELDS.stop}
     children: dict[int, list[int]] = {}
     for number, fields in processes.items():
         children.setdefault(int(fields[_PARENT_FIELD]), []).append(number)
-    total, pending = 0, [first]
+    total, pending = 0, [root_process]
     while pending:
         number = pending.pop()
         pending += children.get(number, [])
@@ -193,37 +208,40 @@ def _own_ticks(first: int) -> int:
     return total
 
 
-def memory() -> Fields:
+def memory_facts() -> Fields:
     """Return the node's memory in bytes, what programs may still have of it, and its huge pages."""
     sizes = _meminfo()
     group = Path("/sys/fs/cgroup")
-    limit, used = _file_number(group / "memory.max"), _file_number(group / "memory.current")
+    limit_bytes, used_bytes = _file_number(group / "memory.max"), _file_number(group / "memory.current")
     available_in_group = (
-        limit - used if limit and used is not None else None
+        limit_bytes - used_bytes if limit_bytes and used_bytes is not None else None
     )  # a container may have less than the machine
-    available = [size for size in (sizes.get("MemAvailable"), available_in_group) if size is not None]
-    huge = file_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))  # such as `always [madvise] never`
-    swap = sizes["SwapTotal"] - sizes["SwapFree"] if "SwapTotal" in sizes and "SwapFree" in sizes else None
-    shared = None
+    available_sizes = [size for size in (sizes.get("MemAvailable"), available_in_group) if size is not None]
+    huge_page_modes = file_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))  # such as `always [madvise] never`
+    swap_used_bytes = sizes["SwapTotal"] - sizes["SwapFree"] if "SwapTotal" in sizes and "SwapFree" in sizes else None
+    shared_memory_bytes = None
     with contextlib.suppress(OSError):
         disk = os.statvfs("/dev/shm")
-        shared = disk.f_blocks * disk.f_frsize
+        shared_memory_bytes = disk.f_blocks * disk.f_frsize
     facts = {
         "total_bytes": sizes.get("MemTotal"),
-        "available_bytes": max(0, min(available)) if available else None,
-        "swap_used_bytes": swap,
+        "available_bytes": max(0, min(available_sizes)) if available_sizes else None,
+        "swap_used_bytes": swap_used_bytes,
         "huge_pages": sizes.get("HugePages_Total"),
         "huge_pages_free": sizes.get("HugePages_Free"),
-        "transparent_huge_pages": huge.partition("[")[2].partition("]")[0] or None,
-        "shared_memory_bytes": shared,
+        "transparent_huge_pages": huge_page_modes.partition("[")[2].partition("]")[0] or None,
+        "shared_memory_bytes": shared_memory_bytes,
     }
     return {"facts": facts}
 
 
-def limits() -> Fields:
-    """Return the limits of a process that collectives and data files need, and what sets the processors' pace."""
-    files_open, locked = resource.getrlimit(resource.RLIMIT_NOFILE)[0], locked_memory()
-    soft = {"locked_memory": resource.RLIM_INFINITY if locked is None else locked, "open_files": files_open}
+def limit_facts() -> Fields:
+    """Return the process limits that collectives and data files need, and the settings that affect processor speed."""
+    open_files, lockable_bytes = resource.getrlimit(resource.RLIMIT_NOFILE)[0], lockable_memory_bytes()
+    soft_limits = {
+        "locked_memory": resource.RLIM_INFINITY if lockable_bytes is None else lockable_bytes,
+        "open_files": open_files,
+    }
     models = (line for line in file_text(Path("/proc/cpuinfo")).splitlines() if line.startswith("model name"))
     files = {
         "governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
@@ -231,7 +249,7 @@ def limits() -> Fields:
         "processor_quota": "/sys/fs/cgroup/cpu.max",
     }
     facts: Fields = {
-        **{name: "unlimited" if value == resource.RLIM_INFINITY else value for name, value in soft.items()},
+        **{name: "unlimited" if value == resource.RLIM_INFINITY else value for name, value in soft_limits.items()},
         "processor": next((line.partition(":")[2].strip() for line in models), None),
         **{name: file_text(Path(path)) or None for name, path in files.items()},
         "kernel": platform.release(),
@@ -241,8 +259,8 @@ def limits() -> Fields:
     return {"facts": facts}
 
 
-def locked_memory() -> int | None:
-    """Return how many bytes this process may lock; None: all, as without a limit, or with CAP_IPC_LOCK."""
+def lockable_memory_bytes() -> int | None:
+    """Return how many bytes of memory this process may lock; None where it has no limit, or CAP_IPC_LOCK."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     status = file_text(Path("/proc/self/status")).splitlines()
     capabilities = next((int(line.split()[1], 16) for line in status if line.startswith("CapEff:")), 0)

@@ -1,4 +1,6 @@
-"""Prepares a node: brings the code of a run, and makes the framework's environment, each once. One file, no imports.
+"""Prepares a node: receives the code of a run and makes the framework's environment, each once.
+
+It is one file and imports only the standard library.
 
 The platform sends this file over ssh, then one JSON line with what the node needs. The answers are JSON lines:
 
@@ -33,8 +35,8 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 STAMP = "levelfield-environment.json"  # as run/runtimes/environments.py writes it
 PROGRESS_BYTES = 64 * 2**20
-SIGN_SECONDS = 5.0  # between two signs of a node that unpacks or waits
-REPORT_SECONDS = 15.0  # of an installer's silence
+SIGN_SECONDS = 5.0  # between two signs that a node unpacks or waits
+REPORT_SECONDS = 15.0  # of an installer, after which the node reports that it still works
 _running: list[subprocess.Popen[str]] = []
 
 
@@ -61,6 +63,7 @@ def main() -> int:
 
 
 def answer(**content: Any) -> None:
+    """Print an answer to the platform."""
     sys.stdout.write(json.dumps(content) + "\n")  # in one piece: two threads answer
     sys.stdout.flush()
 
@@ -69,13 +72,13 @@ def make_private_folder(path: Path) -> Path:
     """Make the folder for this user alone. Raises SetupError for one that others could change."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = os.lstat(str(path))
-    if foreign := foreign_folder_reason(status.st_mode, status.st_uid, os.geteuid()):
-        raise SetupError(f"{path}: {foreign}; correct its rights, or name another folder in the site's file")
+    if reason := foreign_folder_reason(status.st_mode, status.st_uid, os.geteuid()):
+        raise SetupError(f"{path}: {reason}; correct its rights, or name another folder in the site's file")
     return path
 
 
 def foreign_folder_reason(mode: int, owner: int, user: int) -> str | None:
-    """Return why a place is no folder of the user's alone, by its own mode and owner; None where it is one."""
+    """Return why a path is no folder of this user alone, by its mode and owner; None where it is one."""
     if stat.S_ISLNK(mode):
         return "found a link, expected a folder itself: others may lead it elsewhere"
     if not stat.S_ISDIR(mode):
@@ -86,47 +89,50 @@ def foreign_folder_reason(mode: int, owner: int, user: int) -> str | None:
     return f"found mode {rights:04o}, with which others can write, expected 0700" if mode & 0o022 else None
 
 
-def receive_archive(folder: Path, archive: Mapping[str, Any]) -> None:
-    """Unpack an archive from the platform to folder/name, in one step. One that is already there stays."""
-    target = folder / archive["name"]
+def receive_archive(folder: Path, description: Mapping[str, Any]) -> None:
+    """Receive an archive from the platform and unpack it to folder/NAME, in one step. An existing one stays.
+
+    description: kind, name, bytes and sha256 of the archive.
+    """
+    target = folder / description["name"]
     folder.mkdir(exist_ok=True)
-    with _locked(folder / (archive["name"] + ".lock")):
+    with _lock(folder / (description["name"] + ".lock")):
         if target.is_dir():
             return
-        answer(need=archive["kind"])
-        unfinished, content = folder / (archive["name"] + ".part"), folder / (archive["name"] + ".tar")
+        answer(need=description["kind"])
+        unfinished, tar_file = folder / (description["name"] + ".part"), folder / (description["name"] + ".tar")
         shutil.rmtree(str(unfinished), ignore_errors=True)
         try:
-            write_archive(content, archive)
-            unpack(content, unfinished)
+            write_archive(tar_file, description)
+            unpack(tar_file, unfinished)
         finally:
             with contextlib.suppress(OSError):
-                content.unlink()
+                tar_file.unlink()
         unfinished.rename(target)
 
 
-def write_archive(path: Path, archive: Mapping[str, Any]) -> None:
-    """Write an archive from standard input to a file. Raises SetupError for a damaged one."""
-    digest, remaining, reported = hashlib.sha256(), archive["bytes"], 0
+def write_archive(path: Path, description: Mapping[str, Any]) -> None:
+    """Write the archive that comes on standard input to a file. Raises SetupError for a damaged one."""
+    digest, remaining, reported = hashlib.sha256(), description["bytes"], 0
     with path.open("wb") as file:
         while remaining:
             piece = sys.stdin.buffer.read(min(remaining, 2**20))
             if not piece:
-                raise SetupError(f"the connection ended {remaining} bytes before the end of the {archive['kind']}")
+                raise SetupError(f"the connection ended {remaining} bytes before the end of the {description['kind']}")
             file.write(piece)
             digest.update(piece)
             remaining -= len(piece)
-            if archive["bytes"] - remaining - reported >= PROGRESS_BYTES:
-                reported = archive["bytes"] - remaining
-                answer(say=f"received {reported >> 20} of {archive['bytes'] >> 20} MiB")
-    if digest.hexdigest() != archive["sha256"]:
-        actual, expected = digest.hexdigest()[:12], archive["sha256"][:12]
+            if description["bytes"] - remaining - reported >= PROGRESS_BYTES:
+                reported = description["bytes"] - remaining
+                answer(say=f"received {reported >> 20} of {description['bytes'] >> 20} MiB")
+    if digest.hexdigest() != description["sha256"]:
+        actual, expected = digest.hexdigest()[:12], description["sha256"][:12]
         raise SetupError(f"{path}: the archive arrived with sha256 {actual}, expected {expected}")
 
 
-def unpack(content: Path, target: Path) -> None:
-    """Unpack plain files and nothing else. Raises SetupError for an archive with anything else."""
-    with tarfile.open(str(content)) as archive:
+def unpack(tar_file: Path, target: Path) -> None:
+    """Unpack an archive of plain files. Raises SetupError for an archive with anything else."""
+    with tarfile.open(str(tar_file)) as archive:
         for member in archive:
             if not member.isfile() or member.name.startswith("/") or ".." in member.name.split("/"):
                 raise SetupError(f"{target}: found the member {member.name!r}, expected plain files below it")
@@ -139,45 +145,45 @@ def unpack(content: Path, target: Path) -> None:
 
 
 def prepare_environment(folder: Path, header: Mapping[str, Any]) -> str | None:
-    """Make the framework's environment, or take the one that is there. Return the version of its Python."""
+    """Make the framework's environment unless it exists. Return the version of its Python."""
     environment = header["environment"]
     if not environment.get("name"):
         return _python_version(environment["python"])
     target = folder / "environments" / environment["name"]
     target.parent.mkdir(exist_ok=True)
-    with _locked(target.with_name(target.name + ".lock")):
+    with _lock(target.with_name(target.name + ".lock")):
         if _stamped_digest(target) != environment["digest"]:
-            wheels, source = header.get("wheels"), dict(environment.get("index") or {})
+            wheels, index_variables = header.get("wheels"), dict(environment.get("index") or {})
             if wheels:
                 receive_archive(folder / "wheels", wheels)
-                source = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / wheels["name"]).as_uri()}
+                index_variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": (folder / "wheels" / wheels["name"]).as_uri()}
             threading.Thread(target=_end_with_platform, daemon=True).start()
-            _make_environment(target, environment, source)
+            _make_environment(target, environment, index_variables)
     return _python_version(str(target / "bin" / "python"))
 
 
-def stage_environment(archive: Path, target: Path, digest: str, tell: Callable[[], None]) -> bool:
+def stage_environment(archive: Path, target: Path, digest: str, report: Callable[[], None]) -> bool:
     """Unpack an environment from a shared file to this node's own disk, in one step. Return whether it was not there.
 
-    tell: is called every few seconds. Raises SetupError.
+    report: is called every few seconds, as a sign that the work goes on. Raises SetupError.
     """
     make_private_folder(target.parent)
     unfinished = target.with_name(target.name + ".part")
-    with _locked(target.with_name(target.name + ".lock"), tell):
+    with _lock(target.with_name(target.name + ".lock"), report):
         if _stamped_digest(target) == digest:
             return False
         for leftover in (unfinished, target):
             shutil.rmtree(str(leftover), ignore_errors=True)
-        last_told = time.monotonic()
+        last_report = time.monotonic()
         # the archive is the user's own, and an environment's Python is a link to the system's
         trusted: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
         try:
             with tarfile.open(str(archive)) as content:
                 for member in content:
                     content.extract(member, str(unfinished), **trusted)
-                    if time.monotonic() - last_told > SIGN_SECONDS:
-                        last_told = time.monotonic()
-                        tell()
+                    if time.monotonic() - last_report > SIGN_SECONDS:
+                        last_report = time.monotonic()
+                        report()
             if _stamped_digest(unfinished) != digest:
                 raise SetupError(f"{archive}: it ends before its stamp, or has another one; remove it")
             unfinished.rename(target)
@@ -190,16 +196,16 @@ def stage_environment(archive: Path, target: Path, digest: str, tell: Callable[[
         return True
 
 
-def _make_environment(target: Path, environment: Mapping[str, Any], source: Mapping[str, str]) -> None:
+def _make_environment(target: Path, environment: Mapping[str, Any], index_variables: Mapping[str, str]) -> None:
     answer(say=f"making {target} with Python {sys.version.split()[0]}: {', '.join(environment['requirements'])}")
     _run_installer([sys.executable, "-m", "venv", "--clear", str(target)], {})
     pip = [str(target / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
     installed = list(environment["requirements"])
     if installed:
-        _run_installer([*pip, *installed], source)
+        _run_installer([*pip, *installed], index_variables)
     for step in environment.get("builds", ()):
         argv = [*pip, "--no-build-isolation", *environment["requirements"], *step["packages"]]
-        _run_installer(argv, {**source, **_build_variables(target, step)})
+        _run_installer(argv, {**index_variables, **_build_variables(target, step)})
         installed += step["packages"]
     unfinished = target / (STAMP + ".part")
     unfinished.write_text(json.dumps({"digest": environment["digest"], "requirements": installed}) + "\n")
@@ -208,11 +214,11 @@ def _make_environment(target: Path, environment: Mapping[str, Any], source: Mapp
 
 def _build_variables(environment_folder: Path, step: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables of a build against an environment's packages, as installer.build_variables does."""
-    packages = next(environment_folder.glob("lib/python3*/site-packages"), environment_folder)
+    site_packages = next(environment_folder.glob("lib/python3*/site-packages"), environment_folder)
     variables = {"PATH": os.pathsep.join((str(environment_folder / "bin"), os.environ.get("PATH", os.defpath)))}
-    variables.update({name: str(packages / below) for name, below in step["home"].items()})
+    variables.update({name: str(site_packages / below) for name, below in step["home"].items()})
     if step["headers"]:
-        headers = [str(path) for path in sorted(packages.glob(step["headers"]))]
+        headers = [str(path) for path in sorted(site_packages.glob(step["headers"]))]
         variables["CPATH"] = os.pathsep.join([*headers, *filter(None, [os.environ.get("CPATH")])])
     return variables
 
@@ -262,7 +268,7 @@ def _run_installer(argv: Sequence[str], variables: Mapping[str, str]) -> None:
 
 
 def _report_while_running(process: subprocess.Popen[str], command: str) -> None:
-    """Report that an installer still works, ever more seldom: it may be silent for minutes."""
+    """Report that an installer still works, less and less often: it may be silent for minutes."""
     start, pause_seconds = time.monotonic(), REPORT_SECONDS
     while True:
         try:
@@ -274,7 +280,7 @@ def _report_while_running(process: subprocess.Popen[str], command: str) -> None:
 
 
 def _end_with_platform() -> None:
-    """End what runs here when the platform's side closes."""
+    """End all installers and this process when the platform closes standard input."""
     while sys.stdin.buffer.read(4096):
         pass
     for process in _running:
@@ -284,19 +290,19 @@ def _end_with_platform() -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, tell: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock during a block. tell: is called every few seconds while another process has it."""
+def _lock(path: Path, report: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock during a block. report: is called every few seconds while another process has it."""
     with path.open("w") as file:
-        last_told, is_locked = time.monotonic(), False
+        last_report, is_locked = time.monotonic(), False
         while not is_locked:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_locked = True
             except BlockingIOError:
                 time.sleep(0.1)
-                if time.monotonic() - last_told > SIGN_SECONDS:
-                    last_told = time.monotonic()
-                    tell()
+                if time.monotonic() - last_report > SIGN_SECONDS:
+                    last_report = time.monotonic()
+                    report()
         yield
 
 

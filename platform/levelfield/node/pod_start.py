@@ -1,4 +1,4 @@
-"""The first program of a pod: it unpacks Levelfield's code, finds the first node, and becomes the node's own part.
+"""The first program of a pod: it unpacks Levelfield's code, finds the first node, and becomes the node's agent.
 
     python3 start.py --code FILE --folder DIR --work FILE [--first-node NAME] [--stream]
 
@@ -16,13 +16,13 @@ import tarfile
 import time
 from pathlib import Path
 
-RESOLVE_SECONDS = 300.0
+RESOLVE_SECONDS = 300.0  # the longest wait for the first node's address
 RETRY_SECONDS = 1.0
-NO_ADDRESS = 8  # the exit code where the first node's name has no address
+EXIT_NO_ADDRESS = 8  # the exit code where the first node's name has no address
 
 
 def main(arguments: list[str]) -> int:
-    """Become the node's part. Return an exit code only where that is not possible."""
+    """Become the node's agent. Return an exit code only where that is not possible."""
     parser = argparse.ArgumentParser(prog="start.py")
     for name in ("--code", "--folder", "--work"):
         parser.add_argument(name, required=True)
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         address = wait_for_address(options.first_node, RESOLVE_SECONDS)
         if address is None:
             print(f"levelfield: {options.first_node}: found no address for {RESOLVE_SECONDS:g} s", file=sys.stderr)
-            return NO_ADDRESS
+            return EXIT_NO_ADDRESS
         argv += ["--first-node", address]
     sys.stdout.flush()
     os.execv(sys.executable, argv)

@@ -1,8 +1,8 @@
 """The identity of a process on its machine, and the ranks that a killed platform left.
 
-No clock has a part in an identity, so a step of the clock changes nothing. Each rank names its starter, and the next
-run ends those whose starter is gone. Most ranks ended before: a thread of each looks every second whether its parent is
-gone, and then ends it (worker/heartbeat.py). A rank that is stopped cannot look, and its children have no such thread.
+An identity has no time of day, so setting the clock changes nothing. Each rank names its starter, and the next run ends
+those whose starter is gone. Most have ended before: a thread of each rank looks every second whether its parent is
+gone, and then ends the rank (worker/heartbeat.py). A stopped rank cannot look, and its children have no such thread.
 """
 
 from __future__ import annotations
@@ -19,42 +19,39 @@ from levelfield.node.rank_processes import (
     MARK_VARIABLE,
     kill_processes,
     marked_processes,
-    stat_of,
-    variables_of,
+    process_variables,
+    read_stat_fields,
 )
 
-_ENDED_STATES = ("Z", "X", "x")  # of a process whose parent has not read its exit code
-_START_FIELD = 19  # the place of the start among the fields of stat_of, in ticks since the boot
+_ENDED_STATES = ("Z", "X", "x")  # of an ended process whose parent has not read its exit code
+_START_FIELD = 19  # the place of the start time among the fields of read_stat_fields, in ticks since the boot
 _mark_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process. boot: the kernel's identifier of this start of the machine. namespace: where the number counts.
-
-    started: ticks from the boot to the start of the process. A number that is used again has another one.
-    """
+    """What identifies a process, also after its number is used again."""
 
     host: str
-    boot: str
-    namespace: str
-    process: int
-    started: int
+    boot: str  # the kernel's identifier of this start of the machine
+    namespace: str  # the namespace of process numbers
+    process: int  # the number of the process
+    started: int  # ticks from the boot to the start of the process
 
     def to_text(self) -> str:
         return "/".join(str(value) for value in asdict(self).values())
 
 
-def identity_of(process: int) -> ProcessIdentity | None:
+def identify_process(process: int) -> ProcessIdentity | None:
     """Return the identity of a process of this machine; None when there is none, or it cannot be read."""
     try:
-        return ProcessIdentity(*_this_machine(), process, int(stat_of(process)[_START_FIELD]))
+        return ProcessIdentity(*_this_machine(), process, int(read_stat_fields(process)[_START_FIELD]))
     except (OSError, IndexError, ValueError):
         return None
 
 
 def parse_identity(content: Any) -> ProcessIdentity | None:
-    """Return the identity in a text of `to_text` or in a JSON object; None for anything else."""
+    """Return the identity in a text that `to_text` made, or in a JSON object; None for anything else."""
     try:
         if isinstance(content, str):
             host, boot, namespace, process, started = content.split("/")
@@ -72,7 +69,7 @@ def is_alive(identity: ProcessIdentity) -> bool | None:
         return None
     if identity.boot != boot:
         return False  # the machine was started again since
-    fields = stat_of(identity.process)
+    fields = read_stat_fields(identity.process)
     return (
         len(fields) > _START_FIELD and fields[_START_FIELD] == str(identity.started) and fields[0] not in _ENDED_STATES
     )
@@ -86,13 +83,13 @@ def _this_machine() -> tuple[str, str, str]:
 
 def new_mark() -> str:
     """Return a mark for the ranks of one start: the identity of this process, and a number."""
-    identity = identity_of(os.getpid())
+    identity = identify_process(os.getpid())
     return f"{identity.to_text()}/{next(_mark_numbers)}" if identity else ""
 
 
 def live_ranks_of_this_process() -> list[int]:
-    """Return the processes that this one has started as ranks, and their children."""
-    identity = identity_of(os.getpid())
+    """Return the numbers of the processes that this one has started as ranks, and of their children."""
+    identity = identify_process(os.getpid())
     return marked_processes(f"{identity.to_text()}/") if identity else []
 
 
@@ -109,15 +106,15 @@ def end_leftover_ranks() -> list[str]:
 
 def _leftover_ranks() -> dict[int, str]:
     """Return the marked processes whose starter is gone, each with the name of its run."""
-    # not this process and those that it comes from: a user may start it with the variables of a rank
+    # without this process and its ancestors: a user may start it with the variables of a rank
     ancestors, parent = {os.getpid()}, os.getppid()
     while parent > 0 and parent not in ancestors:
         ancestors.add(parent)
-        fields = stat_of(parent)
+        fields = read_stat_fields(parent)
         parent = int(fields[1]) if len(fields) > 1 else 0
     leftovers = {}
     for process in set(marked_processes("")) - ancestors:
-        variables = variables_of(process)
+        variables = process_variables(process)
         starter = parse_identity(variables.get(MARK_VARIABLE, "").rpartition("/")[0])
         if starter and is_alive(starter) is False:
             leftovers[process] = Path(variables.get("LEVELFIELD_JOB", "a run/job.json")).parent.name

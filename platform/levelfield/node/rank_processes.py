@@ -31,20 +31,20 @@ OOM_SCORE_ADJUSTMENT = 500
 class Ranks:
     """Processes by rank. Each process leads its own session, so that its whole group can be ended.
 
-    mark: finds the processes that have left their group, so that they are ended too. Without one they are not.
+    mark: a variable's value, by which processes that have left their group are found and ended too.
     """
 
     def __init__(self, mark: str = "") -> None:
         self._mark = mark
-        self._escaped: set[int] = set()
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._stopped: set[int] = set()
-        self._unkillable: dict[int, str] = {}
+        self._escaped_processes: set[int] = set()
+        self._process_by_rank: dict[int, subprocess.Popen[bytes]] = {}
+        self._stopped_ranks: set[int] = set()
+        self._unkillable_states: dict[int, str] = {}
 
     def start(self, rank: int, argv: list[str], environment: dict[str, str], log: str) -> None:
         """Start one rank with exactly this environment. Raises OSError when the process cannot start."""
         with Path(log).open("wb") as output:
-            self._running[rank] = subprocess.Popen(
+            self._process_by_rank[rank] = subprocess.Popen(
                 argv,
                 env={**environment, MARK_VARIABLE: self._mark} if self._mark else environment,
                 stdin=subprocess.DEVNULL,
@@ -52,8 +52,8 @@ class Ranks:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        # the kernel may kill again before the memory of the first is free
-        adjustment = Path(f"/proc/{self._running[rank].pid}/oom_score_adj")
+        # every rank gets it: the kernel may kill a second one before the memory of the first is free
+        adjustment = Path(f"/proc/{self._process_by_rank[rank].pid}/oom_score_adj")
         with contextlib.suppress(OSError, ValueError):
             # a user may not lower it
             if int(adjustment.read_text(encoding="utf-8")) < OOM_SCORE_ADJUSTMENT:
@@ -61,41 +61,45 @@ class Ranks:
 
     def alive(self) -> list[int]:
         """Return the ranks that still run."""
-        return [rank for rank, process in self._running.items() if process.poll() is None]
+        return [rank for rank, process in self._process_by_rank.items() if process.poll() is None]
 
     def processes(self) -> list[int]:
-        """Return the process number of every rank that was started."""
-        return [process.pid for process in self._running.values()]
+        """Return the process numbers of all started ranks."""
+        return [process.pid for process in self._process_by_rank.values()]
 
     def first_failed(self) -> int | None:
         """Return the first rank that ended with an error, or None."""
-        return next((rank for rank, process in self._running.items() if process.poll() not in (None, 0)), None)
+        return next((rank for rank, process in self._process_by_rank.items() if process.poll() not in (None, 0)), None)
 
     def stop(self) -> None:
         """End every process group that is left: send SIGTERM, wait, send SIGKILL, and wait a bounded time.
 
         A rank that has not ended then is held by the kernel. A later call does not wait for it again.
         """
-        live = set(self.alive()) - set(self._unkillable)
+        live_ranks = set(self.alive()) - set(self._unkillable_states)
         # a suspended process receives SIGTERM when it continues
         for signals, ranks, seconds in (
-            ((signal.SIGTERM, signal.SIGCONT), live, TERMINATE_SECONDS),
-            ((signal.SIGKILL,), set(self._running), KILL_SECONDS),
+            ((signal.SIGTERM, signal.SIGCONT), live_ranks, TERMINATE_SECONDS),
+            ((signal.SIGKILL,), set(self._process_by_rank), KILL_SECONDS),
         ):
             for signal_number, rank in itertools.product(signals, ranks):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._running[rank].pid, signal_number)
-            self.wait(seconds, live)
-        if self._mark:  # what ranks have started in sessions of their own: once for each process
-            handled = {*self.processes(), *self._escaped}
-            self._escaped |= {*kill_processes(lambda: {*marked_processes(self._mark)} - handled, KILL_SECONDS)}
-        self._unkillable.update({rank: state_of(self._running[rank].pid) for rank in live & set(self.alive())})
-        self._stopped |= live
+                    os.killpg(self._process_by_rank[rank].pid, signal_number)
+            self.wait(seconds, live_ranks)
+        if self._mark:  # processes that ranks have started in sessions of their own: each is tried once
+            handled_processes = {*self.processes(), *self._escaped_processes}
+            self._escaped_processes |= {
+                *kill_processes(lambda: {*marked_processes(self._mark)} - handled_processes, KILL_SECONDS)
+            }
+        self._unkillable_states.update(
+            {rank: process_state(self._process_by_rank[rank].pid) for rank in live_ranks & set(self.alive())}
+        )
+        self._stopped_ranks |= live_ranks
 
     def wait(self, seconds: float, ranks: Collection[int] | None = None) -> None:
         """Wait for these ranks to end by themselves, or for all; at most so many seconds."""
-        deadline, awaited = time.monotonic() + seconds, set(self._running if ranks is None else ranks)
-        while time.monotonic() < deadline and awaited & set(self.alive()):
+        deadline, awaited_ranks = time.monotonic() + seconds, set(self._process_by_rank if ranks is None else ranks)
+        while time.monotonic() < deadline and awaited_ranks & set(self.alive()):
             time.sleep(POLL_SECONDS / 2)
 
     def ends(self) -> list[dict[str, Any]]:
@@ -104,23 +108,23 @@ class Ranks:
         A rank that did not end by SIGKILL has its process and the state of that process instead.
         """
         ends: list[dict[str, Any]] = []
-        for rank, process in sorted(self._running.items()):
+        for rank, process in sorted(self._process_by_rank.items()):
             code = process.poll()
             signal_number = -code if code is not None and code < 0 else None
             end: dict[str, Any] = {
                 "rank": rank,
                 "exit_code": code if signal_number is None else None,
                 "signal": signal_number,
-                "stopped_by_us": rank in self._stopped,
+                "stopped_by_us": rank in self._stopped_ranks,
             }
-            if code is None and rank in self._unkillable:
-                end.update(process=process.pid, state=self._unkillable[rank])
+            if code is None and rank in self._unkillable_states:
+                end.update(process=process.pid, state=self._unkillable_states[rank])
             ends.append(end)
         return ends
 
 
-class Stop:
-    """The first reason to end from outside, from whichever thread or signal it comes.
+class StopRequest:
+    """A request to end from outside, by a thread or a signal. The first reason stays.
 
     A signal's handler runs within any line of the main thread, also within itself. So no lock is taken here: a
     threading.Event would wait for itself.
@@ -141,7 +145,7 @@ class Stop:
 
 
 def kill_processes(list_processes: Callable[[], Collection[int]], seconds: float) -> Collection[int]:
-    """Send SIGKILL to the processes that are found, until none is or the time is over. Return those that are left."""
+    """Send SIGKILL to the listed processes until none is listed or the time is over. Return those that are left."""
     deadline = time.monotonic() + seconds
     while (remaining := list_processes()) and time.monotonic() < deadline:
         for process in remaining:
@@ -151,22 +155,22 @@ def kill_processes(list_processes: Callable[[], Collection[int]], seconds: float
     return remaining
 
 
-def marked_processes(mark: str, name: str = MARK_VARIABLE) -> list[int]:
-    """Return the processes of this user whose mark begins so; with an empty one all that have a mark.
+def marked_processes(mark_prefix: str, variable: str = MARK_VARIABLE) -> list[int]:
+    """Return the numbers of this user's processes whose mark begins with a prefix; with an empty one all with a mark.
 
-    name: the variable with the mark. A null byte at the end of `mark` stands for the end of the whole mark.
+    variable: has the mark. A null byte at the end of `mark_prefix` stands for the end of the whole mark.
     """
-    variable = f"{name}={mark}".encode()
+    prefix = f"{variable}={mark_prefix}".encode()
     processes = []
     for environ_file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or belongs to another user
             content = environ_file.read_bytes()
-            if content.startswith(variable) or b"\0" + variable in content:
+            if content.startswith(prefix) or b"\0" + prefix in content:
                 processes.append(int(environ_file.parent.name))
     return processes
 
 
-def variables_of(process: int) -> dict[str, str]:
+def process_variables(process: int) -> dict[str, str]:
     """Return the variables with which a process was started; none where they cannot be read."""
     try:
         content = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace")
@@ -175,23 +179,23 @@ def variables_of(process: int) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in content.split("\0") if "=" in line)
 
 
-def stat_of(process: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name: the state is the first. An empty list: no such process."""
+def read_stat_fields(process: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name, of which the state is the first; none without the process."""
     try:
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
 
-def state_of(process: int) -> str:
+def process_state(process: int) -> str:
     """Return the state of a process as the kernel's letter: D waits in the kernel, T is stopped."""
-    return (stat_of(process) or ["?"])[0]
+    return (read_stat_fields(process) or ["?"])[0]
 
 
 def main(path: str) -> int:
     """Run the ranks that the file lists and write their ends. Return 0 when every rank ended with exit code 0."""
     assignment = json.loads(Path(path).read_text(encoding="utf-8"))
-    ranks, stop, ends_file = Ranks(), Stop(), Path(assignment["ends"])
+    ranks, stop, ends_file = Ranks(), StopRequest(), Path(assignment["ends"])
     os.umask(
         assignment.get("umask", 0o022)
     )  # the engine's own mask would give files to others that the user's does not
@@ -211,7 +215,7 @@ def main(path: str) -> int:
     return 0 if ranks.first_failed() is None else 1
 
 
-def _stop_when_closed(stop: Stop) -> None:
+def _stop_when_closed(stop: StopRequest) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     stop.request("standard input was closed")
@@ -228,4 +232,4 @@ def _write_ends(path: Path, ends: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1]))  # without Python's own end, in which a further signal would end it badly
+    os._exit(main(sys.argv[1]))  # skips Python's shutdown, in which a further signal would change the exit code

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic_core import to_json
 
 from levelfield.errors import DocumentError, UsageError, write_failure_ending
-from levelfield.node.file_sizes import MAX_BYTES
+from levelfield.node.file_sizes import MAX_BYTES_BY_KIND
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.specs.base import Document, dump, parse, sha256_of
 from levelfield.specs.bounded_reading import parse_mapping
@@ -46,7 +46,7 @@ def _read_manifest(root: FolderDescriptor) -> PagesManifest:
     path, folder = root.path / MANIFEST_NAME, root.path
     not_a_site = f"{folder}: this is no folder of pages; make one with `report pages {folder}`"
     try:
-        text = root.read(MANIFEST_NAME, MAX_BYTES["pages"]).decode()
+        text = root.read(MANIFEST_NAME, MAX_BYTES_BY_KIND["pages"]).decode()
         manifest = parse(PagesManifest, parse_mapping(path, text), str(path))
     except (DocumentError, UnicodeDecodeError) as error:
         raise UsageError(f"{not_a_site}. {error}") from None

@@ -17,7 +17,7 @@ from typing import Any
 
 from levelfield.errors import DocumentError
 from levelfield.measure.curves import fill_lost_steps
-from levelfield.node.file_sizes import MAX_BYTES
+from levelfield.node.file_sizes import MAX_BYTES_BY_KIND
 from levelfield.publish.foreign_logs import TOOLS, parse_log
 from levelfield.specs.bounded_reading import bounded_bytes
 
@@ -53,7 +53,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
                 curve = log.losses
             else:
                 delimiter = "\t" if "\t" in text.split("\n", 1)[0] else ","
-                csv.field_size_limit(MAX_BYTES["curve"])  # the library's own is 131,072 characters
+                csv.field_size_limit(MAX_BYTES_BY_KIND["curve"])  # the library's own is 131,072 characters
                 rows = csv.DictReader(io.StringIO(text), delimiter=delimiter)
                 curve = _curve(point for row in rows for point in _row_point(row, tag))
         if not curve:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from levelfield.errors import DocumentError, UsageError
-from levelfield.node.file_sizes import MAX_BYTES, size_problem
+from levelfield.node.file_sizes import MAX_BYTES_BY_KIND, size_problem
 from levelfield.node.regular_files import open_regular
 from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, TOOLS, ForeignLog, parse_log
 from levelfield.specs.case import Precision
@@ -146,7 +146,7 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
         for member in archive:
             size += _TAR_HEADER_BYTES + member.size
             content = archive.extractfile(member) if member.isreg() else None
-            if size > _MAX_UNPACKED_BYTES or (content and member.size > MAX_BYTES["log"]):
+            if size > _MAX_UNPACKED_BYTES or (content and member.size > MAX_BYTES_BY_KIND["log"]):
                 raise ValueError(f"found {member.size:,} bytes of {member.name[:80]}, more than is read")
             if content is not None:
                 yield member.name.rsplit("/", 1)[-1], content

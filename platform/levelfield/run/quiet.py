@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from levelfield.measure.other_use import HostUse
-from levelfield.node.node_facts import load_of_others
+from levelfield.node.node_facts import measure_load_of_others
 from levelfield.report.words import duration
 
 MAX_WAIT_SECONDS = 300.0  # of all waits together
@@ -17,7 +17,7 @@ REPORT_INTERVAL_SECONDS = 30.0  # between two lines of progress
 def measure_host_load() -> HostUse:
     """Measure for a second how many cores other programs use here; unknown where the kernel shows no counters."""
     try:
-        facts = load_of_others(0)["facts"]
+        facts = measure_load_of_others(0)["facts"]
     except (OSError, ValueError):
         return HostUse(None, None, "the operating system gave no processor times")
     return HostUse(facts["other_cores"], facts["cores"])

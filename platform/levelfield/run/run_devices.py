@@ -91,9 +91,9 @@ def device_sampler(
     return WatchedSampler(
         path,
         SAMPLE_INTERVAL_SECONDS,
-        reading=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
-        empty={"samples": []},
-        host=lambda is_before: _host_reading(ranks_are_children, is_before),
+        read_tools=lambda: plausible_samples(vendor, devices) if devices else {"samples": []},
+        empty_reading={"samples": []},
+        read_host=lambda is_before_training: _read_host_counters(ranks_are_children, is_before_training),
     )
 
 
@@ -108,8 +108,8 @@ class WatchedSampler(Sampler):
         super().__enter__()
         return self
 
-    def _line(self, reading: Callable[[], Reading]) -> dict[str, object]:
-        line = super()._line(reading)
+    def _sample_line(self, read_tools: Callable[[], Reading]) -> dict[str, object]:
+        line = super()._sample_line(read_tools)
         self._digests.append(_line_digest(json.dumps(line).encode()))
         return line
 
@@ -130,10 +130,10 @@ def _line_digest(line: bytes) -> bytes:
     return hashlib.blake2b(line, digest_size=8).digest()
 
 
-def _host_reading(ranks_are_children: bool, is_before: bool) -> dict[str, Any] | None:
+def _read_host_counters(ranks_are_children: bool, is_before_training: bool) -> dict[str, Any] | None:
     """Return the host's counters, with the memory of the largest rank that this process has started."""
-    counters = host_counters(ranks_are_children or is_before)
-    if counters is None or is_before or not ranks_are_children:
+    counters = host_counters(ranks_are_children or is_before_training)
+    if counters is None or is_before_training or not ranks_are_children:
         return counters
     return {**counters, "rank_bytes": _largest_rank_bytes()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levelfield.errors import UnknownName, UsageError, free_space_note
-from levelfield.node.process_identity import identity_of
+from levelfield.node.process_identity import identify_process
 from levelfield.rundir.run_state import has_job, read_status, refuse_running, was_killed
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
@@ -112,7 +112,7 @@ def write_status(paths: RunPaths, phase: str, state: str, **fields: Any) -> None
 
     `platform` is the process that writes it, so that others can see whether a run that is not done still goes on.
     """
-    writer = identity_of(os.getpid())
+    writer = identify_process(os.getpid())
     platform = asdict(writer) if writer else None
     content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, **fields}
     write_atomically(paths.status, json_text(content) + "\n")

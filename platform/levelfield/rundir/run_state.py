@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError, StillRunning
-from levelfield.node.process_identity import ProcessIdentity, identity_of, is_alive, parse_identity
+from levelfield.node.process_identity import ProcessIdentity, identify_process, is_alive, parse_identity
 from levelfield.node.regular_files import read_regular
 from levelfield.specs.paths import RunPaths
 
@@ -65,7 +65,7 @@ def has_job(paths: RunPaths) -> bool:
 def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
     """Return whether the platform is known to have ended. A machine of this one's name that was started at another time
     may be this one before, or another one, whose files change."""
-    this_process = identity_of(os.getpid())
+    this_process = identify_process(os.getpid())
     is_same_boot = this_process is not None and this_process.boot == platform.boot
     return is_alive(platform) is False and (is_same_boot or not _files_change(paths))
 

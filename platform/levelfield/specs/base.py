@@ -250,7 +250,7 @@ class DocumentCache:
     def content(self, path: Path, kind: str) -> Any:
         """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read.
 
-        kind: a key of MAX_BYTES of node/file_sizes.py.
+        kind: a key of MAX_BYTES_BY_KIND of node/file_sizes.py.
         """
         if path not in self._contents:
             self._contents[path] = _cached_content(path, bounded_text(path, kind))

@@ -51,7 +51,7 @@ _MAX_NUMBER_CHARACTERS = 25  # characters of a number whose values are shown
 def read_mapping(path: Path, kind: str) -> Any:
     """Return the raw content of a YAML or JSON file. Raises DocumentError when it cannot be read.
 
-    kind: a key of MAX_BYTES of node/file_sizes.py.
+    kind: a key of MAX_BYTES_BY_KIND of node/file_sizes.py.
     """
     return parse_mapping(path, bounded_text(path, kind))
 

@@ -17,7 +17,7 @@ from levelfield.contracts.command import CommandOutput, ask
 from levelfield.contracts.tool_records import find_matches, parse_output
 from levelfield.contracts.vendor import Device, Vendor, replayable_commands
 from levelfield.errors import RunFailed, UsageError
-from levelfield.node.file_sizes import MAX_BYTES
+from levelfield.node.file_sizes import MAX_BYTES_BY_KIND
 from levelfield.rundir.folder_descriptor import FolderDescriptor
 from levelfield.rundir.seal import UUID_PATTERN
 from levelfield.specs.tool import NodeCommand, Tool
@@ -182,7 +182,7 @@ def _write_recordings(folder: Path, vendor: Vendor, captured: list[CapturedOutpu
                 if (kind := recorded.kind(name)) not in (None, "a file"):
                     raise UsageError(f"{folder / name}: found {kind}, expected a recording; move it away")
             before = (
-                recorded.read(ORIGINS_FILE, MAX_BYTES["vendor"]).decode()
+                recorded.read(ORIGINS_FILE, MAX_BYTES_BY_KIND["vendor"]).decode()
                 if recorded.kind(ORIGINS_FILE)
                 else ORIGINS_HEADING + "\n"
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.catalog.machine import usable_cores
-from levelfield.node.control_groups import core_quota, memory_kills
+from levelfield.node.control_groups import core_quota, count_memory_kills
 from live_groups import control_group, inside
 
 V2 = {"proc/self/cgroup": "0::/user/job"}
@@ -106,4 +106,4 @@ CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}"
     ],
 )
 def test_kills_are_counted_in_ones_own_group(tmp_path: Path, files: dict[str, str], kills: int | None) -> None:
-    assert memory_kills(written(tmp_path, files)) == kills
+    assert count_memory_kills(written(tmp_path, files)) == kills

@@ -102,7 +102,7 @@ def those_with(mark: str) -> list[psutil.Process]:
 
 
 def test_a_process_that_is_none_has_no_time() -> None:
-    assert node_facts._own_ticks(2**30) == 0, "everything is others' load"
+    assert node_facts._tree_ticks(2**30) == 0, "everything is others' load"
 
 
 def test_processes_of_an_engine_are_not_told_apart() -> None:

@@ -50,7 +50,7 @@ def test_each_rank_has_the_cores_of_its_device_s_domain(tmp_path: Path) -> None:
     bound = rank_cores([4, 5, 6, 7], BINDING, tree(tmp_path, {0: "0-3,8-11", 1: "4-7,12-15"}))
     assert bound.domains == {4: 0, 5: 0, 6: 1, 7: 1} and bound.reason is None
     assert bound.cores[4] == [0, 1, 2, 3, 8, 9, 10, 11] and bound.cores[7] == [4, 5, 6, 7, 12, 13, 14, 15]
-    assert [bound.threads(rank) for rank in (4, 7)] == [4, 4]
+    assert [bound.thread_count(rank) for rank in (4, 7)] == [4, 4]
     assert bound.facts()["ranks"]["6"] == {"domain": 1, "cores": 8, "threads": 4}
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_bound_by_a_guess(
     tmp_path: Path, domains: dict[int, str], devices: Any, binding: dict[str, str], reason: str | None
 ) -> None:
     bound = rank_cores([0, 1, 2, 3], binding, tree(tmp_path, domains, devices))
-    assert bound.domains == {} and [bound.threads(rank) for rank in range(4)] == [4] * 4
+    assert bound.domains == {} and [bound.thread_count(rank) for rank in range(4)] == [4] * 4
     assert reason in str(bound.reason) if reason else bound.reason is None
 
 
@@ -78,7 +78,7 @@ def test_a_quota_bounds_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
     for quota, threads in ((None, 8), (16.0, 2), (0.5, 1), (4000.0, 8)):
         monkeypatch.setattr(numa_domains, "core_quota", lambda quota=quota: quota)
-        assert rank_cores(range(8), {}, tmp_path).threads(0) == threads
+        assert rank_cores(range(8), {}, tmp_path).thread_count(0) == threads
 
 
 SAY = "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"

@@ -31,7 +31,7 @@ def test_a_check_that_fails_costs_only_itself_and_says_why(monkeypatch: pytest.M
     def failing() -> dict[str, object]:
         raise OSError("no file")
 
-    monkeypatch.setattr(node_facts, "memory", failing)
+    monkeypatch.setattr(node_facts, "memory_facts", failing)
     checks = preflight_checks.run_checks(0)["checks"]
     assert checks["memory"].keys() == {"reason"} and checks["memory"]["reason"].endswith("OSError: no file")
     assert all("facts" in checks[name] for name in CHECKS - {"memory"})
@@ -45,7 +45,7 @@ def test_what_is_busy_beyond_its_own_is_others(monkeypatch: pytest.MonkeyPatch) 
     clock = iter([10.0, 11.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    assert node_facts.load_of_others(0)["facts"]["other_cores"] == 1.5
+    assert node_facts.measure_load_of_others(0)["facts"]["other_cores"] == 1.5
 
 
 def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +57,10 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path: Path, monkey
     monkeypatch.setattr(node_facts, "file_text", lambda path: texts.get(str(path), ""))
 
     def available() -> object:
-        return node_facts.memory()["facts"]["available_bytes"]
+        return node_facts.memory_facts()["facts"]["available_bytes"]
 
     assert available() == 400_000
-    assert node_facts.memory()["facts"]["huge_pages"] == 7
+    assert node_facts.memory_facts()["facts"]["huge_pages"] == 7
     texts["/sys/fs/cgroup/memory.max"] = "max"
     assert available() == 900 * 1024
     texts.clear()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from agents import send_many, wait_until
 from levelfield.node import device_files, process_identity, rank_processes
-from levelfield.node.process_identity import end_leftover_ranks, identity_of, live_ranks_of_this_process, new_mark
-from levelfield.node.rank_processes import OOM_SCORE_ADJUSTMENT, Ranks, marked_processes, state_of
+from levelfield.node.process_identity import end_leftover_ranks, identify_process, live_ranks_of_this_process, new_mark
+from levelfield.node.rank_processes import OOM_SCORE_ADJUSTMENT, Ranks, marked_processes, process_state
 from plans import ROOT
 
 STARTING = """
@@ -67,7 +67,7 @@ def test_a_child_in_a_session_of_its_own_ends_with_the_ranks(tmp_path: Path, end
     assert child in live_ranks_of_this_process()
     wait_until(lambda: not ranks.alive() or "sleep" in end)
     ranks.stop()
-    assert state_of(child) in ("?", "Z") and live_ranks_of_this_process() == []
+    assert process_state(child) in ("?", "Z") and live_ranks_of_this_process() == []
 
 
 def test_the_ranks_of_another_start_go_on(tmp_path: Path) -> None:
@@ -106,19 +106,19 @@ def test_a_stopped_rank_of_a_killed_platform_is_ended_by_the_next_run(tmp_path: 
         assert rank in marked_processes("") and not any(f"process {rank}," in sentence for sentence in sentences)
         platform.kill()
     assert all(sentence.endswith("was ended") for sentence in end_leftover_ranks())
-    assert state_of(rank) in ("?", "Z")
+    assert process_state(rank) in ("?", "Z")
 
 
 def test_a_run_with_the_variables_of_a_rank_does_not_end_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who repeats a rank by hand has them in the shell: neither that shell nor the run is a left rank."""
     gone = subprocess.Popen(["true"])
-    identity = identity_of(gone.pid)
+    identity = identify_process(gone.pid)
     gone.wait()
     assert identity is not None
     ended: list[int] = []
     monkeypatch.setattr(process_identity, "marked_processes", lambda mark: [os.getpid(), os.getppid()])
     monkeypatch.setattr(
-        process_identity, "variables_of", lambda process: {rank_processes.MARK_VARIABLE: f"{identity.to_text()}/0"}
+        process_identity, "process_variables", lambda process: {rank_processes.MARK_VARIABLE: f"{identity.to_text()}/0"}
     )
     monkeypatch.setattr(os, "kill", lambda process, number: ended.append(process))
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
@@ -127,12 +127,12 @@ def test_a_run_with_the_variables_of_a_rank_does_not_end_itself(monkeypatch: pyt
 
 def test_a_rank_that_cannot_be_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen(["true"])
-    identity = identity_of(gone.pid)
+    identity = identify_process(gone.pid)
     gone.wait()
     assert identity is not None
     variables = {rank_processes.MARK_VARIABLE: f"{identity.to_text()}/0", "LEVELFIELD_JOB": "/runs/the_run/job.json"}
     monkeypatch.setattr(process_identity, "marked_processes", lambda mark: [12345])
-    monkeypatch.setattr(process_identity, "variables_of", lambda process: variables)
+    monkeypatch.setattr(process_identity, "process_variables", lambda process: variables)
     monkeypatch.setattr(os, "kill", lambda process, number: None)
     monkeypatch.setattr(process_identity, "KILL_SECONDS", 0.1)
     [sentence] = end_leftover_ranks()
@@ -170,9 +170,9 @@ def test_a_run_that_ends_well_keeps_nothing(tmp_path: Path) -> None:
 # Within any line of `request` the handler may call it again.
 INTERRUPTING = """
 import signal, time
-from levelfield.node.rank_processes import Stop
+from levelfield.node.rank_processes import StopRequest
 
-stop = Stop()
+stop = StopRequest()
 signal.signal(signal.SIGALRM, lambda number, frame: stop.request("second"))
 signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
 deadline = time.monotonic() + 1

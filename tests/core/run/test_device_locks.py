@@ -18,7 +18,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import RunFailed
 from levelfield.node import device_files
 from levelfield.node.device_files import HELD_PREFIX, DeviceInUse, DeviceLocks, lock_folder
-from levelfield.node.process_identity import identity_of
+from levelfield.node.process_identity import identify_process
 from levelfield.run.run_devices import _lock_device, lock_devices
 from levelfield.specs.plan import Plan
 from plans import PLUGINS, make_plan
@@ -148,7 +148,7 @@ def test_a_device_stays_locked_while_a_process_lives_that_could_not_be_ended() -
 
 def test_a_number_that_another_process_has_now_keeps_no_device(folder: Path) -> None:
     folder.mkdir()
-    identity = identity_of(os.getpid())
+    identity = identify_process(os.getpid())
     assert identity is not None
     for old in (replace(identity, started=identity.started + 1), replace(identity, boot="an earlier boot")):
         (folder / "fake-0.lock").write_text(f"run old (process 1)\n{HELD_PREFIX}{old.to_text()}")

@@ -191,7 +191,7 @@ def test_a_link_in_the_folder_of_pythons_library_is_not_from_elsewhere(
         module = ModuleType("linked")
         module.__file__ = str(folder / "linked.py")
         monkeypatch.setitem(sys.modules, "linked", module)
-        imported = [item["path"] for item in code_digest.files_from_elsewhere()]
+        imported = [item["path"] for item in code_digest.uncovered_files()]
         assert (str(there / "linked.py") in imported) == is_listed
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from levelfield.node import control_groups as watched
-from levelfield.node.control_groups import MemoryKills, MemoryKillWatch, memory_kills
+from levelfield.node.control_groups import MemoryKills, MemoryKillWatch, count_memory_kills
 from live_groups import control_group, inside
 from plans import PLUGINS
 
@@ -85,7 +85,7 @@ def test_a_run_whose_rank_the_kernel_kills_is_oom(group: Path, tmp_path: Path) -
 
 
 def test_a_counter_that_is_not_there_tells_nothing(tmp_path: Path) -> None:
-    assert memory_kills(tmp_path) is None
+    assert count_memory_kills(tmp_path) is None
     assert MemoryKillWatch(tmp_path).kills([1]) == MemoryKills(0, None)
 
 

@@ -57,7 +57,7 @@ def test_frames_in_any_parts_become_the_files(stream: NodeStream, root: Path) ->
     for byte in sent:
         stream.receive(bytes([byte]))
     assert (root / NAME).read_text() == "one\nzwé\n" and (root / "logs/node1.log").read_bytes() == b"\xff\xfe"
-    assert stream.end_code == 3 and stream.is_complete() and stream.frame_count == 5
+    assert stream.exit_code == 3 and stream.is_complete() and stream.frame_count == 5
 
 
 def test_a_heartbeat_replaces_the_last_one(stream: NodeStream, root: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_part_that_repeats_is_broken_and_one_after_the_end_is_left_out(stream:
         stream.receive(file(data="ab"))
     stream.receive(frame_line({"end": 0}) + b"a driver says good bye\n")
     stream.receive(file(at=2, data="cd"))
-    assert stream.end_code == 0
+    assert stream.exit_code == 0
     assert (root / NAME).read_text() == "ab"
 
 
@@ -167,7 +167,9 @@ def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path,
     question = {"root": str(there.parent), "node_rank": 1, "ranks": [2, 3], "offsets": offsets}
     whole = NodeStream(root, 1, [2, 3], offsets)
     agent = Path(file_stream.__file__).with_name("node_agent.py")
-    ssh_launcher.fetch(Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(question) + "\n", whole)
+    ssh_launcher.fetch_files(
+        Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(question) + "\n", whole
+    )
     assert whole.is_complete()
     assert {path.name: path.read_bytes() for path in (root / "profile").iterdir()} == records
     with pytest.raises(BrokenStream, match=r"rank2\.step0\.json\.gz"):  # what was not asked for
@@ -180,7 +182,7 @@ def test_a_full_disk_here_ends_a_fetch_and_no_run(stream: NodeStream, monkeypatc
 
     monkeypatch.setattr(os, "pwrite", full)
     frame = file().decode().replace('"', '\\"')
-    ssh_launcher.fetch(Connection("host1", ["sh", "-c", f'echo "{frame}"; sleep 20']), "{}\n", stream)
+    ssh_launcher.fetch_files(Connection("host1", ["sh", "-c", f'echo "{frame}"; sleep 20']), "{}\n", stream)
     assert not stream.is_complete()
 
 
@@ -193,7 +195,7 @@ def test_a_node_that_prints_without_end_does_not_hold_a_fetch(
 ) -> None:
     monkeypatch.setattr(ssh_launcher, "FETCH_SILENCE_SECONDS", 60 if is_whole else 0.5)
     connection = Connection("host1", ["sh", "-c", FLOOD.format(prefix)])
-    ssh_launcher.fetch(connection, "{}\n", stream)
+    ssh_launcher.fetch_files(connection, "{}\n", stream)
     assert stream.is_complete() == is_whole and connection.code == -signal.SIGKILL
 
 

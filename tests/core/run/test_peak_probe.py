@@ -163,7 +163,7 @@ def test_a_rate_below_half_of_numpys_says_that_it_may_be_too_low(
     on_host: Plan, monkeypatch: pytest.MonkeyPatch, rate: float, is_doubtful: bool
 ) -> None:
     monkeypatch.setattr(measurement, "measure_numpy_tflops", lambda: 0.1)
-    monkeypatch.setattr(measurement, "_load_counters", lambda plan: None)
+    monkeypatch.setattr(measurement, "_host_load_counters", lambda plan: None)
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": {rate}, "repeats": 9}}}}')
     measure(on_host)
     source = set_measured_peak(on_host, measurement.load_peaks(on_host, "here")).peak.source  # of the next run
@@ -367,7 +367,7 @@ def test_a_peak_has_its_time_and_conditions_in_the_result(plan: Plan) -> None:
 def test_a_peak_of_few_products_says_so_and_the_next_run_measures_again(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, repeats: object, is_low: bool
 ) -> None:
-    monkeypatch.setattr(measurement, "_load_counters", lambda plan: None)  # as of a launcher's nodes
+    monkeypatch.setattr(measurement, "_host_load_counters", lambda plan: None)  # as of a launcher's nodes
     monkeypatch.setenv("FAKE_PEAK", f'{{"fp32": {{"tflops": 2.0, "median": 1.9, "repeats": {repeats}}}}}')
     source = set_measured_peak(plan, measure(plan)).peak.source
     assert source.endswith("too low") is is_low and (f"product {repeats} time(s)" in source) is is_low

@@ -319,5 +319,7 @@ def test_the_table_names_parts_that_each_launcher_has() -> None:
     assert {name: launchers._import_part(parts.launcher_class).name for name, parts in LAUNCHERS.items()} == {
         n: n for n in LAUNCHERS
     }
-    parts = [part for entry in LAUNCHERS.values() for part in (entry.findings, entry.probed_nodes) if part]
+    parts = [
+        part for entry in LAUNCHERS.values() for part in (entry.findings_function, entry.probed_nodes_function) if part
+    ]
     assert parts and all(callable(launchers._import_part(part)) for part in parts)

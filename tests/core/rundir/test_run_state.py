@@ -17,7 +17,7 @@ import pytest
 from levelfield.errors import StillRunning
 from levelfield.node.process_identity import (
     ProcessIdentity,
-    identity_of,
+    identify_process,
     is_alive,
     parse_identity,
 )
@@ -34,7 +34,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def own() -> ProcessIdentity:
-    identity = identity_of(os.getpid())
+    identity = identify_process(os.getpid())
     assert identity is not None and identity.process == os.getpid()
     return identity
 
@@ -43,15 +43,15 @@ def own() -> ProcessIdentity:
 
 
 def test_a_process_is_alive_until_it_has_ended(other: subprocess.Popen[bytes]) -> None:
-    identity = identity_of(other.pid)
+    identity = identify_process(other.pid)
     assert identity is not None and is_alive(identity) is True
     other.kill()
     other.wait()
-    assert is_alive(identity) is False and identity_of(other.pid) is None
+    assert is_alive(identity) is False and identify_process(other.pid) is None
 
 
 def test_a_process_whose_end_nobody_has_read_is_not_alive(other: subprocess.Popen[bytes]) -> None:
-    identity = identity_of(other.pid)
+    identity = identify_process(other.pid)
     assert identity is not None
     other.kill()
     deadline = time.monotonic() + 10

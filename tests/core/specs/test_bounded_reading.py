@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from levelfield.errors import DocumentError, UsageError
-from levelfield.node.file_sizes import MAX_BYTES
+from levelfield.node.file_sizes import MAX_BYTES_BY_KIND
 from levelfield.specs.bounded_reading import WordDumper, read_mapping
 from levelfield.specs.selector import parse_selector
 
@@ -56,7 +56,7 @@ def test_a_hostile_file_is_an_error_with_its_name(tmp_path: Path, name: str, tex
 
 
 def test_a_file_beyond_the_size_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MAX_BYTES, "case", 10)
+    monkeypatch.setitem(MAX_BYTES_BY_KIND, "case", 10)
     with pytest.raises(DocumentError, match=r"large\.yaml: .*\b11\b.*\b10 of a case file$"):
         read_mapping(written(tmp_path, "large.yaml", "a: 12345678"), "case")
 

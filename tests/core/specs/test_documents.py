@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 from changed_documents import TINY, written
 from levelfield.errors import DocumentError
-from levelfield.node.file_sizes import MAX_BYTES
+from levelfield.node.file_sizes import MAX_BYTES_BY_KIND
 from levelfield.specs.base import LATER, MAX_FAULTS, Document, Value, dump, load, parse
 from levelfield.specs.case import Case
 from levelfield.specs.derivation import Extension
@@ -305,7 +305,7 @@ def test_every_document_of_a_file_has_a_largest_size() -> None:
     kinds = {
         kind for path in sources for kind in re.findall(r'^    KIND: ClassVar\[str\] = "(.+)"', path.read_text(), re.M)
     }
-    assert len(kinds) > 20 and kinds - rows <= MAX_BYTES.keys()
+    assert len(kinds) > 20 and kinds - rows <= MAX_BYTES_BY_KIND.keys()
 
 
 # ---- digests

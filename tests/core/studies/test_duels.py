@@ -181,12 +181,12 @@ def test_each_pair_waits_for_a_quiet_machine_and_the_notes_name_the_load() -> No
     outcome = run_duel(CASES, duel_looks(3, 1), start, wait)
     first, goes_on = (place for place, text in enumerate(happened) if "1.70 of 2 cores" in text)
     assert [*happened[:first], *happened[goes_on + 1 :]] == ["a", "b", "b", "a", "a", "b"] and first == 2
-    assert (outcome.waited_seconds, outcome.disturbed_runs) == (wait.limit, 4)
+    assert (outcome.waited_seconds, outcome.disturbed_runs) == (wait.limit_seconds, 4)
     text = text_of(outcome)
     assert "in 4 of 6 runs other programs used up to 1.7 of 2 cores, after 5:00 of waiting" in text
     assert "up to 1.7 of 2 cores" in conclusion(outcome)
     values = duel_json(outcome)["duel"]
-    assert (values["disturbed_runs"], values["waited_seconds"]) == (4, wait.limit)
+    assert (values["disturbed_runs"], values["waited_seconds"]) == (4, wait.limit_seconds)
     assert "waiting" not in text_of(outcome_of(noisy(0.002)))
 
 

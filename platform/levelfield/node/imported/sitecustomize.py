@@ -15,9 +15,9 @@ VARIABLE = "LEVELFIELD_IMPORTS_FILE"
 
 
 if VARIABLE in os.environ:
-    from levelfield.node.code_digest import report_at_end
+    from levelfield.node.code_digest import report_imports_at_end
 
-    report_at_end(os.environ.pop(VARIABLE))
+    report_imports_at_end(os.environ.pop(VARIABLE))
 # the sitecustomize that Python would have imported without this folder, if there is one
 folder = Path(__file__).resolve().parent
 sys.path[:] = [path for path in sys.path if Path(path).resolve() != folder]

@@ -22,8 +22,8 @@ from levelfield.contracts.execution import (
     Watch,
 )
 from levelfield.errors import RunFailed
-from levelfield.node.process_identity import identity_of, is_alive
-from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS, state_of
+from levelfield.node.process_identity import identify_process, is_alive
+from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS, process_state
 from levelfield.run.launchers.launched_ranks import (
     build_request,
     failure_evidence,
@@ -209,7 +209,7 @@ def _rank_ends(
                 ends.append(end)
             elif state.get("Running") and is_stopped:  # it could not be stopped; this is its first process on the host
                 process = int(state["Pid"])
-                ends.append(ProcessEnd(end.rank, None, None, is_stopped, process=process, state=state_of(process)))
+                ends.append(ProcessEnd(end.rank, None, None, is_stopped, process=process, state=process_state(process)))
             elif exit_code is not None and exit_code > 128:  # 128 + the signal that ended the container's first process
                 ends.append(ProcessEnd(end.rank, None, exit_code - 128, is_stopped))
             else:
@@ -229,14 +229,14 @@ def _end_leftover_processes(request: Request, outcome: Outcome, container_names:
     for node in (node for node in request.nodes if node.node_rank in works):
         ends.update({end.rank: end for end in read_rank_ends(node) if is_exit_known(end) or end.rank not in ends})
         process = first_processes.get(node.node_rank)
-        still_runs = process is not None and state_of(process) not in "ZX?"
+        still_runs = process is not None and process_state(process) not in "ZX?"
         unknown_ends = [ends[rank_work.rank] for rank_work in node.processes if not is_exit_known(ends[rank_work.rank])]
         if still_runs or (unknown_ends and process is None):
             running_names.append(works[node.node_rank].name)
         if process is not None:
             for end in unknown_ends:  # nobody wrote how the rank ended
                 if still_runs:
-                    ends[end.rank] = replace(end, process=process, state=state_of(process))
+                    ends[end.rank] = replace(end, process=process, state=process_state(process))
                 else:
                     ends[end.rank] = replace(end, signal=int(signal.SIGKILL), stopped_by_us=True)
     warnings = [*outcome.warnings]
@@ -266,7 +266,7 @@ def _end_first_processes(works: Mapping[int, ContainerWork]) -> dict[int, int]:
                 if cmdline.read_bytes().partition(b"\0")[2] == arguments:
                     first_processes[node_rank] = int(cmdline.parent.name)
                     break
-    alive = [identity for process in first_processes.values() if (identity := identity_of(process)) is not None]
+    alive = [identity for process in first_processes.values() if (identity := identify_process(process)) is not None]
     for signal_number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
         alive = [identity for identity in alive if is_alive(identity)]
         for identity in alive:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from levelfield.node.file_stream import HEARTBEAT, MAX_FILE_BYTES, MAX_LINE_BYTES, appended_files
+from levelfield.node.file_stream import HEARTBEAT_FILE, MAX_FILE_BYTES, MAX_LINE_BYTES, appended_files
 
 _MAX_BEAT_BYTES = 20
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -36,7 +36,7 @@ class NodeStream:
         self._root = root
         # how many bytes of each file were received, by name
         self.received = {**dict.fromkeys(appended_files(node_rank, self.ranks), 0), **(received or {})}
-        self._heartbeats = frozenset(HEARTBEAT.format(rank=rank) for rank in self.ranks)
+        self._heartbeats = frozenset(HEARTBEAT_FILE.format(rank=rank) for rank in self.ranks)
         self._partial_line = b""
         self.frame_count = 0
         self.exit_code: int | None = None  # of the node, which its last frame has

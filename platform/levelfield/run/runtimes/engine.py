@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import ContainerWork, Say
 from levelfield.errors import RunFailed, connection_failure_text
-from levelfield.node.process_identity import identity_of, is_alive, parse_identity
+from levelfield.node.process_identity import identify_process, is_alive, parse_identity
 from levelfield.specs.plan import ContainerPlan, Plan
 
 if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
@@ -96,7 +96,7 @@ def first_error_line(error: Exception) -> str:
 
 def owner_label() -> str:
     """Return the label that names this process as the owner; `is_owner_alive` reads it."""
-    identity = identity_of(os.getpid())
+    identity = identify_process(os.getpid())
     return identity.to_text() if identity else ""
 
 
