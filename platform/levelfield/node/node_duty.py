@@ -118,8 +118,10 @@ class NodeDuty:
                 extra_fields: Fields = {}
                 if kills.number:
                     extra_fields.update(oom_kills=kills.number, oom_evidence=kills.evidence)
-                before = self._counters_at_start
-                growth = {n: count - before[n] for n, count in network_counters().items() if n in before}
+                counters_before = self._counters_at_start
+                growth = {
+                    n: count - counters_before[n] for n, count in network_counters().items() if n in counters_before
+                }
                 extra_fields["network"] = growth
                 expected = self._assignment.part("expected")
                 if ending.cause == "exited" and expected.get("code"):

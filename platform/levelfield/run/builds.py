@@ -25,8 +25,8 @@ from levelfield.run.runtimes.process_runtime import inherited_variables
 from levelfield.specs.paths import RunPaths
 from levelfield.user_folders import own_cache
 
-_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-GIT_SECONDS = 300.0
+_COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+GIT_SECONDS = 300.0  # the time limit of each git command
 _FIELD_SEPARATOR = "\x1f"  # between the fields of a logged commit; no author or subject has one
 NO_STORE_ENVIRONMENT = {"LEVELFIELD_STORE": "none"}  # the nightly itself records the runs of a build
 
@@ -43,7 +43,7 @@ class CommitBuild(NamedTuple):
 
 def checkout_build(commit: str, *, say: Say) -> CommitBuild:
     """Return the checkout of a commit; the first call makes it. Raises RunFailed where git cannot."""
-    if not _COMMIT.fullmatch(commit):
+    if not _COMMIT_PATTERN.fullmatch(commit):
         raise RunFailed(f"build '{commit[:80]}': found no full commit, expected 40 or 64 hexadecimal digits")
     folder = own_cache() / "builds" / commit[:16]
     build = CommitBuild(commit, folder)
@@ -90,7 +90,7 @@ class LoggedCommit(NamedTuple):
 def commit_log(first: str, last: str, max_commits: int) -> tuple[list[LoggedCommit], int]:
     """Return the newest commits that `last` has and `first` has not, and how many there are. Raises RunFailed."""
     for commit in (first, last):
-        if not _COMMIT.fullmatch(commit):
+        if not _COMMIT_PATTERN.fullmatch(commit):
             raise RunFailed(f"found '{commit[:80]}', expected a full commit")
     try:
         _git("cat-file", "-e", f"{first}^{{commit}}")

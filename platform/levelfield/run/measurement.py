@@ -129,8 +129,8 @@ def measure_peaks(
     if not plan.implementation.peak_probe:
         return MeasuredPeaks(source=f"{framework} has no probe", limits=_device_limits(plan))
     detail = f"again ({PEAK_SECONDS:g} s): {reason}" if reason else f"({PEAK_SECONDS:g} s; kept for later runs)"
-    place = str(_peak_owner(plan, machine)).partition(",")[0] if plan.launch else "this machine"
-    say(f"measuring the {precision} matmul peak of {framework} on {place} {detail}")
+    owner = str(_peak_owner(plan, machine)).partition(",")[0] if plan.launch else "this machine"
+    say(f"measuring the {precision} matmul peak of {framework} on {owner} {detail}")
     placeholders = {"python": plan.environment.python, "folder": plan.implementation.folder}
     argv = [text.format_map(placeholders) for text in plan.implementation.peak_probe]
     argv += ["--device", plan.access.device, "--dtype", precision, "--seconds", str(PEAK_SECONDS)]

@@ -26,7 +26,7 @@ from levelfield.specs.plan import Plan
 from levelfield.specs.variables import INFLUENTIAL_PREFIXES, RECORDED_BY_EXCLUSION, mask_secrets, recordable_variables
 from levelfield.specs.vendor import VendorFile
 
-GIT_SECONDS = 10.0
+GIT_SECONDS = 10.0  # the time limit of each git command
 _HOST_ROOT = Path("/")
 _PLATFORM_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 

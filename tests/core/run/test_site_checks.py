@@ -171,14 +171,14 @@ def test_each_host_is_tried_and_named(
         ({"interfaces": ["eth1", "lo"]}, "missing", "found no interface eth0; it has eth1, lo"),
         ({"interfaces": []}, "missing", "found no interface eth0"),
         ({"interfaces": None}, "unknown", "whether it has the interface eth0 cannot be seen"),
-        ({"old": True, "python": "3.6.8"}, "missing", "Python 3.6.8, expected 3.8 or newer"),
-        ({"venv": False}, "missing", "its Python makes no environments"),
-        ({"writable": False, "why": "/x: Read-only file system"}, "missing", "Read-only file system"),
-        ({"own": [0o040777, 7, 7]}, "missing", "found mode 0777, with which others can write"),
-        ({"own": [-1, 2**99, "x"]}, "ok", "can be written, 1024 GiB free"),
-        ({"free": 2**29}, "missing", "0.5 GiB free, expected at least 1"),
-        ({"free": 2**32}, "unknown", "can be written, 4.0 GiB free; an environment"),
-        ({"free": float("nan")}, "unknown", "its free space is not known"),
+        ({"is_too_old": True, "python": "3.6.8"}, "missing", "Python 3.6.8, expected 3.8 or newer"),
+        ({"has_venv": False}, "missing", "its Python makes no environments"),
+        ({"is_writable": False, "write_error": "/x: Read-only file system"}, "missing", "Read-only file system"),
+        ({"mode_owner_user": [0o040777, 7, 7]}, "missing", "found mode 0777, with which others can write"),
+        ({"mode_owner_user": [-1, 2**99, "x"]}, "ok", "can be written, 1024 GiB free"),
+        ({"free_bytes": 2**29}, "missing", "0.5 GiB free, expected at least 1"),
+        ({"free_bytes": 2**32}, "unknown", "can be written, 4.0 GiB free; an environment"),
+        ({"free_bytes": float("nan")}, "unknown", "its free space is not known"),
         ({"time": 3600.0}, "unknown", "s off; runs do not need it"),
         ({"time": float("nan")}, "unknown", "s off; runs do not need it"),
         ({"index": None}, "unknown", "it has no pip"),
@@ -188,7 +188,14 @@ def test_each_host_is_tried_and_named(
 def test_planted_answers_of_a_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], word: str, words: str
 ) -> None:
-    answer = {"python": "3.11.2", "old": False, "venv": True, "writable": True, "free": 2**40, "index": "pip's default"}
+    answer = {
+        "python": "3.11.2",
+        "is_too_old": False,
+        "has_venv": True,
+        "is_writable": True,
+        "free_bytes": 2**40,
+        "index": "pip's default",
+    }
     answer |= {"interfaces": ["eth0", "lo"]}
     body = json.dumps({**answer, **changed})[:-1].replace("'", "'\\''")
     tail = "" if "time" in changed else ', "time": %s'

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.3
 STOP_SECONDS = int(SETTLE_SECONDS + TERMINATE_SECONDS + 2)
-END_POLL_SECONDS = 0.1  # at first processes that are being ended
+END_POLL_SECONDS = 0.1  # between two looks at first processes that are being ended
 
 
 class ContainerLauncher:

@@ -17,7 +17,7 @@ from levelfield.rundir.raw_files import clipped_text
 _RECORD_PATH = "nodes/node{}.record.jsonl"  # by the node's rank
 FULL_DISK_BYTES = 2**20  # a disk with less free space is full
 MAX_RESENT_SHARE = 0.01  # of TCP's segments; a sound network of a cluster is below a thousandth
-MIN_RESENT_SEGMENTS = 20  # segments; fewer give no remark
+MIN_RESENT_SEGMENTS = 20  # fewer give no remark
 _STATUSES: dict[str, NodeWord] = {  # by cause; all others: failed
     "exited": "ended", "stopped": "stopped", "node-differs": "differs", "device-taken": "device-taken",
 }  # fmt: skip

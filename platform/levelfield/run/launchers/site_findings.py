@@ -16,45 +16,45 @@ ENVIRONMENT_BYTES = 10 * 2**30  # what an environment with torch for GPUs needs
 PROBE_SCRIPT = r"""
 import json, os, shutil, subprocess, sys, tempfile, time
 folder = os.path.expanduser(sys.argv[1])
-found = {"python": "%d.%d.%d" % sys.version_info[:3], "time": time.time(), "host": os.uname()[1]}
-found["old"] = sys.version_info < (3, 8)
-place = folder
-while not os.path.isdir(place):
-    place = os.path.dirname(place) or "/"
+facts = {"python": "%d.%d.%d" % sys.version_info[:3], "time": time.time(), "host": os.uname()[1]}
+facts["is_too_old"] = sys.version_info < (3, 8)
+existing = folder
+while not os.path.isdir(existing):
+    existing = os.path.dirname(existing) or "/"
 try:
-    handle, name = tempfile.mkstemp(dir=place); os.close(handle); os.unlink(name); found["writable"] = True
+    handle, name = tempfile.mkstemp(dir=existing); os.close(handle); os.unlink(name); facts["is_writable"] = True
 except OSError as error:
-    found["writable"] = False; found["why"] = "%s: %s" % (place, error.strerror)
+    facts["is_writable"] = False; facts["write_error"] = "%s: %s" % (existing, error.strerror)
 try:
     status = os.lstat(folder)
-    found["own"] = [status.st_mode, status.st_uid, os.geteuid()]
+    facts["mode_owner_user"] = [status.st_mode, status.st_uid, os.geteuid()]
 except OSError:
-    found["own"] = None
+    facts["mode_owner_user"] = None
 if sys.argv[2]:
     try:
         code = "import sys; print('%d.%d.%d' % sys.version_info[:3]); sys.exit(sys.version_info < (3, 8))"
-        done = subprocess.run([sys.argv[2], "-I", "-c", code], timeout=20, stdin=subprocess.DEVNULL,
+        completed = subprocess.run([sys.argv[2], "-I", "-c", code], timeout=20, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        found["given"] = done.stdout.decode().strip() if done.returncode == 0 else None
-        found["given_why"] = done.stdout.decode().strip() or "exit code %d" % done.returncode
+        facts["site_python"] = completed.stdout.decode().strip() if completed.returncode == 0 else None
+        facts["site_python_error"] = completed.stdout.decode().strip() or "exit code %d" % completed.returncode
     except OSError as error:
-        found["given"] = None; found["given_why"] = error.strerror
+        facts["site_python"] = None; facts["site_python_error"] = error.strerror
     except subprocess.TimeoutExpired:
-        found["given"] = None; found["given_why"] = "it did not end within 20 s"
-found["interfaces"] = sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else None
-found["free"] = shutil.disk_usage(place).free
-found["venv"] = True
+        facts["site_python"] = None; facts["site_python_error"] = "it did not end within 20 s"
+facts["interfaces"] = sorted(os.listdir("/sys/class/net")) if os.path.isdir("/sys/class/net") else None
+facts["free_bytes"] = shutil.disk_usage(existing).free
+facts["has_venv"] = True
 try:
     import ensurepip, venv
 except ImportError:
-    found["venv"] = False
+    facts["has_venv"] = False
 try:
     out = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], timeout=20,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode().strip()
-    found["index"] = out or "pip's default index"
+    facts["index"] = out or "pip's default index"
 except Exception:
-    found["index"] = None
-print(json.dumps(found))
+    facts["index"] = None
+print(json.dumps(facts))
 """
 
 
@@ -102,16 +102,16 @@ def interface_findings(subject: str, interface: str | None, answer: Mapping[str,
 
 def folder_finding(subject: str, folder: str, key: str, answer: Mapping[str, Any]) -> SiteFinding:
     """Return whether a run can store its files in a node's folder. key: the key of the site's file with the folder."""
-    mode_owner_user = answer.get("own") if isinstance(answer.get("own"), list) else []
+    mode_owner_user = answer.get("mode_owner_user") if isinstance(answer.get("mode_owner_user"), list) else []
     numbers = [number for number in mode_owner_user or () if isinstance(number, int) and 0 <= number < 2**32]
     if len(numbers) == 3 and (reason := foreign_folder_reason(*numbers)):  # mode, owner, user
         advice = f"correct its rights (`chmod 0700 {folder}`), or name another folder as {key}"
         return missing_finding(subject, f"{folder}: {reason}", advice)
-    if answer.get("writable") is not True:
+    if answer.get("is_writable") is not True:
         return missing_finding(
-            subject, f"{folder} cannot be written: {answer.get('why')}", f"correct {key} or its rights"
+            subject, f"{folder} cannot be written: {answer.get('write_error')}", f"correct {key} or its rights"
         )
-    free = answer.get("free")
+    free = answer.get("free_bytes")
     if not isinstance(free, int):
         return unknown_finding(subject, f"{folder} can be written; its free space is not known")
     if not free >= MIN_FREE_BYTES:

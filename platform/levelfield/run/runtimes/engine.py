@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the SDK loads slowly, and most commands need no engine
 RUN_LABEL = "levelfield.run"
 OWNER_LABEL = "levelfield.owner"
 IMAGE_LABEL = "levelfield.image"
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 60  # for each answer of the engine
 INTERRUPTED_TIMEOUT_SECONDS = 5  # for each answer after an interrupt
 SILENT_TIMEOUT_SECONDS = 1  # for each answer of an engine that did not answer before
 HOME_VARIABLES = {  # the image does not know the user

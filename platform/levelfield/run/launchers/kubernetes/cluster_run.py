@@ -187,8 +187,12 @@ class ClusterRun:
         kill_count = sum(state.out_of_memory for state in states.values())
         kill_evidence = "the kubelet reports that a container ran out of memory (OOMKilled)" if kill_count else None
         # a pod without a status of its own has that of the whole job, or it was stopped because of another pod
-        words: dict[Cause, NodeWord] = {"time-limit": "time-limit", "cancelled": "cancelled", "preempted": "preempted"}
-        word = words.get(cause, "stopped")
+        word_by_cause: dict[Cause, NodeWord] = {
+            "time-limit": "time-limit",
+            "cancelled": "cancelled",
+            "preempted": "preempted",
+        }
+        word = word_by_cause.get(cause, "stopped")
         if word != "cancelled" and any(state.word == word for state in states.values()):
             word = "stopped"
         nodes, ends = node_ends(self._request, states, word)

@@ -26,8 +26,8 @@ from levelfield.run.launchers.slurm.slurm_launcher import PLATFORM_OPTIONS, SITE
 from levelfield.specs.site import LaunchPlan, Site, SlurmSite
 from levelfield.user_folders import user_name
 
-ANSWER_SECONDS = 30.0
-JOB_SECONDS = 90.0
+ANSWER_SECONDS = 30.0  # the time limit of a command of Slurm
+JOB_SECONDS = 90.0  # the time limit of the job of a second, with its wait for a node
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from levelfield.contracts.command import run_bounded
 
 ANSWER_SECONDS = 30.0  # a controller that is down makes its clients wait
-SUBMIT_SECONDS = 120.0
+SUBMIT_SECONDS = 120.0  # the time limit of sbatch
 ENDED_STATES = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
@@ -112,9 +112,9 @@ def job_state(job: SlurmJob) -> JobState:
     line = answer.strip().partition("\n")[0]
     if not line:
         return accounting_state(job)
-    word, _, rest = line.partition(_SEPARATOR)
-    reason, _, nodes = rest.rpartition(_SEPARATOR)
-    return JobState(word, reason, expand_node_list(nodes))
+    state_name, _, reason_and_nodes = line.partition(_SEPARATOR)
+    reason, _, nodes = reason_and_nodes.rpartition(_SEPARATOR)
+    return JobState(state_name, reason, expand_node_list(nodes))
 
 
 def accounting_state(job: SlurmJob) -> JobState:

@@ -228,8 +228,10 @@ class JobWatch:
             self._lost_nodes = self._lost_nodes or _down_nodes(state)  # now: Slurm may take a node back at once
         if state.word in WAITING_STATES and state.reason not in ("", "None"):
             jobs_before = queue_position(self._job)
-            place = "" if jobs_before is None else f", {jobs_before} job{'' if jobs_before == 1 else 's'} before it"
-            self._say_once(f"Slurm job {self._job.number} waits{place}: {state.reason}")
+            position_text = (
+                "" if jobs_before is None else f", {jobs_before} job{'' if jobs_before == 1 else 's'} before it"
+            )
+            self._say_once(f"Slurm job {self._job.number} waits{position_text}: {state.reason}")
 
     def _say_once(self, text: str) -> None:
         if text != self._last_sentence:

@@ -48,19 +48,19 @@ MAX_CLOCK_OFFSET_SECONDS = 60.0  # certificates and file servers begin to fail; 
 _LISTEN_SCRIPT = r"""
 import random, select, socket, sys, time
 word, first, last, end = sys.argv[1].encode(), int(sys.argv[2]), int(sys.argv[3]), time.time() + float(sys.argv[4])
-def listening(port):
+def listen(port):
     for family, place in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
         try:
-            found = socket.socket(family)
+            listener = socket.socket(family)
             if family == socket.AF_INET6:
-                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            found.bind((place, port)); found.listen(64)
-            return found
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listener.bind((place, port)); listener.listen(64)
+            return listener
         except OSError:
             continue
 server = None
 for port in random.sample(range(first, last + 1), min(50, last + 1 - first)):
-    server = server or listening(port)
+    server = server or listen(port)
 if server is None:
     sys.exit("none of 50 ports of %d to %d is free" % (first, last))
 print(server.getsockname()[1]); sys.stdout.flush()
@@ -80,21 +80,21 @@ while time.time() < end:
 _CALL_SCRIPT = r"""
 import json, socket, sys
 address, port, word, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode(), float(sys.argv[4])
-found = {"at": [], "why": ""}
+answer = {"addresses": [], "error": ""}
 try:
-    found["at"] = sorted({each[4][0] for each in socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM)})
-    call, said = socket.create_connection((address, port), seconds), b""
-    while len(said) < len(word):
-        part = call.recv(len(word) - len(said))
+    answer["addresses"] = sorted({info[4][0] for info in socket.getaddrinfo(address, port, 0, socket.SOCK_STREAM)})
+    call, received = socket.create_connection((address, port), seconds), b""
+    while len(received) < len(word):
+        part = call.recv(len(word) - len(received))
         if not part:
             break
-        said += part
+        received += part
     call.close()
-    if said != word:
-        found["why"] = "another program answers there"
+    if received != word:
+        answer["error"] = "another program answers there"
 except OSError as error:
-    found["why"] = error.strerror or str(error) or "no answer"
-print(json.dumps(found))
+    answer["error"] = error.strerror or str(error) or "no answer"
+print(json.dumps(answer))
 """
 CALL_SECONDS, LISTEN_SECONDS = 10.0, 600.0
 QUIET_SHELL_ADVICE = "let its start files, such as .bashrc, print only where the shell is interactive"
@@ -176,17 +176,17 @@ def _failure_reason(host: Host, completed: subprocess.CompletedProcess[str]) -> 
 def _python_findings(host: Host, python: str | None, answer: Mapping[str, Any]) -> Iterator[SiteFinding]:
     """Yield whether the host's Python can be used, and the site's `python`, with which no environment is made."""
     version = str(answer.get("python"))[:20]
-    if answer.get("old"):
+    if answer.get("is_too_old"):
         yield missing_finding(
             host.name, f"Python {version}, expected 3.8 or newer", "name another as `python` of the host"
         )
     else:
         yield ok_finding(host.name, f"reached, Python {version}")
-        if not answer.get("venv"):
+        if not answer.get("has_venv"):
             advice = "install its package, such as python3-venv, or give `python` of the site an interpreter with the "
             yield missing_finding(host.name, "its Python makes no environments", f"{advice}framework")
-    version, reason = (printable_text(str(answer.get(key)), 200) for key in ("given", "given_why"))
-    if python is not None and answer.get("given"):
+    version, reason = (printable_text(str(answer.get(key)), 200) for key in ("site_python", "site_python_error"))
+    if python is not None and answer.get("site_python"):
         yield ok_finding(host.name, f"the site's `python` is Python {version}")
     elif python is not None:
         advice = "correct `python` in the site's file, or bring that interpreter to the host"
@@ -240,16 +240,16 @@ def _call_finding(launch: LaunchPlan, host: Host, first: Host, port: str, token:
         completed = run_bounded(argv, launch.site.ssh.connect_seconds + ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return unknown_finding(host.name, f"{unknown_text}: no answer")
-    answer = parse_probe_answer(completed.stdout.strip().rpartition("\n")[2], "why", str)
+    answer = parse_probe_answer(completed.stdout.strip().rpartition("\n")[2], "error", str)
     if answer is None:
         return unknown_finding(host.name, f"{unknown_text}: {_failure_reason(host, completed)}")
-    addresses = ", ".join(map(str, answer.get("at") or ()))[:100]
+    addresses = ", ".join(map(str, answer.get("addresses") or ()))[:100]
     resolved = f" ({addresses})" if addresses and addresses != first.peer_address else ""
-    place = f"{first.peer_address}{resolved}, port {port}"
-    if not answer["why"]:
-        return ok_finding(host.name, f"it reaches {target} at {place}")
+    rendezvous = f"{first.peer_address}{resolved}, port {port}"
+    if not answer["error"]:
+        return ok_finding(host.name, f"it reaches {target} at {rendezvous}")
     low, high = launch.site.ports
     advice = f"correct `address` of {first.name} in the hosts file, or let the nodes reach its ports {low} to {high}"
     return missing_finding(
-        host.name, f"it cannot reach {target} at {place}: {printable_text(answer['why'], 200)}", advice
+        host.name, f"it cannot reach {target} at {rendezvous}: {printable_text(answer['error'], 200)}", advice
     )

@@ -75,8 +75,8 @@ class Connection:
         unsent_before = len(self.unsent), sum(map(len, self.unsent))
         try:
             while self.unsent:
-                rest = self.unsent[0]
-                self.unsent[0] = rest[os.write(self._stdin.fileno(), rest[:_PART_BYTES]) :]
+                chunk = self.unsent[0]
+                self.unsent[0] = chunk[os.write(self._stdin.fileno(), chunk[:_PART_BYTES]) :]
                 if not len(self.unsent[0]):
                     self.unsent.popleft()
         except BlockingIOError:

@@ -84,16 +84,16 @@ class SshLauncher:
                 content = json.loads(submission.stdin or "{}")
                 write_atomically(root / f"nodes/node{work.node_rank}.json", json.dumps(content, indent=2) + "\n")
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            needed = soft + DESCRIPTORS_PER_NODE * len(request.nodes)
-            limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+            needed_descriptors = soft + DESCRIPTORS_PER_NODE * len(request.nodes)
+            limit = needed_descriptors if hard == resource.RLIM_INFINITY else min(needed_descriptors, hard)
             if soft != resource.RLIM_INFINITY and limit > soft:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             clock, secrets = WatchedTime(time.monotonic), secret_values(request)
             for work, submission in zip(request.nodes, request.submissions, strict=True):
-                text = submission.stdin or "{}"
+                work_text = submission.stdin or "{}"
                 connection = Connection(submission.name, submission.argv)
-                text = json.dumps({**json.loads(text), "secrets": secrets}) + "\n" if secrets else text
-                connection.send(text.encode())
+                work_text = json.dumps({**json.loads(work_text), "secrets": secrets}) + "\n" if secrets else work_text
+                connection.send(work_text.encode())
                 nodes.append(NodeRun(work, root, connection, clock))
             return _watch_and_collect(root, request, nodes, watch)
         except OSError as error:

@@ -174,9 +174,9 @@ class NodeEngine:
 
     def image_id(self) -> str | None:
         """Return the image's id on the node; None where the node does not have it."""
-        words = [self._engine_command, "image", "inspect", "--format", "{{json .Id}}", self._image_name]
+        command = [self._engine_command, "image", "inspect", "--format", "{{json .Id}}", self._image_name]
         try:
-            completed = run_bounded(ssh_argv(self._launch, self._host, words), INSPECT_SECONDS)
+            completed = run_bounded(ssh_argv(self._launch, self._host, command), INSPECT_SECONDS)
         except subprocess.TimeoutExpired:
             raise self._not_ready_error(f"its container engine gave no answer in {INSPECT_SECONDS:g} s") from None
         except subprocess.SubprocessError as error:

@@ -29,7 +29,7 @@ from levelfield.specs.plan import Plan
 MAX_CONNECTIONS = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
 SILENCE_SECONDS = 60.0  # without an answer or a transfer; a node that installs or waits reports every 15 s
-MAX_ANSWERS = 10_000
+MAX_ANSWERS = 10_000  # of one node; more are a fault of it
 NO_INDEX_ADVICE = (
     "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `environment wheels fetch DIR` made: its "
     "wheels are brought to every node"
