@@ -97,15 +97,15 @@ class ZeroTrainer:
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
         sample = not self.job.tuning.compile and self.spot_check.wants(batch.step)
-        for micro in range(self.job.accumulation):
-            if micro:
-                self.engine.step()  # between micro-batches it only counts
-            with contextlib.ExitStack() as watches:
-                if keep and not micro:
-                    watches.enter_context(kept_activations(self.model, self.capture))
-                if sample and not micro:
-                    watches.enter_context(sampled_forward(self.model, self.spot_check))
-                total += self.backward(inputs[micro], targets[micro], last=micro == self.job.accumulation - 1)
+        with sampled_forward(self.model, self.spot_check) if sample else contextlib.nullcontext():
+            for micro in self.spot_check.micro_batches(self.job.accumulation):
+                if micro:
+                    self.engine.step()  # between micro-batches it only counts
+                capturing = (
+                    kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+                )
+                with capturing:
+                    total += self.backward(inputs[micro], targets[micro], last=micro == self.job.accumulation - 1)
         if self.job.world_size > 1:
             dist.all_reduce(total)
         return total / self.job.layout.data

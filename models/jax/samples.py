@@ -67,9 +67,10 @@ ANYWHERE = {name: np.zeros(ROWS, np.float32) for name in DRAWS}  # the draws of 
 
 
 def draw(check: SpotCheck) -> dict[str, NDArray[np.float32]]:
-    """Return the draws of the step that is sampled."""
+    """Return the draws of a step that is sampled. Columns, at which parameters are sampled too, are those of both."""
     size = 2**20
-    return {name: np.array(check.places(ROWS, size), np.float32) / np.float32(size) for name in DRAWS}
+    places = {"rows": check.places(ROWS, size), "columns": check.updated_places("columns", size)}
+    return {name: np.array(places[name], np.float32) / np.float32(size) for name in DRAWS}
 
 
 def record(
@@ -91,7 +92,8 @@ def _record_one(
     values = {field: np.asarray(x, np.float32) for field, x in arrays.items()}
     if event == "attention":
         places = np.minimum((draws["rows"] * np.float32(length)).astype(np.int32), length - 1)
-        check.attention(prefix + name, places.tolist(), *(values[n] for n in ("query", "key", "value", "output")))
+        query, keys, value, output = (values[n] for n in ("query", "key", "value", "output"))
+        check.attention(prefix + name, places.tolist(), query, keys, value, output)
         return
     keep = check.product if event == "product" else check.norm
     keep(prefix + name, values["inputs"], values["weight"], values.get("bias"), values["output"])

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from levelfield.worker.spot_check import ROWS, UPDATED
+from levelfield.worker.spot_check import ROWS
 from step.transfers import numbers_at, on_host
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class SampledUpdate:
                 continue
             part = local.parts[0]
             name = f"{part.name}[{part.slices[0].start}]" if len(part.shape) == 3 else part.name
-            places = torch.tensor(check.places(UPDATED, states[0].numel()), device=states[0].device)
+            places = torch.tensor(check.updated_places(name, states[0].numel()), device=states[0].device)
             before = [numbers_at(tensor, places) for tensor in states]
             gradient = local.parameter.main_grad.view(-1)[weights.owned(local.parameter)]
             before.insert(1, numbers_at(gradient, places) / loss_scale)

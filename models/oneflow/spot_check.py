@@ -13,7 +13,7 @@ import numpy as np
 import oneflow as flow
 from attention import Attention
 from layers import Columns, LayerNorm, RMSNorm, Rows
-from levelfield.worker.spot_check import ROWS, UPDATED
+from levelfield.worker.spot_check import ROWS
 from mlp import GeluMLP
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class SampledUpdate:
         self.optimizer, self.check = optimizer, check
         self.rows: list[tuple[str, int, flow.Tensor, list[int], list[NDArray[np.float32]]]] = []
         for part, local in zip(optimizer.parts, optimizer.locals, strict=True):
-            places = check.places(UPDATED, local.numel())
+            places = check.updated_places(part.name, local.numel())
             before = self.values(local, places)
             before.insert(1, numbers_at(local.grad, places) / np.float32(scale))
             self.rows.append((part.name, len(part.shape), local, places, before))

@@ -10,7 +10,7 @@ import paddle
 from attention import Attention
 from decoder import Block, FinalNorm
 from layers import RMSNorm
-from levelfield.worker.spot_check import ROWS, UPDATED
+from levelfield.worker.spot_check import ROWS
 from mlp import GeluMLP
 from optimizer import SLICE
 from paddle import nn
@@ -166,7 +166,7 @@ class SampledUpdate:
     def note(self, pairs: Pairs, squares: paddle.Tensor) -> None:
         self.other_watch(pairs, squares)
         for parameter, gradient in pairs:
-            places = self.check.places(UPDATED, parameter.size)
+            places = self.check.updated_places(parameter.name, parameter.size)
             before = self.values(parameter, places)
             before.insert(1, numbers_at(gradient, places))
             self.rows.append((parameter, places, before))
@@ -185,7 +185,7 @@ class SampledUpdate:
 
 def token_count(x: paddle.Tensor) -> int:
     """Return how many tokens x [batch, sequence, hidden] has."""
-    return x.shape[0] * x.shape[1]
+    return int(x.shape[0] * x.shape[1])
 
 
 def rows_at(x: paddle.Tensor, rows: list[int]) -> paddle.Tensor:
@@ -203,4 +203,5 @@ def numbers_at(tensor: paddle.Tensor, places: list[int]) -> NDArray[np.float32]:
 
 
 def on_host(tensor: paddle.Tensor) -> NDArray[np.float32]:
-    return tensor.detach().astype("float32").numpy()
+    numbers: NDArray[np.float32] = tensor.detach().astype("float32").numpy()
+    return numbers

@@ -25,7 +25,7 @@ from parallelism.parallelize import build, check, divided_parameters
 from step.activations import keep_gradients, kept_activations
 from step.optimizer import LocalAdamW, LossScale, clip_divisor
 from step.recompute import compile_seconds, compiled_part, repeats
-from step.spot_check import SampledUpdate, sampled_forward
+from step.spot_check import MicroBatchGradients, SampledUpdate, sampled_forward
 from step.transfers import FiguresOnTheirWay, on_device
 
 if TYPE_CHECKING:
@@ -145,6 +145,10 @@ class Trainer:
             self.renew_scales(self.model)
         # A rank has one device, so the thread that torch keeps for its backward passes would run beside nothing.
         sampling = sampled_forward(self.model, self.spot_check) if sample else contextlib.nullcontext()
+        # with several ranks a gradient is also a sum over ranks
+        micro_batches = (
+            MicroBatchGradients(self.optimizer, self.spot_check) if sample and self.job.world_size == 1 else None
+        )
         with torch.autograd.set_multithreading_enabled(False), sampling:
             loss = self.gradients(inputs, targets, keep)
         self.casts.drop()
@@ -154,9 +158,11 @@ class Trainer:
         if keep:
             keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
         squares = self.optimizer.squares()
-        figures = self.reduce(loss, squares)
-        update = SampledUpdate(self.optimizer, self.spot_check, self.loss_scale.value) if sample else None
+        figures, scale = self.reduce(loss, squares), self.loss_scale.value
+        update = SampledUpdate(self.optimizer, self.spot_check, scale, micro_batches) if sample else None
         self.update(figures)
+        if micro_batches is not None:
+            micro_batches.finish()
         if update is not None:
             update.finish()
         self.tallies.move_biases()
@@ -180,7 +186,7 @@ class Trainer:
         if self.pipeline is not None:
             return self.pipeline.step(inputs, targets, scale)
         total = torch.zeros(1, device=self.device)
-        for micro in range(count):
+        for micro in self.spot_check.micro_batches(count):
             capturing = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
             with micro_batch_context(self.runner, stage, last=micro == count - 1), capturing:
                 loss = self.runner(inputs[micro], targets[micro], scale)

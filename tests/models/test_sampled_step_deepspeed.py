@@ -21,7 +21,7 @@ HONEST = (
 
 @pytest.mark.parametrize("run", HONEST, ids=str)
 def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
-    run.check(tmp_path, ("products",), FRAMEWORK, python)
+    run.check(tmp_path, ("products", "tokens"), FRAMEWORK, python)
 
 
 FAULT = """

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from faults.in_sampled_step import LATE, QUANTISED, HonestTraining, failed_layer, sampled_layers
-from layouts import MODELS, SINGLE, events, launch, script_of, small_job
+from faults.in_sampled_step import LATE, QUANTISED, HonestTraining, failed_layer, figures, sampled_layers
+from layouts import SINGLE
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from matrix import VARIANTS
@@ -34,8 +33,8 @@ def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_pat
 def test_what_a_layout_shows_is_sampled_of_its_own_layers(variant: str, python: Path, tmp_path: Path) -> None:
     """Sums over ranks are not products of this rank's input, nor is attention to parts of a sequence."""
     sampled_layers(tmp_path, "bf16", "llama", VARIANTS[variant], framework=FRAMEWORK, python=python)
-    (sampled,) = read_raw(RunPaths(tmp_path)).sampled
-    outputs = [operation.name for operation in sampled.operations if operation.kind != "update"]
+    both = [step for step in read_raw(RunPaths(tmp_path)).sampled if step.rank == 0]
+    first, second = ([o.name for o in step.operations if o.kind != "update"] for step in both)
     of_tensor_parallel = ["attention", "attention.query", "attention_norm", "mlp.gate", "mlp_norm"]
     names, numbers = {
         "TP2 sequence parallel": (of_tensor_parallel, range(4)),
@@ -43,24 +42,17 @@ def test_what_a_layout_shows_is_sampled_of_its_own_layers(variant: str, python: 
         "CP2": ([*of_tensor_parallel[1:], "attention.output", "mlp.down"], range(4)),
     }[variant]
     last = [] if variant == "PP2 interleaved" else ["final_norm"]
-    assert sorted(outputs) == sorted([f"layers.{number}.{name}" for number in numbers for name in names] + last)
+    assert (
+        sorted(first)
+        == sorted(second)
+        == sorted([f"layers.{number}.{name}" for number in numbers for name in names] + last)
+    )
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_sampling_changes_no_digit(precision: str, python: Path, tmp_path: Path) -> None:
-    def figures(folder: Path, **settings: Any) -> list[tuple[float, float]]:
-        job = {
-            **small_job(MODELS["gpt"], SINGLE, 4, precision),
-            "window": {"first_step": 2, "last_step": 4},
-            **settings,
-        }
-        folder.mkdir()
-        (folder / "rank0.spot_check").write_text("a seed")
-        assert [end.returncode for end in launch(job, folder, script_of(FRAMEWORK), python)] == [0]
-        assert (folder / "rank0.spot_check.jsonl").exists() == job.get("spot_check", False)
-        return [(e["loss"], e["grad_norm"]) for e in events(folder, 0) if e["event"] == "step"]
-
-    assert figures(tmp_path / "sampled", spot_check=True) == figures(tmp_path / "plain")
+    sampled = figures(tmp_path / "sampled", precision, FRAMEWORK, python, spot_check=True)
+    assert sampled == figures(tmp_path / "plain", precision, FRAMEWORK, python)
 
 
 SCALED = """

@@ -1,15 +1,30 @@
-"""Samples of one step for levelfield's SpotCheck: of linear layers, norms, attention and the optimizer's update."""
+"""Samples of a step for levelfield's SpotCheck: of linear layers, norms, attention and the optimizer's update.
+
+Those of the embedding and of the head: sampled_ends.py. Of gradients: sampled_gradients.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from levelfield.worker.spot_check import ROWS, UPDATED
+from levelfield.worker.spot_check import PREFIX, ROWS
 from model.attention import Attention
+from model.decoder import Decoder
 from model.layers import LayerNorm, RMSNorm
 from model.parameters import local_memory
+from step.sampled_ends import sample_ends
+from step.sampled_gradients import (
+    ActivationGradients,
+    Head,
+    ProductGradients,
+    rows_of,
+    rows_of_all,
+    watch_attention,
+    watch_norm,
+)
 from step.transfers import numbers_at, on_host
 from torch.distributed.tensor import DTensor
 
@@ -17,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from levelfield.worker.spot_check import SpotCheck
-    from model.decoder import Decoder
     from parallelism.model_chunks import ModelChunks
     from step.optimizer import LocalAdamW
     from torch import nn
@@ -25,33 +39,54 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck) -> Iterator[None]:
-    """Sample the first forward pass of the layers that `check` draws, while the context lasts."""
+    """Sample the layers that `check` draws and the model's ends, while the context lasts: in one micro-batch."""
     modules = list(model.named_modules())
     held = sorted({int(name.split(".")[1]) for name, _ in modules if name.startswith("layers.")})
     names = {name for name, _ in modules}
     drawn = {f"layers.{layer}" for layer in check.layers(held)} | {"final_norm"}
+    activations: dict[str, ActivationGradients] = {}
     with contextlib.ExitStack() as stack:
         for name, module in modules:
+            if isinstance(module, Decoder):
+                sample_ends(module, check, stack)
             if ".".join(name.split(".")[:2]) not in drawn:
                 continue
-            hook = _hook_of(module, name, check, f"{name.rpartition('.')[0]}.gate" in names)
+            hook = _hook_of(module, name, check, activations, f"{name.rpartition('.')[0]}.gate" in names, stack)
             if hook is not None:  # before the hooks that gather or sum a rank's part
                 stack.callback(module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
             if isinstance(module, Attention) and check.has_whole_sequences:
-                attend, module.attend = module.attend, _sampling_attention(module.attend, name, check)
-                stack.callback(setattr, module, "attend", attend)
+                _AttentionSamples(module, name, check).watch(stack)
         yield
 
 
-def _hook_of(module: nn.Module, name: str, check: SpotCheck, is_gated: bool) -> Callable[..., None] | None:
+def _hook_of(
+    module: nn.Module,
+    name: str,
+    check: SpotCheck,
+    activations: dict[str, ActivationGradients],
+    is_gated: bool,
+    stack: contextlib.ExitStack,
+) -> Callable[..., None] | None:
     if isinstance(module, (LayerNorm, RMSNorm)):
         return lambda layer, inputs, _options, output: _sample_norm(check, name, layer, inputs, output)
     if not hasattr(module, "in_features"):  # of Linear, or of another library's in its place
         return None
+    block, _, last = name.rpartition(".")
 
     def sample(layer: Any, inputs: tuple[Any, ...], _options: Any, output: Any) -> None:
-        if _sample_product(check, name, layer, inputs, output) and _has_input_alone(layer, name, is_gated):
-            _sample_input_gradient(check, name, layer, inputs[0], output)
+        if _sample_product(check, name, layer, inputs, output):
+            x, outputs = inputs[0], output if isinstance(output, tuple) else (output,)
+            if isinstance(x, DTensor) or any(isinstance(y, DTensor) for y in outputs):
+                return  # gradients of a rank's part
+            if block.endswith(".mlp"):
+                joint = getattr(layer, "step_linear", None)
+                layers = ["gate", "up"] if joint is not None and len(joint.layers) == 2 else [last]
+                gradients = activations.setdefault(block, ActivationGradients(check, block, is_gated))
+                gradients.watch(layers, x if last == "down" else outputs[0])
+            product = ProductGradients(check, name, layer)
+            product.watch_weight(x, outputs, stack)
+            if _has_input_alone(layer, name, is_gated):
+                product.watch_input(x, outputs)
 
     return sample
 
@@ -72,42 +107,20 @@ def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any,
     biases = [layer.bias for layer in layers if layer.bias is not None and layer.bias.numel()]
     if check.has(name) or (is_part and biases):  # torch divides that bias over the ranks
         return False
-    x = _plain(inputs[0]).flatten(0, -2)  # [rows, in]
-    parts = [_plain(y).reshape(x.shape[0], -1) for y in outputs]  # each [rows, out]
+    x = _plain(inputs[0]).flatten(0, -2)  # [tokens, in]
     rows = check.rows(x.shape[0])
+    parts = [rows_of(_plain(y), rows) for y in outputs]  # each [rows, out]
     columns = check.places(ROWS, sum(part.shape[1] for part in parts))
     is_whole = not any(isinstance(layer.weight, DTensor) for layer in layers)
     check.product(
         name,
         on_host(x[rows]),
-        on_host(torch.cat([_plain(layer.weight) for layer in layers])[columns]),
-        on_host(torch.cat([_plain(bias) for bias in biases])[columns]) if biases else None,
-        on_host(torch.cat([part[rows] for part in parts], -1)[:, columns]),
+        on_host(rows_of_all([_plain(layer.weight) for layer in layers], columns)),
+        on_host(rows_of_all([_plain(bias) for bias in biases], columns)) if biases else None,
+        on_host(torch.cat(parts, -1)[:, columns]),
         columns if is_whole else (),
     )
     return True
-
-
-def _sample_input_gradient(check: SpotCheck, name: str, module: Any, x: Any, output: Any) -> None:
-    """Sample the gradient of x, which is that of y times W, once the backward pass has it."""
-    outputs = output if isinstance(output, tuple) else (output,)
-    if isinstance(x, DTensor) or any(isinstance(y, DTensor) for y in outputs) or not x.requires_grad:
-        return  # a rank's part of the sum
-    joint, count = getattr(module, "step_linear", None), x.flatten(0, -2).shape[0]
-    layers = [module] if joint is None else joint.layers
-    rows, columns = check.rows(count), check.places(ROWS, x.shape[-1])
-    weight = torch.cat([_plain(layer.weight)[:, columns] for layer in layers]).t().clone()  # [columns, out]
-    parts: dict[int, torch.Tensor] = {}
-    for index, y in enumerate(outputs):
-        y.register_hook(lambda gradient, index=index: parts.update({index: gradient.reshape(count, -1)[rows].detach()}))
-
-    def sample(gradient: torch.Tensor) -> None:
-        if len(parts) == len(outputs):
-            output_gradient = torch.cat([parts[index] for index in range(len(outputs))], -1)  # [rows, out]
-            input_gradient = gradient.flatten(0, -2)[rows][:, columns]
-            check.input_gradient(name, on_host(output_gradient), on_host(weight), on_host(input_gradient))
-
-    x.register_hook(sample)
 
 
 def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -124,33 +137,121 @@ def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ..
         None if bias is None else on_host(_plain(bias)),
         on_host(y.flatten(0, -2)[rows]),
     )
+    if not isinstance(output, tuple) and not isinstance(inputs[0], DTensor) and not isinstance(output, DTensor):
+        watch_norm(check, name, inputs[0], output, rows)
 
 
-def _sampling_attention(attend: Callable[..., torch.Tensor], name: str, check: SpotCheck) -> Callable[..., Any]:
-    def sampling(*inputs: torch.Tensor) -> torch.Tensor:
+class _AttentionSamples:
+    """One head at some positions with their rotation, and every head at one position near a sequence's start."""
+
+    def __init__(self, module: Attention, name: str, check: SpotCheck) -> None:
+        self.module, self.name, self.check = module, name, check
+        self.unrotated: dict[str, torch.Tensor] = {}  # [batch, sequence, n, D]
+        self.watch_unrotated: Callable[[Callable[[torch.Tensor], None]], Any] | None = None
+
+    def watch(self, stack: contextlib.ExitStack) -> None:
+        module = self.module
+        normed = module.query_norm is not None
+        for key, layer in (("query", module.query), ("key", module.key)):
+            layer = getattr(module, f"{key}_norm") if normed else layer
+            stack.callback(layer.register_forward_hook(partial(self._take, key=key)).remove)
+        attend, module.attend = module.attend, partial(self._attend, module.attend)
+        stack.callback(setattr, module, "attend", attend)
+
+    def _take(self, layer: Any, _inputs: Any, output: Any, key: str) -> None:
+        """Take queries and keys before their rotation, from layers that may compute them together."""
+        if self.check.has(self.name):
+            return
+        joint = getattr(layer, "step_linear", None)
+        if isinstance(output, tuple):
+            query, keys = output[:2]
+            self.unrotated = {"query": _plain(query), "key": _plain(keys)}
+            self._watch(query, lambda gradient: gradient)
+        elif joint is not None and len(joint.rows) > 1:
+            query, keys, _ = _plain(output).split(joint.rows, -1)
+            self.unrotated = {"query": self._heads(query), "key": self._heads(keys)}
+            width = joint.rows[0]
+            self._watch(output, lambda gradient: gradient[..., :width])
+        else:
+            self.unrotated[key] = self._heads(_plain(output))
+            if key == "query":
+                self._watch(output, lambda gradient: gradient)
+
+    def _watch(self, output: Any, queries: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let the gradient of an output be watched, of which `queries` returns those of the queries."""
+        if output.requires_grad and not isinstance(output, DTensor) and self.check.has_rotary_positions:
+            self.watch_unrotated = lambda hook: output.register_hook(lambda y: hook(self._heads(queries(y))))
+
+    def _heads(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.dim() == 4 else tensor.unflatten(-1, (-1, self.module.head_size))
+
+    def _attend(self, attend: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
         output = attend(*inputs)
-        query, key, value, mixed = (_plain(tensor) for tensor in (*inputs, output))
-        if not check.has(name):
-            (sequence,), (head,) = check.places(1, query.shape[0]), check.places(1, query.shape[2])
-            places, group = check.places(ROWS, query.shape[1]), head * key.shape[2] // query.shape[2]
-            check.attention(
-                name,
-                places,
-                on_host(query[sequence, places, head]),
-                on_host(key[sequence, :, group]),
-                on_host(value[sequence, :, group]),
-                on_host(mixed[sequence, places, head]),
-            )
+        if not self.check.has(self.name):
+            place = self._sample(*(_plain(tensor) for tensor in (*inputs, output)))
+            if output.requires_grad and not any(isinstance(tensor, DTensor) for tensor in (*inputs, output)):
+                watch_attention(self.check, self.name, place, inputs, output, self.watch_unrotated)
+            self.unrotated, self.watch_unrotated = {}, None
         return output
 
-    return sampling
+    def _sample(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mixed: torch.Tensor) -> Head:
+        """Sample attention, and return where."""
+        check, length = self.check, query.shape[1]
+        (sequence,), (head,) = check.places(1, query.shape[0]), check.places(1, query.shape[2])
+        places, group = check.places(ROWS, length), head * key.shape[2] // query.shape[2]
+        before = None
+        if self.unrotated.keys() == {"query", "key"} and check.has_rotary_positions:
+            before = [
+                on_host(self.unrotated["query"][sequence, places, head]),
+                on_host(self.unrotated["key"][sequence, places, group]),
+            ]
+        check.attention(
+            self.name,
+            places,
+            on_host(query[sequence, places, head]),
+            on_host(key[sequence, :, group]),
+            on_host(value[sequence, :, group]),
+            on_host(mixed[sequence, places, head]),
+            before,
+        )
+        (last,) = check.places(1, min(PREFIX, length))
+        check.heads(
+            self.name,
+            on_host(query[sequence, last]),
+            on_host(key[sequence, : last + 1].transpose(0, 1)),
+            on_host(value[sequence, : last + 1].transpose(0, 1)),
+            on_host(mixed[sequence, last]),
+        )
+        return Head(sequence, head, group, places)
+
+
+class MicroBatchGradients:
+    """What each micro-batch adds to the gradients that SampledUpdate samples, on a rank that has all of them."""
+
+    def __init__(self, optimizer: LocalAdamW, check: SpotCheck) -> None:
+        self.parts: dict[str, list[torch.Tensor]] = {}
+        self.handles = []
+        for name, whole, local in zip(optimizer.names, optimizer.parameters, optimizer.locals, strict=True):
+            places = torch.tensor(check.updated_places(name, local.numel()), device=local.device)
+            hook = partial(self._take, name=name, places=places)
+            self.handles.append(whole.register_hook(hook))
+
+    def _take(self, gradient: torch.Tensor, name: str, places: torch.Tensor) -> None:
+        self.parts.setdefault(name, []).append(numbers_at(gradient, places))
+
+    def finish(self) -> None:
+        for handle in self.handles:
+            handle.remove()
 
 
 class SampledUpdate:
     """Some numbers of each parameter before the optimizer's step, and, by `finish`, after it."""
 
-    def __init__(self, optimizer: LocalAdamW, check: SpotCheck, scale: float) -> None:
-        self.check, self.rows = check, []
+    def __init__(
+        self, optimizer: LocalAdamW, check: SpotCheck, scale: float, micro_batches: MicroBatchGradients | None
+    ) -> None:
+        self.check, self.scale, self.rows = check, scale, []
+        self.micro_batches = {} if micro_batches is None else micro_batches.parts
         moments = {
             id(parameter): states
             for kernel in optimizer.kernels or ()
@@ -158,7 +259,7 @@ class SampledUpdate:
         }
         for name, whole, local in zip(optimizer.names, optimizer.parameters, optimizer.locals, strict=True):
             if id(local) in moments:
-                places = torch.tensor(check.places(UPDATED, local.numel()), device=local.device)
+                places = torch.tensor(check.updated_places(name, local.numel()), device=local.device)
                 tensors = [local, *moments[id(local)]]
                 before = [numbers_at(tensor, places) for tensor in tensors]
                 before.insert(1, numbers_at(local.grad, places) / scale)
@@ -167,7 +268,8 @@ class SampledUpdate:
     def finish(self) -> None:
         for name, dimensions, places, tensors, before in self.rows:
             after = [on_host(numbers_at(tensor, places)) for tensor in tensors]
-            self.check.update(name, dimensions, [on_host(tensor) for tensor in before], after)
+            parts = [on_host(part / self.scale) for part in self.micro_batches.get(name, ())]
+            self.check.update(name, dimensions, [on_host(tensor) for tensor in before], after, parts or None)
 
 
 def _plain(tensor: torch.Tensor | Any) -> torch.Tensor:

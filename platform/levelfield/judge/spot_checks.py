@@ -1,28 +1,24 @@
-"""The layers of a verdict that need no reference: what one sampled step computed, and how it changed the weights.
+"""The layers of a verdict that need no reference: what sampled steps read, computed, and changed of the weights.
 
-The formulas and limits are in measure/spot_check.py.
+The formulas and limits are in measure/spot_check.py, sampled_tokens.py and sampled_updates.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from levelfield.measure.spot_check import (
-    SampledStep,
-    SampleError,
-    chain_errors,
-    has_bf16_gradients,
-    output_errors,
-    precision_word,
-    update_errors,
-)
+from levelfield.measure.sampled_gradients import gradient_errors
+from levelfield.measure.sampled_operations import SampledStep, SampleError, precision_word
+from levelfield.measure.sampled_tokens import loss_errors, mean_loss_error
+from levelfield.measure.sampled_updates import has_bf16_gradients, idle_change_errors, sum_errors, update_errors
+from levelfield.measure.spot_check import chain_errors, norm_scale_errors, output_errors
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.case import Work
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment, AlignmentLayer
 
-OUTPUTS, UPDATE = "products", "update"
+OUTPUTS, TOKENS, UPDATE = "products", "tokens", "update"
 # Verdicts that compare nothing, or already name a difference.
 _DECIDED = ("not comparable", "different", "diverged")
 
@@ -35,7 +31,7 @@ def add_spot_checks(alignment: Alignment, plan: Plan, raw: RawRecords) -> Alignm
     """
     if not plan.spot_check:
         return alignment
-    layers = spot_check_layers(raw, plan.work, plan.accumulation * plan.tuning.layout.data)
+    layers = spot_check_layers(raw, plan.work, plan.accumulation, plan.tuning.layout.data)
     verdict = alignment.model_copy(update={"layers": (*alignment.layers, *layers)})
     failed = next((layer for layer in layers if layer.passed is False), None)
     if failed is not None and alignment.verdict not in _DECIDED:
@@ -47,48 +43,95 @@ def add_spot_checks(alignment: Alignment, plan: Plan, raw: RawRecords) -> Alignm
     return verdict
 
 
-def spot_check_layers(raw: RawRecords, work: Work, summands: int) -> list[AlignmentLayer]:
-    """Return the layers that the run's samples give: none without samples.
+def spot_check_layers(raw: RawRecords, work: Work, accumulation: int, data_ranks: int) -> list[AlignmentLayer]:
+    """Return the layers that the run's samples give: none without samples."""
+    layers = [
+        _output_layer(raw, work),
+        _token_layer(raw, work, accumulation, data_ranks),
+        _update_layer(raw, work, accumulation),
+    ]
+    if layers[2] is not None and layers[2].passed and accumulation * data_ranks > 1:
+        layers[2] = _without_bf16_gradients(layers[2], raw)
+    return [layer for layer in layers if layer is not None]
 
-    summands: how many gradients are added up to each that is recorded, of micro-batches and data-parallel ranks.
-    """
+
+Errors = list[tuple[SampledStep, SampleError]]
+
+
+def _output_layer(raw: RawRecords, work: Work) -> AlignmentLayer | None:
     precision = work.training.precision
     outputs = [(s, error) for s in raw.sampled for error in output_errors(s, work.model, precision)]
-    chain = [(s, error) for s in raw.sampled for error in chain_errors(s, work.model, precision)]
+    between = [(s, error) for s in raw.sampled for error in chain_errors(s, work.model, precision)]
+    between += [(s, error) for s in raw.sampled for error in norm_scale_errors(s, work.model, precision)]
+    between += [(s, error) for s in raw.sampled for error in gradient_errors(s, work.model, precision)]
+    if not outputs:
+        return None
+    sampled, worst = _worst(outputs)
+    detail = f"{worst.name} at step {sampled.step}: error {worst.value:.1e}"
+    if not worst.is_within:
+        expected = f"below {worst.limit:.1e}" if worst.value > worst.limit else f"above {worst.least:.1e}"
+        detail += f", expected {expected}: it is that of {precision_word(worst)}, planned is {precision}"
+    layer = _layer(OUTPUTS, worst, f"{detail}; {len(outputs)} outputs computed again")
+    if layer.passed and between and not (broken := _worst(between))[1].is_within:
+        layer = _layer(OUTPUTS, broken[1], _difference(broken, "what the operations before it gave"))
+    missing = next(filter(None, map(_missing_output, raw.sampled)), None) if work.model.experts is None else None
+    if layer.passed and missing is not None:
+        layer = layer.model_copy(update={"passed": False, "detail": missing})
+    return layer
+
+
+def _token_layer(raw: RawRecords, work: Work, accumulation: int, data_ranks: int) -> AlignmentLayer | None:
+    errors = [(s, error) for s in raw.sampled for error in loss_errors(s, work.training.precision, accumulation)]
+    losses = {(record.rank, record.step): record.loss for record in raw.steps}
+    for step in raw.sampled:
+        loss = losses.get((step.rank, step.step))
+        if step.micro_batch_losses and loss is not None and data_ranks == 1:  # else it is the mean of several ranks'
+            errors.append((step, mean_loss_error(step, loss)))
+    if not errors:
+        return None
+    worst = _worst(errors)
+    if worst[1].kind == "tokens" and not worst[1].is_within:
+        count, kind = int(worst[1].value), worst[1].name
+        return _layer(TOKENS, worst[1], f"{kind} of {count} micro-batches at step {worst[0].step} are not the case's")
+    return _layer(TOKENS, worst[1], _difference(worst, "what the logits give"))
+
+
+def _update_layer(raw: RawRecords, work: Work, accumulation: int) -> AlignmentLayer | None:
     updates = [(s, error) for s in raw.sampled for error in _updates(s, work, raw)]
-    layers = []
-    if outputs:
-        sampled, worst = _worst(outputs)
-        detail = f"{worst.name} at step {sampled.step}: error {worst.value:.1e}"
-        if not worst.is_within:
-            expected = f"below {worst.limit:.1e}" if worst.value > worst.limit else f"above {worst.least:.1e}"
-            detail += f", expected {expected}: it is that of {precision_word(worst)}, planned is {precision}"
-        layer = _layer(OUTPUTS, worst, f"{detail}; {len(outputs)} outputs computed again")
-        if layer.passed and chain and not (broken := _worst(chain))[1].is_within:
-            sampled, worst = broken
-            off = f"{worst.value:.1e} off what the operations before it gave, limit {worst.limit:.1e}"
-            layer = _layer(OUTPUTS, worst, f"{worst.name} at step {sampled.step}: {off}")
-        missing = next(filter(None, map(_missing_output, raw.sampled)), None) if work.model.experts is None else None
-        if layer.passed and missing is not None:
-            layer = layer.model_copy(update={"passed": False, "detail": missing})
-        layers.append(layer)
-    if updates:
-        sampled, worst = _worst(updates)
-        detail = f"{worst.name} at step {sampled.step}: {worst.value:.1e} off AdamW's formula, limit {worst.limit:.1e}"
-        layer = _layer(UPDATE, worst, detail)
-        in_bf16 = next((s for s in raw.sampled if has_bf16_gradients(s)), None) if summands > 1 else None
-        if layer.passed and in_bf16 is not None:
-            detail = f"every gradient sampled at step {in_bf16.step} is a bf16 number: sums in float32 are not"
-            layer = layer.model_copy(update={"passed": False, "detail": detail})
-        layers.append(layer)
-    return layers
+    sums = [(s, error) for s in raw.sampled for error in sum_errors(s, accumulation)]
+    changes = list(idle_change_errors(raw.sampled))
+    for errors, expected in (
+        (updates, "AdamW's formula"),
+        (sums, "the sum of its micro-batches'"),
+        (changes, "what the step before left"),
+    ):
+        if errors and not (worst := _worst(errors))[1].is_within:
+            return _layer(UPDATE, worst[1], _difference(worst, expected))
+    return _layer(UPDATE, (worst := _worst(updates))[1], _difference(worst, "AdamW's formula")) if updates else None
+
+
+def _without_bf16_gradients(layer: AlignmentLayer, raw: RawRecords) -> AlignmentLayer:
+    """Return the layer, failed where a step's sums of gradients are all numbers of bf16."""
+    in_bf16 = next((s for s in raw.sampled if has_bf16_gradients(s)), None)
+    if in_bf16 is None:
+        return layer
+    detail = f"every gradient sampled at step {in_bf16.step} is a bf16 number: sums in float32 are not"
+    return layer.model_copy(update={"passed": False, "detail": detail})
+
+
+def _difference(error: tuple[SampledStep, SampleError], expected: str) -> str:
+    sampled, worst = error
+    return f"{worst.name} at step {sampled.step}: {worst.value:.1e} off {expected}, limit {worst.limit:.1e}"
 
 
 def _missing_output(sampled: SampledStep) -> str | None:
-    """Return which operation a sampled layer lacks that others have; None without one. All layers are alike."""
+    """Return which operation a sampled layer lacks that others have; None without one.
+
+    All layers are alike, but that a pipeline's stage does not sample the gradient of its first norm.
+    """
     parts = dict[str, set[str]]()
     for operation in sampled.operations:
-        if operation.kind != "update" and operation.name.startswith("layers."):
+        if operation.kind not in ("update", "norm gradient") and operation.name.startswith("layers."):
             _, layer, name = operation.name.split(".", 2)
             parts.setdefault(layer, set()).add(name)
     for layer, names in sorted(parts.items()):
@@ -106,7 +149,7 @@ def _updates(sampled: SampledStep, work: Work, raw: RawRecords) -> Iterator[Samp
         yield from update_errors(sampled, work.training, norm, updates)
 
 
-def _worst(errors: Sequence[tuple[SampledStep, SampleError]]) -> tuple[SampledStep, SampleError]:
+def _worst(errors: Errors) -> tuple[SampledStep, SampleError]:
     """Return the error that is farthest out of its limits, or nearest to them."""
     return max(errors, key=lambda pair: max(pair[1].value / pair[1].limit, pair[1].least / max(pair[1].value, 1e-300)))
 

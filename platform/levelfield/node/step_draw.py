@@ -20,8 +20,8 @@ _LAST_BYTES = 2**12  # of a rank's events: a step is the last line that it write
 class StepDraw:
     """The draw of one node. No file and no other process has it before the rank is told.
 
-    A rank that is told samples its next step. The first rank of a node that is not told in time samples the window's
-    last step.
+    A rank that is told samples its next two steps. The first rank of a node that is not told in time samples the
+    window's last step.
     """
 
     def __init__(self, events: Path) -> None:
@@ -41,7 +41,8 @@ class StepDraw:
             if self._is_done:
                 return
             window = job["window"]
-            self._before = self._random.randint(window["first_step"] - 1, window["last_step"] - 1)
+            first = window["first_step"]
+            self._before = self._random.randint(first - 1, max(first, window["last_step"] - 1) - 1)
             self._rank = self._random.choice(ranks)
         with suppress(OSError):  # not there yet
             steps = _STEP.findall(read_last(self._events / f"rank{self._rank}.jsonl", _LAST_BYTES))

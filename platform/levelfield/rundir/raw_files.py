@@ -7,7 +7,7 @@ that another process wrote into the file. It is reported, and makes the run inva
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from levelfield.measure.raw_facts import (
     StepRecord,
     WeightSlice,
 )
-from levelfield.measure.spot_check import KINDS, SampledOperation, SampledStep
+from levelfield.measure.sampled_operations import KINDS, SampledOperation, SampledStep, TokenChecksums
 from levelfield.rundir.event_lines import (
     DAMAGE_ERRORS,
     JsonObject,
@@ -178,14 +178,43 @@ def _event_files(paths: RunPaths, damage_sentences: list[str], kind: str = "") -
 
 
 def _sampled_steps(paths: RunPaths, damage_sentences: list[str]) -> Iterator[SampledStep]:
-    """Return what each rank sampled of a step. A damaged file gives none, and a sentence in `damage_sentences`."""
+    """Return what each rank sampled of its steps. A damaged file gives none, and a sentence in `damage_sentences`."""
     for rank, path in _event_files(paths, damage_sentences, ".spot_check"):
         try:
-            first, *others = read_lines(path, damage_sentences)
-            operations = tuple(map(_sampled_operation, others))
-            yield SampledStep(rank, strict_whole_number(first["step"]), first["told"] is True, operations)
+            yield from [_sampled_step(rank, lines) for lines in _lines_by_step(read_lines(path, damage_sentences))]
         except DAMAGE_ERRORS as error:
             damage_sentences.append(f"{path.name}: what was sampled is damaged: {type(error).__name__} {error}")
+
+
+def _lines_by_step(lines: Iterable[JsonObject]) -> list[list[JsonObject]]:
+    """Return the lines of each step: its first one says which. Raises ValueError without a step."""
+    steps: list[list[JsonObject]] = []
+    for line in lines:
+        if line.get("event") == "sampled":
+            steps.append([])
+        if not steps:
+            break
+        steps[-1].append(line)
+    if not steps:
+        raise ValueError("no step")
+    return steps
+
+
+def _sampled_step(rank: int, lines: Sequence[JsonObject]) -> SampledStep:
+    """Return what the lines of one step have. Raises one of DAMAGE_ERRORS."""
+    first, *others = lines
+    operations = tuple(_sampled_operation(line) for line in others if line["event"] not in ("tokens", "losses"))
+    tokens = tuple(
+        TokenChecksums(str(line["name"]), *(tuple(map(strict_whole_number, line[key])) for key in ("read", "expected")))
+        for line in others
+        if line["event"] == "tokens"
+    )
+    losses, factors = (
+        tuple(float(number) for line in others if line["event"] == "losses" for number in sequence(line[key]))
+        for key in ("losses", "factors")
+    )
+    step = strict_whole_number(first["step"])
+    return SampledStep(rank, step, first["told"] is True, operations, tokens, losses, factors)
 
 
 def _sampled_operation(event: JsonObject) -> SampledOperation:

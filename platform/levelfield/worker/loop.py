@@ -52,9 +52,11 @@ def train_steps(job: Job, recorder: Recorder, trainer: Trainer) -> None:
     """
     batches, records = iter(Batches(job, coordinates(job).data)), _Records(job, recorder, trainer)
     ahead, unfinished = getattr(trainer, "runs_ahead", False), None
-    batch = next(batches, None)
+    batch, spot_check = next(batches, None), getattr(trainer, "spot_check", None)
     recorder.begin()
     while batch is not None:
+        if spot_check is not None:
+            spot_check.begin(batch)
         trainer.launch(batch)
         if unfinished is not None:
             records.finish(unfinished)
@@ -64,7 +66,6 @@ def train_steps(job: Job, recorder: Recorder, trainer: Trainer) -> None:
             records.finish(batch)
         batch = upcoming
     recorder.final_weights(trainer.weights())
-    spot_check = getattr(trainer, "spot_check", None)
     if spot_check is not None:
         spot_check.write()
     if job.save_weights_dir:

@@ -8,20 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from levelfield.catalog.registry import Registry
-from levelfield.measure.spot_check import (
-    GELUS,
+from levelfield.measure.sampled_operations import (
     KINDS,
     LIMITS,
     SampledOperation,
     SampledStep,
     SampleError,
-    chain_errors,
-    has_bf16_gradients,
-    output_errors,
     precision_word,
     rounded,
-    update_errors,
 )
+from levelfield.measure.sampled_updates import has_bf16_gradients, idle_change_errors, sum_errors, update_errors
+from levelfield.measure.spot_check import GELUS, chain_errors, norm, norm_scale_errors, output_errors
+from levelfield.specs.architecture import RopeScaling
 from levelfield.specs.case import Work
 from levelfield.worker.job import Schedule
 from levelfield.worker.schedule import learning_rate
@@ -81,7 +79,7 @@ def test_a_product_in_the_planned_precision_is_within(precision: str, work: Work
         ("fp32", product_in("e4m3"), "E4M3"),
         ("bf16", product_in("e4m3", "bf16", "bf16"), "E4M3"),
         ("fp16", product_in("bf16", "bf16", "fp16"), "bf16"),
-        ("fp8", product_in("bf16", "bf16", "bf16"), "more than 8 bits"),
+        ("fp8", product_in("bf16", "bf16", "bf16"), "more bits"),
         ("fp8", product_in("e5m2", "bf16", "bf16"), "fewer bits"),
     ],
 )
@@ -344,12 +342,249 @@ def test_places_of_attention_lie_in_the_sequence() -> None:
             replace(attention_of(), places=places).check_shapes()
 
 
+HEADS = {
+    "query": RANDOM.normal(size=(4, 8)),
+    "key": RANDOM.normal(size=(2, 6, 8)),
+    "value": RANDOM.normal(size=(2, 6, 5)),
+}
+
+
+def heads_of(window: int | None = None) -> SampledOperation:
+    """Attention of 4 heads, two of which share keys and values, at position 5."""
+    rows = []
+    for head, query in enumerate(HEADS["query"]):
+        key, value = HEADS["key"][head // 2], HEADS["value"][head // 2]
+        weights = np.array([np.exp(query @ key[place] / 8**0.5) for place in range(6)])
+        weights[: 6 - (window or 6)] = 0.0
+        rows.append(weights @ value / weights.sum())
+    return SampledOperation("heads", "layers.1.attention heads", {**HEADS, "output": np.stack(rows)})
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_heads_attend_with_their_group_in_the_window(window: int | None, work: Work) -> None:
+    model = work.model.model_copy(update={"sliding_window": window})
+    operation = heads_of(window)
+    (error,) = output_errors(SampledStep(0, 5, True, (operation,)), model, "fp32")
+    assert error.value < 1e-12
+    other = model.model_copy(update={"sliding_window": 4})
+    (error,) = output_errors(SampledStep(0, 5, True, (operation,)), other, "fp32")
+    assert not error.is_within
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: {"output": a["output"] * np.array([1, 1, 0, 1])[:, None]},
+        lambda a: {"output": a["output"][[1, 0, 2, 3]]},
+        lambda a: {"output": np.where(np.eye(4, 5) > 0, np.nan, a["output"])},
+        lambda a: {"key": a["key"][::-1]},
+        lambda a: {"value": a["value"] * 1.01},
+    ],
+    ids=["a head of zeros", "swapped heads", "nan", "other keys", "one per cent"],
+)
+def test_other_heads_are_without(change: Any, work: Work) -> None:
+    operation = heads_of()
+    assert not error_of(changed(operation, **change(operation.arrays)), "fp32", work).is_within
+
+
+def rotated_attention(base: float) -> SampledOperation:
+    """`attention_of`, whose queries and keys are those that rotate by the angles of `base`."""
+    operation = attention_of()
+    places, arrays = list(operation.places), operation.arrays
+    unrotated = []
+    for rows in (arrays["query"], arrays["key"][places]):
+        size = rows.shape[1] // 2
+        turned = []
+        for place, row in zip(places, rows, strict=True):
+            turns = [np.exp(-1j * place * base ** (-pair / size)) for pair in range(size)]
+            pairs = (row[:size] + 1j * row[size:]) * np.array(turns)
+            turned.append(np.concatenate((pairs.real, pairs.imag)))
+        unrotated.append(np.array(turned))
+    return changed(operation, unrotated_query=unrotated[0], unrotated_key=unrotated[1])
+
+
+@pytest.fixture
+def rotary(work: Work) -> Work:
+    model = work.model.model_copy(update={"positions": "rope", "rope_base": 10000.0})
+    return work.model_copy(update={"model": model})
+
+
+def rotation_of(operation: SampledOperation, work: Work) -> SampleError:
+    operation.check_shapes()
+    _, rotation = output_errors(SampledStep(0, 5, True, (operation,)), work.model, "fp32")
+    return rotation
+
+
+def test_queries_and_keys_are_rotated_by_their_positions(rotary: Work) -> None:
+    assert rotation_of(rotated_attention(10000.0), rotary).value < 1e-12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: rotated_attention(10100.0),
+        lambda o: replace(o, places=(*o.places[:-1], o.places[-1] - 1)),
+        lambda o: changed(o, unrotated_key=o.arrays["unrotated_key"][::-1]),
+        lambda o: changed(o, unrotated_query=o.arrays["query"]),
+        lambda o: changed(o, unrotated_query=o.arrays["unrotated_query"] * np.nan),
+    ],
+    ids=["base 1 % off", "a position off", "swapped", "not rotated", "nan"],
+)
+def test_another_rotation_is_without(change: Any, rotary: Work) -> None:
+    assert not rotation_of(change(rotated_attention(10000.0)), rotary).is_within
+
+
+def test_a_scaled_rotation_is_another_one(rotary: Work) -> None:
+    scaling = RopeScaling(kind="linear", factor=4.0)
+    stretched = rotary.model_copy(update={"model": rotary.model.model_copy(update={"rope_scaling": scaling})})
+    assert not rotation_of(rotated_attention(10000.0), stretched).is_within
+    quarter = rotated_attention(10000.0)
+    arrays, places = quarter.arrays, list(quarter.places)
+    keys = arrays["key"].copy()
+    rows = {"query": arrays["unrotated_query"], "key": arrays["unrotated_key"]}
+    turned = {name: turn(array, [place / 4 for place in places], 10000.0) for name, array in rows.items()}
+    keys[places] = turned["key"]
+    assert rotation_of(changed(quarter, query=turned["query"], key=keys), stretched).value < 1e-6
+
+
+def turn(rows: Numbers, angles: list[float], base: float) -> Numbers:
+    size = rows.shape[1] // 2
+    turns = np.exp(1j * np.outer(angles, base ** -(np.arange(size) / size)))
+    pairs = (rows[:, :size] + 1j * rows[:, size:]) * turns
+    return np.concatenate((pairs.real, pairs.imag), 1)
+
+
+def norm_scale(operation: SampledOperation, work: Work, precision: str) -> SampleError:
+    (error,) = norm_scale_errors(SampledStep(0, 5, True, (operation,)), work.model, precision)
+    return error
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_rounding_of_its_numbers_leaves_a_norms_scale(weights: str, work: Work) -> None:
+    near_one = changed(norm_of(X, "layernorm", work.model.norm_eps), weight=np.full(256, 1.003), bias=np.zeros(256))
+    _, expected, _ = norm(changed(near_one, weight=round_to(near_one.arrays["weight"], weights)), work.model)
+    honest = changed(near_one, output=round_to(expected, "bf16"))
+    assert norm_scale(honest, work, "bf16").is_within
+    factors = 1 + 2e-3 * RANDOM.normal(size=(16, 1))
+    coarse = changed(near_one, output=round_to(expected * factors, "bf16"))
+    assert not norm_scale(coarse, work, "bf16").is_within and error_of(coarse, "bf16", work).is_within
+
+
+def weight_gradients(outputs: str, inputs: str, count: int) -> list[SampledOperation]:
+    operations = []
+    for number in range(count):
+        y, x = RANDOM.normal(size=(2, 8, 64))
+        arrays = {"inputs": y, "weight": x, "output": round_to(y, outputs) @ round_to(x, inputs).T}
+        operations.append(SampledOperation("weight gradient", f"layers.{number}.mlp.up weights", arrays))
+    return operations
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "is_within"),
+    [("e5m2", "e4m3", True), ("e4m3", "e4m3", False), ("fp32", "e4m3", False)],
+)
+def test_gradients_in_fp8_are_judged_together(outputs: str, inputs: str, is_within: bool, work: Work) -> None:
+    step = SampledStep(0, 5, True, tuple(weight_gradients(outputs, inputs, 60)))
+    *_, together = output_errors(step, work.model, "fp8")
+    assert together.name == "60 weight gradients together" and together.is_within is is_within, together
+    few = output_errors(replace(step, operations=step.operations[:3]), work.model, "fp8")
+    assert len(few) == 3
+
+
+def test_zeros_have_no_scale(work: Work) -> None:
+    zeros = changed(norm_of(X, "layernorm", work.model.norm_eps), output=0 * X, weight=0 * W[0], bias=0 * W[0])
+    assert norm_scale(zeros, work, "bf16").value == 0
+
+
+def test_a_weight_gradient_is_a_product_over_tokens(work: Work) -> None:
+    outputs, inputs = round_to(X, "bf16"), round_to(50 * W, "bf16")  # [rows, tokens], [columns, tokens]
+    operation = SampledOperation(
+        "weight gradient",
+        "layers.0.mlp.up weights",
+        {"inputs": outputs, "weight": inputs, "output": outputs @ inputs.T},
+    )
+    operation.check_shapes()
+    assert error_of(operation, "bf16", work).value < 1e-12
+    for others in (
+        {"output": round_to(operation.arrays["output"], "e4m3")},
+        {"output": operation.arrays["output"].T},
+        {"output": round_to(outputs, "e4m3") @ round_to(inputs, "e4m3").T},
+        {"inputs": np.roll(outputs, 1, 1)},
+        {"inputs": np.where(np.arange(256) < 64, 0.0, outputs)},
+    ):
+        assert not error_of(changed(operation, **others), "bf16", work).is_within
+    assert not error_of(operation, "fp8", work).is_within
+
+
+def sums_of(work: Work, **arrays: Numbers) -> SampledStep:
+    parts = RANDOM.normal(size=(4, 16))
+    operation = changed(update_of(work, 9, 2.0), micro_batches=parts, gradient=parts.sum(0))
+    operation = changed(operation, **arrays)
+    operation.check_shapes()
+    return SampledStep(0, 9, True, (operation,))
+
+
+def test_a_gradient_is_the_sum_of_its_micro_batches(work: Work) -> None:
+    (error,) = sum_errors(sums_of(work), 4)
+    assert error.value < 1e-12 and not list(sum_errors(SampledStep(0, 9, True, (update_of(work, 9, 2.0),)), 4))
+    for accumulation in (3, 5):
+        (error,) = sum_errors(sums_of(work), accumulation)
+        assert error.value == np.inf
+    parts = RANDOM.normal(size=(4, 16))
+    for gradient in (parts.sum(0) / 4, parts[:3].sum(0), round_to(parts.sum(0), "fp16"), parts.sum(0) * np.nan):
+        (error,) = sum_errors(sums_of(work, micro_batches=parts, gradient=gradient), 4)
+        assert not error.is_within
+
+
+def two_steps(work: Work, rank: int = 0, step: int = 10, **arrays: Numbers) -> tuple[SampledStep, SampledStep]:
+    first = update_of(work, 9, 2.0)
+    left = {name: first.arrays[f"new_{name}"] for name in ("value", "mean", "square")}
+    second = changed(first, **left, **arrays)
+    return SampledStep(0, 9, True, (first,)), SampledStep(rank, step, True, (second,))
+
+
+def test_nothing_changes_from_one_step_to_the_next(work: Work) -> None:
+    errors = [error for _, error in idle_change_errors(two_steps(work))]
+    assert [error.name.split()[0] for error in errors] == ["value", "mean", "square"]
+    assert all(error.is_within for error in errors)
+    before, after = two_steps(work)
+    for name in ("value", "mean", "square"):
+        numbers = after.operations[0].arrays[name]
+        for change in (numbers * 1.01, numbers[::-1], numbers * 0, rounded(numbers, "bf16"), numbers * np.nan):
+            broken = replace(after, operations=(changed(after.operations[0], **{name: change}),))
+            errors = [error for _, error in idle_change_errors((before, broken))]
+            assert [error.name.split()[0] for error in errors if not error.is_within] == [name]
+
+
+def test_steps_of_other_ranks_or_farther_apart_are_not_compared(work: Work) -> None:
+    assert not list(idle_change_errors(two_steps(work, rank=1))) and not list(
+        idle_change_errors(two_steps(work, step=11))
+    )
+
+
+def test_arrays_of_ends_and_sums_that_do_not_fit_are_refused(work: Work) -> None:
+    for operation in (heads_of(), rotated_attention(10000.0), sums_of(work).operations[0]):
+        operation.check_shapes()
+        for name, array in operation.arrays.items():
+            for other in (array[..., :-1], array[..., None], array[:0]):
+                with pytest.raises(ValueError, match="found shapes"):
+                    changed(operation, **{name: other}).check_shapes()
+
+
 def test_each_kind_names_its_arrays() -> None:
     assert {kind: len(required) for kind, (required, _) in KINDS.items()} == {
         "product": 3,
         "input gradient": 3,
+        "weight gradient": 3,
         "norm": 3,
         "attention": 4,
+        "heads": 4,
+        "norm gradient": 2,
+        "activation gradient": 3,
+        "attention gradient": 6,
+        "embedding": 2,
+        "table gradient": 1,
+        "loss": 6,
         "update": 7,
     }
     assert list(LIMITS.values()) == sorted(LIMITS.values())

@@ -1,4 +1,4 @@
-"""A rank samples one step of the window: the next one after it is told, or the last one."""
+"""A rank samples two steps of the window: the next ones after it is told, or the last one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from levelfield.worker import SpotCheck, StorageError
+from levelfield.worker import Batch, SpotCheck, StorageError
 from levelfield.worker.job import Job, Window
 from levelfield.worker.spot_check import MAX_BYTES, ROWS, pack_array, unpack_array
 from worker_jobs import make_job
@@ -26,11 +26,11 @@ def tell(job: Job, rank: int = 0) -> None:
     (Path(job.events_dir) / f"rank{rank}.spot_check").write_text("a seed")
 
 
-def test_the_next_step_after_it_is_told_is_sampled_once(job: Job) -> None:
+def test_the_next_two_steps_after_it_is_told_are_sampled(job: Job) -> None:
     check = SpotCheck(job)
     assert [check.wants(step) for step in (1, 2, 3)] == [False] * 3
     tell(job)
-    assert [check.wants(step) for step in (4, 5, 6)] == [True, False, False]
+    assert [check.wants(step) for step in (4, 5, 6)] == [True, True, False]
 
 
 def test_a_step_before_the_window_is_not_sampled(job: Job) -> None:
@@ -72,6 +72,100 @@ def test_rows_of_one_number_of_tokens_are_the_same(job: Job) -> None:
     first = check.rows(1000)
     check.rows(2000)
     assert check.rows(1000) == first and check.places(ROWS, 1000) != first
+
+
+def test_numbers_of_a_parameter_are_the_same_in_both_steps_and_rows_are_not(job: Job) -> None:
+    tell(job)
+    check = SpotCheck(job)
+    check.wants(3)
+    places, rows = check.updated_places("head.weight", 1000), check.rows(1000)
+    assert check.updated_places("head.weight", 1000) == places != check.updated_places("embedding.weight", 1000)
+    check.wants(4)
+    assert check.updated_places("head.weight", 1000) == places and check.rows(1000) != rows
+
+
+def test_each_step_has_what_was_sampled_in_it(job: Job) -> None:
+    tell(job)
+    check = SpotCheck(job)
+    for step in (3, 4, 5):
+        if check.wants(step):
+            assert not check.has("final_norm")
+            check.norm("final_norm", NUMBERS, NUMBERS[0], None, step * NUMBERS)
+            assert check.has("final_norm")
+    lines = written(check, job)
+    assert [(line["event"], line.get("step")) for line in lines] == [
+        *(("sampled", 3), ("norm", None), ("sampled", 4), ("norm", None))
+    ]
+    assert unpack_array(lines[1]["output"], 6)[0, 0] == 4.5 and unpack_array(lines[3]["output"], 6)[0, 0] == 6.0
+
+
+def written(check: SpotCheck, job: Job) -> list[dict[str, Any]]:
+    check.write()
+    return [json.loads(line) for line in (Path(job.events_dir) / "rank0.spot_check.jsonl").read_text().splitlines()]
+
+
+INPUTS = np.array([[[7, 3, 7], [2, 5, 3]], [[1, 1, 1], [4, 4, 9]]])  # [micro-batch, rows, sequence]
+
+
+def begun(job: Job) -> SpotCheck:
+    tell(job)
+    check = SpotCheck(job)
+    check.begin(Batch(3, INPUTS, INPUTS + 1, 12, 0))
+    check.wants(3)
+    return check
+
+
+def test_tokens_are_those_of_the_batch(job: Job) -> None:
+    check = begun(job)
+    assert (check.batch_tokens, check.inputs_at([0, 4])) == (6, [7, 5])
+    assert set(check.tokens(3)) < {2, 3, 5, 7} and check.tokens(8) == [2, 3, 5, 7]
+
+
+def test_the_tokens_that_a_training_uses_have_checksums_beside_those_of_the_batch(job: Job) -> None:
+    check = begun(job)
+    check.read("inputs", INPUTS[0])
+    check.read("inputs", INPUTS[0])
+    check.read("targets", (INPUTS + 1)[0].astype(np.int32))
+    _, inputs, targets = written(check, job)
+    assert inputs["read"][0] == inputs["read"][1] == inputs["expected"][0] != inputs["expected"][1]
+    assert targets["read"] == targets["expected"][:1] and len(targets["expected"]) == 2
+
+
+def test_a_loss_has_the_targets_of_the_batch(job: Job) -> None:
+    check = begun(job)
+    numbers = np.arange(6.0)
+    check.loss((numbers, numbers, numbers), [1, 5], np.ones((2, 9)), np.ones((2, 9)))
+    check.micro_batch_loss(2.5, 0.5)
+    check.micro_batch_loss(3.5, 0.25)
+    _, loss, losses = written(check, job)
+    assert unpack_array(loss["targets"], 9).tolist() == [4, 4] and (losses["losses"], losses["factors"]) == (
+        [2.5, 3.5],
+        [0.5, 0.25],
+    )
+
+
+def test_a_tables_gradient_has_the_inputs_of_the_batch(job: Job) -> None:
+    check = begun(job)
+    check.table_gradient("embedding", [3, 7], np.ones((2, 4)), np.ones((6, 4)), None)
+    _, table = written(check, job)
+    assert unpack_array(table["read"], 9).tolist() == [7, 3, 7, 2, 5, 3] and table["head_gradient"] is None
+
+
+def test_one_micro_batch_of_a_sampled_step_is_drawn(job: Job) -> None:
+    tell(job)
+    check = SpotCheck(job)
+    check.begin(Batch(2, INPUTS, INPUTS + 1, 12, 0))
+    assert not check.wants(2) and list(check.micro_batches(3)) == [0, 1, 2]
+    drawn = set()
+    for seed in range(30):
+        (Path(job.events_dir) / "rank0.spot_check").write_text(str(seed))
+        check = SpotCheck(job)
+        check.begin(Batch(3, INPUTS, INPUTS + 1, 12, 0))
+        check.wants(3)
+        (sampled,) = [number for number in check.micro_batches(2) if not check.has("final_norm")]
+        assert check.inputs_at([0, 4]) == [[7, 5], [1, 4]][sampled] and not check.has("final_norm")
+        drawn.add(sampled)
+    assert drawn == {0, 1}
 
 
 def test_wide_layers_are_sampled_as_far_as_the_bytes_go(job: Job) -> None:
