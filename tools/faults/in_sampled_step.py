@@ -6,8 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from layouts import MODELS, SINGLE, Variant, launch, planted, script_of, small_job
+from layouts import MODELS, SINGLE, Variant, events, launch, planted, script_of, small_job
 from levelfield.judge.spot_checks import spot_check_layers
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.case import Work
@@ -129,7 +130,7 @@ casts.CastLinear.backward = staticmethod(quantised)
         "E4M3 gradients, not E5M2",
         "fp8",
         FP8_ROUNDED.format(change="return rounded(tensor, torch.float8_e4m3fn)"),
-        None,
+        "products",
         "llama",
     ),
     SampledFault(
@@ -157,7 +158,7 @@ fp8_rounded._Products.backward = staticmethod(in_bf16)
         "E4M3 queries in attention, late", "bf16",
         QUANTISED + LATE
         + ATTENTION.format(change="query = in_bits(query, torch.float8_e4m3fn) if is_late() else query"),
-        None,
+        "products",
     ),
     SampledFault(
         "biases left out, late", "bf16",
@@ -348,18 +349,19 @@ HONEST = (
 
 def sampled_layers(
     folder: Path, precision: str, family: str = "gpt", variant: Variant = SINGLE, code: str = "",
-    framework: str = "torch", python: Path | None = None,
+    framework: str = "torch", python: Path | None = None, seed: str = "a seed",
 ) -> Sequence[AlignmentLayer]:  # fmt: skip
     """Train the small model of the family for STEPS steps, and return the layers that its sampled step gives.
 
-    The first rank is told before the training, as if the platform had drawn the window's first step.
+    Every rank is told before the training, as if the platform had drawn the window's first step.
     """
     # every norm is above the limit, so that clipping shows
     job = {**small_job(MODELS[family], variant, STEPS, precision, gradient_clip=0.5), "spot_check": True}
     job["window"] = {"first_step": FIRST, "last_step": STEPS}
     events = folder / "events"
     events.mkdir(parents=True)
-    (events / "rank0.spot_check").write_text("a seed")
+    for rank in range(variant.ranks):
+        (events / f"rank{rank}.spot_check").write_text(f"{seed}, {rank}")
     script = planted(folder, framework, code) if code else script_of(framework)
     for rank, end in enumerate(launch(job, events, script, python)):
         if end.returncode:
@@ -371,7 +373,21 @@ def sampled_layers(
             "limits": {"heartbeat_seconds": 60, "step_seconds": 60, "start_seconds": 60},
         }
     )
-    return spot_check_layers(read_raw(RunPaths(folder)), work, job["accumulation"] * job["layout"]["data"])
+    return spot_check_layers(read_raw(RunPaths(folder)), work, job["accumulation"], job["layout"]["data"])
+
+
+def figures(
+    folder: Path, precision: str, framework: str = "torch", python: Path | None = None, **settings: Any
+) -> list[tuple[float, float]]:
+    """Train the small GPT for a few steps and return (loss, gradient norm) of each. settings: more keys of the job."""
+    window = {"first_step": 2, "last_step": 4}
+    job = {**small_job(MODELS["gpt"], SINGLE, 4, precision), "window": window, **settings}
+    folder.mkdir()
+    (folder / "rank0.spot_check").write_text("a seed")
+    (end,) = launch(job, folder, script_of(framework), python)
+    if end.returncode or (folder / "rank0.spot_check.jsonl").exists() != job.get("spot_check", False):
+        raise RuntimeError(end.output[-3000:])
+    return [(event["loss"], event["grad_norm"]) for event in events(folder, 0) if event["event"] == "step"]
 
 
 def failed_layer(layers: Sequence[AlignmentLayer]) -> str | None:
