@@ -97,7 +97,9 @@ class ZeroTrainer:
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
         sample = not self.job.tuning.compile and self.spot_check.wants(batch.step)
-        with sampled_forward(self.model, self.spot_check) if sample else contextlib.nullcontext():
+        # at ZeRO stage 3 the engine gives each module another tensor than the block has
+        sampling = sampled_forward(self.model, self.spot_check, self.stage < 3) if sample else contextlib.nullcontext()
+        with sampling:
             for micro in self.spot_check.micro_batches(self.job.accumulation):
                 if micro:
                     self.engine.step()  # between micro-batches it only counts

@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck) -> Iterator[None]:
-    """Sample the layers that `check` draws and the model's ends, while the context lasts: in one micro-batch."""
+def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck, sees_residuals: bool = True) -> Iterator[None]:
+    """Sample the layers that `check` draws and the model's ends, while the context lasts: in one micro-batch.
+
+    sees_residuals: a norm's input is the very tensor that its branch is added to, whose gradient is that of both.
+    """
     modules = list(model.named_modules())
     held = sorted({int(name.split(".")[1]) for name, _ in modules if name.startswith("layers.")})
     names = {name for name, _ in modules}
@@ -51,7 +54,9 @@ def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck) -> Iterator[
                 sample_ends(module, check, stack)
             if ".".join(name.split(".")[:2]) not in drawn:
                 continue
-            hook = _hook_of(module, name, check, activations, f"{name.rpartition('.')[0]}.gate" in names, stack)
+            hook = _hook_of(
+                module, name, check, activations, f"{name.rpartition('.')[0]}.gate" in names, sees_residuals, stack
+            )
             if hook is not None:  # before the hooks that gather or sum a rank's part
                 stack.callback(module.register_forward_hook(hook, prepend=True, with_kwargs=True).remove)
             if isinstance(module, Attention) and check.has_whole_sequences:
@@ -65,10 +70,11 @@ def _hook_of(
     check: SpotCheck,
     activations: dict[str, ActivationGradients],
     is_gated: bool,
+    sees_residuals: bool,
     stack: contextlib.ExitStack,
 ) -> Callable[..., None] | None:
     if isinstance(module, (LayerNorm, RMSNorm)):
-        return lambda layer, inputs, _options, output: _sample_norm(check, name, layer, inputs, output)
+        return lambda layer, inputs, _options, output: _sample_norm(check, name, layer, inputs, output, sees_residuals)
     if not hasattr(module, "in_features"):  # of Linear, or of another library's in its place
         return None
     block, _, last = name.rpartition(".")
@@ -123,7 +129,9 @@ def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any,
     return True
 
 
-def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _sample_norm(
+    check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ...], output: Any, sees_residuals: bool
+) -> None:
     if check.has(name):
         return
     # fused/add_norm.py returns the sum that it normalised, too
@@ -137,7 +145,7 @@ def _sample_norm(check: SpotCheck, name: str, module: Any, inputs: tuple[Any, ..
         None if bias is None else on_host(_plain(bias)),
         on_host(y.flatten(0, -2)[rows]),
     )
-    if not isinstance(output, tuple) and not isinstance(inputs[0], DTensor) and not isinstance(output, DTensor):
+    if sees_residuals and not any(isinstance(tensor, (tuple, DTensor)) for tensor in (inputs[0], output)):
         watch_norm(check, name, inputs[0], output, rows)
 
 
