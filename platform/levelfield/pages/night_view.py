@@ -25,7 +25,12 @@ from levelfield.series.ticket import Ticket, Tickets
 MAX_CHANGES = 60  # rows of the table of changes, so that the first page stays small
 # The badge is a picture for a README, and the JSON that a badge service such as shields.io reads.
 _BADGE_LABEL = "nightly"
-_BADGE_COLOURS = {"failing": "#b3261e", "missing": "#8a6100", "passing": "#1a7f37", "open": "#57606a"}  # on white text
+_BADGE_COLOURS = {
+    "failing": "#b3261e",
+    "missing": "#8a6100",
+    "passing": "#1a7f37",
+    "unknown": "#57606a",
+}  # on white text
 _CHARACTER_WIDTH, _MARGIN, _HEIGHT = 6.6, 6, 20  # of Verdana at 11 pixels
 _BADGE_SVG = """\
 <svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" aria-label="{label}: {message}">
@@ -79,7 +84,7 @@ class NightView:
     series_count: int
     unreadable_ids: tuple[str, ...]
     is_judged: bool  # whether a gate said anything about the night; a missing run alone is no judgement
-    attention_count: int  # findings that need a person
+    attention_count: int  # series and entries that need a person
     fewest_nights: ClassVar = MIN_LEVEL_NIGHTS  # that a series needs before it is compared
 
 
@@ -134,9 +139,8 @@ def _missing_entries(content: PagesContent) -> list[MissingEntry]:
     """Return expected entries without a run, by the gate's findings and by the runs of the night themselves."""
     findings = [finding for finding in content.last_night_findings if finding.word == "missing"]
     labels = {finding.series: finding.label for finding in findings}
-    never_ran = [
-        name for name, digest in content.expected_entries.items() if digest is None and name in labels.values()
-    ]
+    missing_names = {finding.label for finding in findings}  # entries that never ran have no series
+    never_ran = [name for name, digest in content.expected_entries.items() if digest is None and name in missing_names]
     names = {digest: name for name, digest in content.expected_entries.items() if digest}
     ran_digests = {
         digest
@@ -157,7 +161,7 @@ def _missing_entries(content: PagesContent) -> list[MissingEntry]:
 def badge_files(night: NightView) -> dict[str, str]:
     """Return the files of the badge by their names in the site."""
     is_compared = any(night.word_counts[word] for word in COMPARED_WORDS)
-    message, state = ("passing", "passing") if is_compared else ("no baseline yet", "open")
+    message, state = ("passing", "passing") if is_compared else ("no baseline yet", "unknown")
     for words, worse_state in (
         (ABSENCE_WORDS, "missing"),
         (FAILURE_WORDS, "failing"),
@@ -166,9 +170,9 @@ def badge_files(night: NightView) -> dict[str, str]:
         if phrases := [f"{count} {texts[count > 1]}" for count, texts in counts if count]:
             message, state = ", ".join(phrases), worse_state
     if night.night is None:
-        message, state = "no night", "open"
+        message, state = "no night", "unknown"
     else:
-        message = f"{message}, {night.night[:10]}"  # a picture that stays green is of nights that no longer run
+        message = f"{message}, {night.night[:10]}"  # a picture that stays green may be of nights that no longer run
     colour = _BADGE_COLOURS[state]
     shields = {"schemaVersion": 1, "label": _BADGE_LABEL, "message": message, "color": colour}
     if state == "failing":

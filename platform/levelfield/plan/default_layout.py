@@ -159,7 +159,7 @@ def smallest_fitting_task(task: LayoutTask, fixed: TuningChoice) -> LayoutTask |
 
     None where none fits with up to MAX_SEARCHED_DEVICES devices in all.
     """
-    while task.world_size < MAX_SEARCHED_DEVICES:
+    while 2 * task.world_size <= MAX_SEARCHED_DEVICES:
         is_node_full = task.devices >= DEVICES_PER_NODE
         task = replace(task, nodes=2 * task.nodes) if is_node_full else replace(task, devices=2 * task.devices)
         question = layout_question(task)

@@ -46,12 +46,14 @@ def test_what_was_expected_and_did_not_run_is_missing_also_without_a_gate() -> N
 
 
 def test_an_entry_that_never_ran_is_missing_where_the_gate_says_so() -> None:
-    finding = {"series": "", "label": "nightly/new", "word": "missing"}
-    expected: dict[str, Any] = {"2026-11-01": {"nightly/new": None, "nightly/other": None}}
-    seen = view(InMemoryStore([], findings={"2026-11-01": [finding]}, expected=expected))
+    findings = [{"series": "", "label": f"nightly/{name}", "word": "missing"} for name in ("new", "newer")]
+    expected: dict[str, Any] = {"2026-11-01": dict.fromkeys(("nightly/new", "nightly/newer", "nightly/other"))}
+    seen = view(InMemoryStore([], findings={"2026-11-01": findings}, expected=expected))
     assert [(entry.name, entry.last_began) for entry in seen.missing] == [
-        ("nightly/new", None)
-    ] and seen.arrived_count == 1
+        ("nightly/new", None),
+        ("nightly/newer", None),
+    ]
+    assert seen.arrived_count == 1
 
 
 def test_the_table_of_changes_is_bounded_and_says_so() -> None:

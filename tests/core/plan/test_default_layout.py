@@ -189,6 +189,16 @@ def test_the_place_from_which_it_fits_is_the_first_one_of_the_doublings() -> Non
     assert search_layouts(fitting).rows and not search_layouts(lacking).rows
 
 
+@pytest.mark.parametrize(("nodes", "searched"), [(96, []), (64, [1024]), (24, [384, 768])])
+def test_no_more_devices_are_searched_than_the_limit(
+    nodes: int, searched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decision, sizes = place(Registry(), Entry("llama3_70b:torch:H100:1:8", ASSUMED)), list[int]()
+    monkeypatch.setattr(default_layout, "layout_question", lambda task: sizes.append(task.world_size))
+    task = default_layout.LayoutTask(decision.selection, decision.selection.case.work("full"), nodes, 8)
+    assert default_layout.smallest_fitting_task(task, TuningChoice()) is None and sizes == searched
+
+
 def test_devices_that_no_layout_divides_stay_idle_where_no_number_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DEVICES", "3")
     registry = Registry([PLUGINS])
