@@ -25,7 +25,7 @@ from levelfield.specs.readable_json import json_text
 if TYPE_CHECKING:
     from levelfield.evidence.bundle_reader import Bundle
     from levelfield.evidence.packing import PackedRuns
-    from levelfield.evidence.verification import VerifiedRun
+    from levelfield.evidence.verification import RunVerification
     from levelfield.specs.paths import RunPaths
 
 _EVIDENCE_HELP = """\
@@ -199,7 +199,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.allowed_signers and bundle.signature is not None:
         signer_key = verify_signature(bundle.manifest_bytes, bundle.signature, options.allowed_signers, options.signer)
         signer = f"{signer_key.name}: {signer_key.key}"
-    runs: list[VerifiedRun] = []
+    runs: list[RunVerification] = []
     with Terminal().bytes_progress(f"recomputing {len(bundle.runs)} run(s)") as progress:
         registry = registry_of(options)
         for run in bundle.runs:
@@ -223,7 +223,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _verification_rows(
-    path: Path, bundle: Bundle, signer: str | None, runs: Sequence[VerifiedRun]
+    path: Path, bundle: Bundle, signer: str | None, runs: Sequence[RunVerification]
 ) -> Iterator[LabelledText]:
     unchecked = "yes, and not checked: give --allowed-signers FILE" if bundle.signature else "no"
     yield "bundle", f"{path}, made by levelfield {bundle.manifest.platform_version}"
@@ -238,7 +238,7 @@ def _verification_rows(
     yield "shown", conclusion
 
 
-def _verified_run_lines(run: VerifiedRun) -> Iterator[str]:
+def _verified_run_lines(run: RunVerification) -> Iterator[str]:
     yield f"{run.seal.word}{f': {run.seal.reason}' if run.seal.reason else ''}"
     yield f"code: {run.code}"
     for contradiction in run.contradictions[:_MAX_CONTRADICTIONS]:

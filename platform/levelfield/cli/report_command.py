@@ -218,7 +218,7 @@ def _add_explain_options(parser: argparse.ArgumentParser) -> None:
 def _explain(options: argparse.Namespace) -> int:
     """Print the parts of a run's step, or how the steps of two runs differ. Return 0."""
     from levelfield.catalog.registry import Registry
-    from levelfield.explain.explanation import load_step_parts, planned_step
+    from levelfield.explain.explanation import load_step_parts, predict_step
     from levelfield.explain.step_tables import step_sheets
     from levelfield.run.measurement import load_host_rates
     from levelfield.specs.base import dump
@@ -234,7 +234,7 @@ def _explain(options: argparse.Namespace) -> int:
         return 0
     plan, registry = read_plan(run_paths[0]), Registry()
     host = load_host_rates(registry) if plan.hardware.is_host else None
-    step = parts[0].model_copy(update={"planned": planned_step(plan, parts[0], registry, host)})
+    step = parts[0].model_copy(update={"planned": predict_step(plan, parts[0], registry, host)})
     print(dump(step) if options.format == "json" else format_sheets(options.format, step_sheets(step)), end="")
     return 0
 

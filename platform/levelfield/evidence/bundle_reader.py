@@ -14,7 +14,7 @@ from pathlib import Path
 
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.evidence.bundle_archive import FILE_NAME, read_members
-from levelfield.rundir.event_lines import JsonObject, check_strict_lines, event_or_none, strict_json
+from levelfield.rundir.event_lines import JsonObject, check_strict_lines, object_or_none, strict_json
 from levelfield.rundir.seal import FACTS_SUFFIX, OUTCOME, compare_with_seal, parse_document, stored_seal
 from levelfield.specs.base import json_digest, parse, sha256_of
 from levelfield.specs.bounded_reading import bounded_bytes
@@ -67,7 +67,7 @@ class RunInBundle:
 
     @property
     def _outcome(self) -> JsonObject | None:
-        return event_or_none(self.files.get(OUTCOME, b""))
+        return object_or_none(self.files.get(OUTCOME, b""))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.evidence.bundle_archive import FILE_NAME, MAX_BUNDLE_BYTES
 from levelfield.evidence.bundle_reader import RunInBundle
 from levelfield.evidence.placeholders import HOME_OWNER, Placeholders, find_hosts, json_words, redact_json
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, event_or_none, mapping
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, mapping, object_or_none
 from levelfield.rundir.seal import (
     MAX_SEALED_BYTES,
     OUTCOME,
@@ -41,7 +41,7 @@ _PART_BYTES = 2**20
 def make_placeholders(runs: Sequence[LoadedRun]) -> Placeholders:
     """Return the placeholders for all runs of a bundle: their folders, hosts and users, and those of this machine."""
     documents = [
-        {name: event_or_none(file.content) for name, file in run.files.items() if name.endswith(".json")}
+        {name: object_or_none(file.content) for name, file in run.files.items() if name.endswith(".json")}
         for run in runs
     ]
     texts = (
@@ -101,7 +101,7 @@ def redact_run(run: LoadedRun, placeholders: Placeholders) -> RunInBundle:
 def _redigest_certificate(run: RunInBundle) -> RunInBundle:
     """Return the run whose redacted certificate has the digest of its own content, also in the plan that names it."""
     name, plan, entries = "certificate.json", "plan.json", run.entry.files
-    document = event_or_none(run.files.get(name, b""))
+    document = object_or_none(run.files.get(name, b""))
     if document is None or entries[name].is_whole:
         return run
     with suppress(*DAMAGE_ERRORS):
@@ -141,7 +141,7 @@ def load_run(paths: RunPaths, name: str) -> LoadedRun:
     """
     raw = [*raw_paths(paths.root), *([(OUTCOME, paths.outcome)] if os.path.lexists(paths.outcome) else ())]
     files = {file: _load_file(file, path) for file, path in raw}
-    outcome = event_or_none(files[OUTCOME].content) if OUTCOME in files else None
+    outcome = object_or_none(files[OUTCOME].content) if OUTCOME in files else None
     seal = compare_with_seal(outcome, {file: content.digest for file, content in files.items() if file != OUTCOME})
     if seal.word == "tampered":
         raise GateFailed(f"{name} is tampered: {seal.reason}; a bundle needs the files that the run left")

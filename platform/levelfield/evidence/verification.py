@@ -22,7 +22,7 @@ from levelfield.judge.verdict import Redaction, training_verdict
 from levelfield.node.code_digest import code_digest
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import read_plan
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, event_or_none
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, object_or_none
 from levelfield.rundir.raw_files import RawRecords, read_raw
 from levelfield.rundir.seal import OUTCOME, names_something
 from levelfield.specs.base import LATER, load
@@ -51,7 +51,7 @@ _MAX_LAYERS, _MAX_RECORDS = 10_000, 20_000_000
 
 
 @dataclass(frozen=True)
-class VerifiedRun:
+class RunVerification:
     """The finding on one run of a bundle, whose figures were computed again."""
 
     name: str
@@ -82,8 +82,11 @@ class VerifiedRun:
         }
 
 
-def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> VerifiedRun:
-    """Return the finding on a run of a bundle. registry: the documents of this checkout; a bundle may need others."""
+def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> RunVerification:
+    """Return the finding on a run of a bundle.
+
+    registry: the documents of this checkout, which may lack some that the bundle's runs name.
+    """
     notes: list[str] = []
     code, version = "not known", bundle.manifest.platform_version
     if version != levelfield.__version__:
@@ -100,7 +103,7 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
                 )
             raw = read_raw(paths)
             result = collect(paths, raw, Redaction(run.seal, run.entry.software))
-            job, provenance = (event_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
+            job, provenance = (object_or_none(run.files.get(name, b"")) for name in ("job.json", "provenance.json"))
             launcher_warnings = set(raw.warnings) if OUTCOME in run.redacted else set()
             unsealed_warnings = [  # a launcher's sentence, or one that names a place
                 warning
@@ -125,7 +128,7 @@ def verify_run(run: RunInBundle, registry: Registry, bundle: Bundle) -> Verified
     notes += [finding for finding in findings if isinstance(finding, str)]
     unsealed = tuple(run.unsealed)
     redacted = tuple(name for name in run.redacted if name not in unsealed)
-    return VerifiedRun(run.name, run.seal, contradictions, tuple(notes), redacted, unsealed, code)
+    return RunVerification(run.name, run.seal, contradictions, tuple(notes), redacted, unsealed, code)
 
 
 def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | None = None) -> RunRecord:
@@ -136,7 +139,7 @@ def recomputed_record(paths: RunPaths, registry: Registry, step: StepParts | Non
     raw, plan = read_raw(paths), read_plan(paths)
     result = collect(paths, raw)
     record = record_of(paths, result=result, raw=raw, step=step)
-    job = event_or_none(read_regular(paths.job, "job")) if paths.job.exists() else None
+    job = object_or_none(read_regular(paths.job, "job")) if paths.job.exists() else None
     for finding in (
         *cross_check(plan, raw, job, raw.provenance, registry),
         *_check_reference(paths, registry, plan, raw, result),
@@ -201,7 +204,7 @@ def _compare_code(plan: Plan, registry: Registry) -> str:
 
 def _differences(run: RunInBundle, result: Result) -> Iterator[Contradiction | str]:
     """Yield each stated value that does not follow from the raw files, and a note on absent optional fields."""
-    stated = event_or_none(run.files.get(RESULT, b""))
+    stated = object_or_none(run.files.get(RESULT, b""))
     if stated is None:
         yield Contradiction(RESULT, "missing", "a result")
         return

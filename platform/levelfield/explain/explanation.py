@@ -15,7 +15,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.phases import RunFeature
 from levelfield.errors import UsageError
 from levelfield.explain.step_alone import AloneTimes, ChipRates, parse_alone_times, step_alone
-from levelfield.explain.step_difference import step_planned
+from levelfield.explain.step_difference import compare_with_prediction
 from levelfield.explain.step_division import (
     RankLayout,
     StepTime,
@@ -41,9 +41,9 @@ from levelfield.rundir.event_lines import (
     JsonObject,
     mapping,
     measured_events,
-    parse_event,
+    parse_object,
     sequence,
-    whole_number,
+    truncated_number,
 )
 from levelfield.specs.base import dump, load
 from levelfield.specs.constants import speed_interval
@@ -51,7 +51,7 @@ from levelfield.specs.host_rates import HostRates
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import MAX_RECORD_BYTES, Hardware, PeakUsed, Plan
-from levelfield.specs.step_parts import StepParts, StepPlanned
+from levelfield.specs.step_parts import PredictedStep, StepParts
 from levelfield.specs.vendor import PeakDtype
 
 # The worker's events (worker/step_profile.py).
@@ -124,7 +124,7 @@ def step_parts_or_none(paths: RunPaths) -> StepParts | None:
         return None
 
 
-def planned_step(plan: Plan, parts: StepParts, registry: Registry, host: HostRates | None) -> StepPlanned:
+def predict_step(plan: Plan, parts: StepParts, registry: Registry, host: HostRates | None) -> PredictedStep:
     """Return what the planner predicts of the run's step, beside what was measured; or the reason why it does not.
 
     host: the rates of this host, where they are known; they count for a run on its processors.
@@ -137,13 +137,15 @@ def planned_step(plan: Plan, parts: StepParts, registry: Registry, host: HostRat
             kind = plan.hardware.device_kind
             question = chip_question(registry, framework, plan.work, chip, kind, nodes, devices, network)
         elif host is None:
-            return StepPlanned(reason="the rates of this host were not measured: `plan CASE --chip cpu` measures them")
+            return PredictedStep(
+                reason="the rates of this host were not measured: `plan CASE --chip cpu` measures them"
+            )
         else:
             question = host_question(registry, framework, plan.work, devices, None, host)
         interval = speed_interval(plan.hardware.vendor, question.on_host, plan.work.model.experts is not None)
-        return step_planned(parts, predict(question, plan.tuning).time._asdict(), interval)
+        return compare_with_prediction(parts, predict(question, plan.tuning).time._asdict(), interval)
     except (UsageError, UnknownLink) as error:
-        return StepPlanned(reason=str(error))
+        return PredictedStep(reason=str(error))
 
 
 def parts_from_records(run: RecordedRun, events: Path, profile: Path) -> StepParts:
@@ -225,8 +227,8 @@ def _read_ranks(ranks: int, events: Path, profile: Path) -> _RankRecords:
         for values in measured.get(STEP_EVENT, ()):
             with suppress(*DAMAGE_ERRORS):
                 if values["counted"]:  # a warm-up step does not count
-                    ms = (whole_number(values["end_ns"]) - whole_number(values["begin_ns"])) / 1e6
-                    times.append(StepTime(rank, whole_number(values["number"]), bool(values["recorded"]), ms))
+                    ms = (truncated_number(values["end_ns"]) - truncated_number(values["begin_ns"])) / 1e6
+                    times.append(StepTime(rank, truncated_number(values["number"]), bool(values["recorded"]), ms))
         records.times += times
         summary = next(iter(measured.get(PROFILE_EVENT, ())), {})
         if failed := summary.get("failed"):
@@ -286,4 +288,4 @@ def unpacked_trace(content: bytes) -> JsonObject:
     text = unpacker.decompress(content, _MAX_TRACE_BYTES)
     if not unpacker.eof:
         raise ValueError(f"cut short, or larger than {_MAX_TRACE_BYTES:,} bytes unpacked")
-    return parse_event(text)
+    return parse_object(text)

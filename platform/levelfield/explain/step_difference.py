@@ -17,9 +17,9 @@ from levelfield.specs.step_parts import (
     WAITING,
     Milliseconds,
     PlannedPart,
+    PredictedStep,
     StepPart,
     StepParts,
-    StepPlanned,
     mask_layer_number,
 )
 
@@ -181,7 +181,9 @@ _PLANNER_PARTS: tuple[tuple[str, tuple[str, ...], tuple[StepPart, ...]], ...] = 
 _NOTICEABLE_SHARE = 0.02  # of the step
 
 
-def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple[float, float] | None) -> StepPlanned:
+def compare_with_prediction(
+    parts: StepParts, seconds: Mapping[str, float], interval: tuple[float, float] | None
+) -> PredictedStep:
     """Return the planner's parts of a step beside the measured ones. seconds: of its own parts, by name. interval: of
     measured speeds over planned ones; None where unknown: then no part is marked as off."""
     rows = [
@@ -203,7 +205,7 @@ def step_planned(parts: StepParts, seconds: Mapping[str, float], interval: tuple
         for row in rows
         if row.is_off
     )
-    return StepPlanned(parts=tuple(rows), findings=tuple(findings))
+    return PredictedStep(parts=tuple(rows), findings=tuple(findings))
 
 
 def _planned_part(

@@ -10,7 +10,7 @@ from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import Sheet, align_rows
 from levelfield.report.words import NONE, wrapped
 from levelfield.specs.short_names import short_kernel
-from levelfield.specs.step_parts import Milliseconds, StepAlone, StepParts, StepPlanned, mask_layer_number
+from levelfield.specs.step_parts import Milliseconds, PredictedStep, StepAlone, StepParts, mask_layer_number
 
 _LARGE_SHARE = 0.05  # of the step: an unexplained part this large is shown first
 _NO_DIFFERENCE = "The whole change is within the spread of the recorded steps: there may be no difference."
@@ -84,7 +84,7 @@ def _alone_sheet(alone: StepAlone) -> Sheet:
     return Sheet("alone on the device", header, tuple(rows), (*alone.findings, *rates, *missing))
 
 
-def _planned_sheet(planned: StepPlanned) -> Sheet:
+def _planned_sheet(planned: PredictedStep) -> Sheet:
     """Return the table of the planner's parts beside the measured ones; or why there are none."""
     if planned.reason is not None:
         return Sheet("", notes=(f"the planner predicts no parts: {planned.reason}",))

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from levelfield.errors import DocumentError, GateFailed
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import utc_now
-from levelfield.rundir.event_lines import JsonObject, event_or_none, sequence
+from levelfield.rundir.event_lines import JsonObject, object_or_none, sequence
 from levelfield.specs.base import load, sha256_of
 from levelfield.specs.certificate import Certificate, CertificateSubject, code_branches
 from levelfield.specs.paths import RunPaths
@@ -128,7 +128,7 @@ def software_digest(paths: RunPaths) -> str | None:
     try:
         provenance: dict[str, Any] = json.loads(read_regular(paths.provenance, "provenance"))
         facts = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
-        if elsewhere := _elsewhere_digests(event_or_none(read_regular(paths.outcome, "outcome")) or {}):
+        if elsewhere := _elsewhere_digests(object_or_none(read_regular(paths.outcome, "outcome")) or {}):
             facts["elsewhere"] = elsewhere
         facts["inherited"] = arithmetic_variables(provenance.get("inherited", {}), provenance.get("inherited_are"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

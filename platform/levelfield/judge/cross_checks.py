@@ -16,7 +16,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.errors import LevelfieldError
 from levelfield.measure.raw_facts import NANOSECONDS
 from levelfield.measure.utilisation import MEASURED_PREFIX, chip_tflops_limit
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, whole_number
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, truncated_number
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.paths import RunPaths
@@ -25,7 +25,8 @@ from levelfield.specs.short_names import clipped
 from levelfield.worker.choices import digest_of
 
 MAX_EARLY_SECONDS = 1.0  # telemetry begins before the training, on the same clock
-MAX_LATE_SECONDS = 60.0  # a tool that hangs leaves the readings after it out; a clock of day is set by seconds
+MAX_LATE_SECONDS = 60.0  # a tool that hangs leaves the readings after it out
+MAX_CLOCK_DIFFERENCE_SECONDS = 60.0  # between times of day, which are set by seconds
 MAX_START_SECONDS = 3600.0  # from provenance to the first reading: a large corpus is checked in between
 MAX_CLOCK_DRIFT = 0.02  # of the time of day against the monotonic clock; a clock that was set in between drifts
 _PATH_KEYS = ("events_dir", "capture", "save_weights_dir", "explain_step")  # keys of job.json that hold paths
@@ -34,11 +35,11 @@ _RUN_ID_TIME = re.compile(r"(\d{8}T\d{6}Z)_")
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A field whose stated value differs from what the raw files give."""
+    """A field whose stated value differs from what follows from raw files, plan or this checkout's documents."""
 
     field: str
     stated: str
-    recomputed: str  # what the raw files give
+    recomputed: str  # what follows from them
 
     @property
     def text(self) -> str:
@@ -70,7 +71,7 @@ def _check_clocks(plan: Plan, raw: RawRecords, provenance: JsonObject | None) ->
     if stamp:
         with suppress(ValueError):  # a stamp that is no date
             run_id_seconds = datetime.strptime(stamp[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
-    if stamp and start_seconds is not None and not run_id_seconds <= start_seconds + MAX_LATE_SECONDS:
+    if stamp and start_seconds is not None and not run_id_seconds <= start_seconds + MAX_CLOCK_DIFFERENCE_SECONDS:
         yield Contradiction("provenance.json: time", _utc_text(start_seconds), f"the run id was made at {stamp[1]}")
     for part in node_parts(plan, raw):
         yield from _check_event_clock(part, raw)
@@ -112,7 +113,7 @@ def _check_time_of_day(part: NodePart, start_seconds: float | None) -> Iterator[
         yield part.labelled("telemetry has no time of day, so nothing is held against the time in provenance.json")
         return
     (first_ns, first_wall), (last_ns, last_wall) = min(part.telemetry.wall_clock), max(part.telemetry.wall_clock)
-    if not -MAX_LATE_SECONDS <= first_wall / NANOSECONDS - start_seconds <= MAX_START_SECONDS:
+    if not -MAX_CLOCK_DIFFERENCE_SECONDS <= first_wall / NANOSECONDS - start_seconds <= MAX_START_SECONDS:
         began = _utc_text(first_wall / NANOSECONDS)
         if part.name is None:
             yield Contradiction("provenance.json: time", _utc_text(start_seconds), f"telemetry begins at {began}")
@@ -135,18 +136,18 @@ def _check_node_clock(part: NodePart, raw: RawRecords) -> Iterator[Contradiction
     if not facts or not part.telemetry.wall_clock:
         return
     try:
-        facts_offset = whole_number(facts["wall_ns"]) - whole_number(facts["monotonic_ns"])
+        facts_offset = truncated_number(facts["wall_ns"]) - truncated_number(facts["monotonic_ns"])
     except DAMAGE_ERRORS:
         return
     time_ns, wall_ns = min(part.telemetry.wall_clock)
     difference = abs((wall_ns - time_ns) - facts_offset) / NANOSECONDS
-    if not difference <= MAX_LATE_SECONDS:
+    if not difference <= MAX_CLOCK_DIFFERENCE_SECONDS:
         distance = f"they are {difference:.0f} s from those in nodes/{part.name}.facts.json: it is another machine's"
         yield Contradiction(f"telemetry/{part.name}.jsonl: clocks", _seconds_text(time_ns), distance)
 
 
 def _check_job(plan: Plan, job: JsonObject | None) -> Iterator[Contradiction | str]:
-    """Compare job.json, which the training was given, with the plan. Its folders are placeholders."""
+    """Compare job.json, which the training was given, with the plan, whose job has placeholders for folders."""
     if job is None:
         yield "there is no job.json, so the plan is not held against what the training was given"
         return
@@ -157,8 +158,8 @@ def _check_job(plan: Plan, job: JsonObject | None) -> Iterator[Contradiction | s
             corpus = {key: value for key, value in corpus.items() if key != "prefix"}
         contents.append({**{key: value for key, value in content.items() if key not in _PATH_KEYS}, "corpus": corpus})
     expected, job = contents
-    followed = job.pop("choices", {}).get("known") if expected.pop("choices", None) else None
-    if plan.choices and plan.choices.follows != (digest_of(str(followed)) if followed else None):
+    followed_choices = job.pop("choices", {}).get("known") if expected.pop("choices", None) else None
+    if plan.choices and plan.choices.follows != (digest_of(str(followed_choices)) if followed_choices else None):
         yield Contradiction("job.json: choices", "others", f"the plan has those of {clipped(plan.choices.follows, 80)}")
     for key in sorted(expected.keys() & job.keys()):
         if expected[key] != job[key]:

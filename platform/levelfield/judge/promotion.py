@@ -126,7 +126,7 @@ def add_noise(reference: Reference, paths: RunPaths, reason: str | None = None) 
     row = noise_row(noise, settings_text(plan, result), plan.run_id, hardware_of(plan, result), reason, changed_choices)
     current = next((r for r in reference.noise if r.run_id == row.run_id), None)
     if current is not None and reason is None:
-        row = row.model_copy(update={"recorded": current.recorded})  # so it keeps its place in the order of rows
+        row = row.model_copy(update={"recorded": current.recorded})  # the first calibration is found by this time
     rows = [r for r in reference.noise if r.run_id != row.run_id] + [row]
     updated = reference.model_copy(update={"noise": tuple(sorted(rows, key=lambda r: (r.changed, r.run_id)))})
     if reason is None:
@@ -151,9 +151,9 @@ def _expert_choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
     experts, training = plan.work.model.experts, plan.work.training
     if experts is None:
         return None
-    if followed := raw.follows.get(0):
+    if followed_digest := raw.follows.get(0):
         choices = load(Reference, paths.reference).choices if paths.reference.exists() else None
-        return choices if choices is not None and digest_of(choices) == followed else None
+        return choices if choices is not None and digest_of(choices) == followed_digest else None
     parts = {(layer.step, layer.layer): layer.packed_experts for layer in raw.chosen}
     layers = mixture_layers(plan.work.model)
     expected = [(step, layer) for step in range(1, training.steps + 1) for layer in layers]

@@ -18,6 +18,7 @@ from levelfield.specs.case import Work
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment, AlignmentLayer
 
+# The layers' names; the first one has norms, attention and gradients, too.
 OUTPUTS, TOKENS, UPDATE = "products", "tokens", "update"
 # Verdicts that compare nothing, or already name a difference.
 _DECIDED = ("not comparable", "different", "diverged")
@@ -51,7 +52,7 @@ def spot_check_layers(raw: RawRecords, work: Work, accumulation: int, data_ranks
         _update_layer(raw, work, accumulation),
     ]
     if layers[2] is not None and layers[2].passed and accumulation * data_ranks > 1:
-        layers[2] = _without_bf16_gradients(layers[2], raw)
+        layers[2] = _fail_bf16_gradients(layers[2], raw)
     return [layer for layer in layers if layer is not None]
 
 
@@ -91,26 +92,28 @@ def _token_layer(raw: RawRecords, work: Work, accumulation: int, data_ranks: int
         return None
     worst = _worst(errors)
     if worst[1].kind == "tokens" and not worst[1].is_within:
-        count, kind = int(worst[1].value), worst[1].name
-        return _layer(TOKENS, worst[1], f"{kind} of {count} micro-batches at step {worst[0].step} are not the case's")
+        count, token_kind = int(worst[1].value), worst[1].name
+        return _layer(
+            TOKENS, worst[1], f"{token_kind} of {count} micro-batches at step {worst[0].step} are not the case's"
+        )
     return _layer(TOKENS, worst[1], _difference(worst, "what the logits give"))
 
 
 def _update_layer(raw: RawRecords, work: Work, accumulation: int) -> AlignmentLayer | None:
-    updates = [(s, error) for s in raw.sampled for error in _updates(s, work, raw)]
+    formula = [(s, error) for s in raw.sampled for error in _formula_errors(s, work, raw)]
     sums = [(s, error) for s in raw.sampled for error in sum_errors(s, accumulation)]
     changes = list(idle_change_errors(raw.sampled))
     for errors, expected in (
-        (updates, "AdamW's formula"),
+        (formula, "AdamW's formula"),
         (sums, "the sum of its micro-batches'"),
         (changes, "what the step before left"),
     ):
         if errors and not (worst := _worst(errors))[1].is_within:
             return _layer(UPDATE, worst[1], _difference(worst, expected))
-    return _layer(UPDATE, (worst := _worst(updates))[1], _difference(worst, "AdamW's formula")) if updates else None
+    return _layer(UPDATE, (worst := _worst(formula))[1], _difference(worst, "AdamW's formula")) if formula else None
 
 
-def _without_bf16_gradients(layer: AlignmentLayer, raw: RawRecords) -> AlignmentLayer:
+def _fail_bf16_gradients(layer: AlignmentLayer, raw: RawRecords) -> AlignmentLayer:
     """Return the layer, failed where a step's sums of gradients are all numbers of bf16."""
     in_bf16 = next((s for s in raw.sampled if has_bf16_gradients(s)), None)
     if in_bf16 is None:
@@ -140,13 +143,13 @@ def _missing_output(sampled: SampledStep) -> str | None:
     return None
 
 
-def _updates(sampled: SampledStep, work: Work, raw: RawRecords) -> Iterator[SampleError]:
+def _formula_errors(sampled: SampledStep, work: Work, raw: RawRecords) -> Iterator[SampleError]:
     """Yield the errors of the update; none for a step that the loss scale skipped, or whose gradient has no norm."""
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == sampled.rank and not r.skipped}
     norm = norms.get(sampled.step)
     if norm is not None and math.isfinite(norm):
-        updates = sum(step <= sampled.step for step in norms)
-        yield from update_errors(sampled, work.training, norm, updates)
+        optimizer_steps = sum(step <= sampled.step for step in norms)
+        yield from update_errors(sampled, work.training, norm, optimizer_steps)
 
 
 def _worst(errors: Errors) -> tuple[SampledStep, SampleError]:

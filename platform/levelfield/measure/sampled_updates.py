@@ -23,16 +23,16 @@ MOMENT_LIMIT = 3e-4  # of AdamW's moments: 16 bits of them are off by 1.1e-3
 SAME_LIMIT = 1e-6  # of numbers that nothing may change from one step to the next
 
 
-def update_errors(step: SampledStep, training: Training, grad_norm: float, updates: int) -> list[SampleError]:
+def update_errors(step: SampledStep, training: Training, grad_norm: float, optimizer_steps: int) -> list[SampleError]:
     """Return the errors of each sampled parameter's change and moments.
 
-    grad_norm: of the step, before clipping. updates: the optimizer's steps, with this one. AdamW with decoupled decay
+    grad_norm: of the step, before clipping. optimizer_steps: with this one. AdamW with decoupled decay
     (Loshchilov and Hutter, 2019), on gradients clipped to the norm `gradient_clip`.
     """
     settings = training.optimizer
     rate = learning_rate(Schedule(**training.schedule.model_dump()), step.step)
     clip = min(1.0, training.gradient_clip / grad_norm) if grad_norm > 0 else 1.0
-    corrections = 1 - settings.beta1**updates, 1 - settings.beta2**updates
+    corrections = 1 - settings.beta1**optimizer_steps, 1 - settings.beta2**optimizer_steps
     errors = []
     for operation in step.operations:
         if operation.kind != "update":

@@ -56,7 +56,7 @@ class FileStream:
         ranks = list(ranks)
         self._root, self._output, self._on_broken = root, output, on_broken
         self._sent = {**dict.fromkeys(appended_files(node_rank, ranks), 0), **(offsets or {})}
-        self._beats = {HEARTBEAT_FILE.format(rank=rank): b"" for rank in ranks}
+        self._heartbeats = {HEARTBEAT_FILE.format(rank=rank): b"" for rank in ranks}
         self._end_event, self._exit_code = threading.Event(), 0
         self._thread = threading.Thread(target=self._send_until_ended, daemon=True, name="frames")
         self._thread.start()
@@ -93,10 +93,10 @@ class FileStream:
                     offset += size
                     self._sent[name] = offset
                 may_have_more = len(part) == PART_BYTES
-        for name, sent_beat in self._beats.items():
+        for name, sent_heartbeat in self._heartbeats.items():
             beat = _file_part(self._root / name, 0, 64)
-            if beat and beat != sent_beat:
-                self._beats[name] = beat
+            if beat and beat != sent_heartbeat:
+                self._heartbeats[name] = beat
                 write_all(self._output, file_frame(name, 0, beat)[0])
 
 

@@ -87,7 +87,7 @@ def new_mark() -> str:
     return f"{identity.to_text()}/{next(_mark_numbers)}" if identity else ""
 
 
-def live_ranks_of_this_process() -> list[int]:
+def live_rank_processes() -> list[int]:
     """Return the numbers of the processes that this one has started as ranks, and of their children."""
     identity = identify_process(os.getpid())
     return marked_processes(f"{identity.to_text()}/") if identity else []
@@ -95,8 +95,8 @@ def live_ranks_of_this_process() -> list[int]:
 
 def end_leftover_ranks() -> list[str]:
     """End what killed platforms of this user left on this machine. Return a sentence for each process."""
-    run_by_process = _leftover_ranks()
-    remaining = kill_processes(_leftover_ranks, KILL_SECONDS)
+    run_by_process = _leftover_rank_processes()
+    remaining = kill_processes(_leftover_rank_processes, KILL_SECONDS)
     outcomes = {process: "cannot be ended" if process in remaining else "was ended" for process in run_by_process}
     return [
         f"process {process}, which the killed platform of {run} left, {outcomes[process]}"
@@ -104,7 +104,7 @@ def end_leftover_ranks() -> list[str]:
     ]
 
 
-def _leftover_ranks() -> dict[int, str]:
+def _leftover_rank_processes() -> dict[int, str]:
     """Return the marked processes whose starter is gone, each with the name of its run."""
     # without this process and its ancestors: a user may start it with the variables of a rank
     ancestors, parent = {os.getpid()}, os.getppid()

@@ -28,7 +28,7 @@ class NightFinding:
     """One finding of a night."""
 
     night: str
-    series: str
+    series: str  # its digest; empty of a node, and of an entry that never ran
     label: str
     figure: str | None
     word: FindingWord

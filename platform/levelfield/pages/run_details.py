@@ -102,7 +102,7 @@ def _run_data(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         "steps": [round(seconds * _MILLION) for seconds in record.step_seconds],
         "losses": [None if loss is None else round(loss * _MILLION) for loss in record.losses],
         "telemetry": record.telemetry,
-        # bytes tell 1 from True; version 2 has no references
+        # bytes tell 1 from True; version 2 of marshal has no references
         "shared": shared.add(facts, marshal.dumps(facts, 2)),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
         **_result_values(content, _RUN_FIELDS),

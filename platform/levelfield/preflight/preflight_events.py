@@ -16,7 +16,7 @@ from levelfield.rundir.event_lines import (
     mapping,
     measured_events,
     sequence,
-    whole_number,
+    truncated_number,
 )
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -83,7 +83,7 @@ def _collective_reports(ranks: Mapping[int, MeasuredEvents]) -> Iterable[Collect
     for rank, events in ranks.items():
         for values in events.get("collective", ()):
             with suppress(*DAMAGE_ERRORS):
-                timed.setdefault((str(values["operation"]), whole_number(values["bytes"])), {})[rank] = values
+                timed.setdefault((str(values["operation"]), truncated_number(values["bytes"])), {})[rank] = values
     for (operation, size), calls in timed.items():
         blocks = {rank: _block_seconds(values) for rank, values in calls.items()}
         if len(blocks) < len(ranks) or not all(blocks.values()):
@@ -119,9 +119,9 @@ def _pair_reports(ranks: Mapping[int, MeasuredEvents], names: Mapping[int, str])
     for events in ranks.values():
         for values in events.get("pair", ()):
             with suppress(*DAMAGE_ERRORS):
-                first, second = (whole_number(rank) for rank in values["ranks"])
+                first, second = (truncated_number(rank) for rank in values["ranks"])
                 middle = median(_block_seconds(values))
-                size = whole_number(values["bytes"])
+                size = truncated_number(values["bytes"])
                 yield PairReport(
                     ranks=(first, second),
                     members=(names[first], names[second]),

@@ -20,7 +20,7 @@ from levelfield.contracts.vendor import Device, Vendor
 from levelfield.errors import RunFailed
 from levelfield.node.device_files import DeviceLocks, lock_device, lock_folder
 from levelfield.node.node_facts import host_counters
-from levelfield.node.process_identity import end_leftover_ranks, live_ranks_of_this_process
+from levelfield.node.process_identity import end_leftover_ranks, live_rank_processes
 from levelfield.node.regular_files import read_regular
 from levelfield.node.sampling import Reading, Sampler
 from levelfield.specs.paths import RunPaths
@@ -140,7 +140,7 @@ def _read_host_counters(ranks_are_children: bool, is_before_training: bool) -> d
 
 def _largest_rank_bytes() -> int | None:
     """Return the resident memory of the largest rank; None without one. Children of a rank are not counted."""
-    rank_pids, sizes = {*live_ranks_of_this_process()}, list[int]()
+    rank_pids, sizes = {*live_rank_processes()}, list[int]()
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if child.pid in rank_pids:

@@ -29,7 +29,7 @@ from levelfield.judge.collector import collect
 from levelfield.judge.node_figures import use_by_others
 from levelfield.measure.other_use import HOST_LIMIT, use_beyond_limits
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
-from levelfield.node.process_identity import live_ranks_of_this_process
+from levelfield.node.process_identity import live_rank_processes
 from levelfield.plan.peak import set_measured_peak
 from levelfield.plan.resolution import routing_choices_for
 from levelfield.preflight.preflight_run import Preflight, failed_preflight, run_preflight
@@ -317,7 +317,7 @@ def _make_watch(plan: Plan, follower: Follower, listener: Listener, locks: Devic
     def watch() -> None:
         steps = follower.read()
         if pending_locks and (steps or len(pending_locks) == 2):
-            pending_locks.pop().hold_for(live_ranks_of_this_process())
+            pending_locks.pop().hold_for(live_rank_processes())
         for progress in steps:
             listener.report_step(plan, progress)
 

@@ -1,7 +1,7 @@
 """JSON of raw files, read without trust: another process, or a failing disk, may have written it.
 
-JSON from elsewhere is read so that two readers cannot understand it differently. Refused: NaN, infinities and numbers
-that become one, a key twice in one object, deep nesting, and endless digits.
+JSON from elsewhere is read by `strict_json`, so that two readers cannot understand it differently. It refuses NaN,
+infinities and numbers that become one, a key twice in one object, deep nesting, and endless digits.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ MAX_WHOLE_NUMBER = 2**64  # times in ns, bytes, checksums
 MAX_LINE_BYTES = 2**20  # of a .jsonl file
 
 
-def parse_event(line: bytes | str) -> JsonObject:
-    """Return the JSON object of a line. Raises ValueError for anything else.
+def parse_object(line: bytes | str) -> JsonObject:
+    """Return the JSON object of a line or of a file. Raises ValueError for anything else.
 
     pydantic's parser takes half the time of json's, and refuses more. What it refuses is left to json's.
     """
     try:
-        event = from_json(line)
+        value = from_json(line)
     except (TypeError, ValueError):  # TypeError: of half a pair of characters
         try:
-            event = json.loads(line)
+            value = json.loads(line)
         except RecursionError:
             raise ValueError("nested too deep") from None
-    if not isinstance(event, dict):
-        raise ValueError(f"found {type(event).__name__}, expected an object")
-    return event
+    if not isinstance(value, dict):
+        raise ValueError(f"found {type(value).__name__}, expected an object")
+    return value
 
 
-def event_or_none(content: bytes | str) -> JsonObject | None:
+def object_or_none(content: bytes | str) -> JsonObject | None:
     """Return the JSON object of a file; None for anything else."""
     try:
-        return parse_event(content)
+        return parse_object(content)
     except ValueError:
         return None
 
@@ -60,8 +60,8 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def whole_number(value: Any) -> int:
-    """Return a whole number. Raises TypeError for a text, ValueError for a number beyond 2**64."""
+def truncated_number(value: Any) -> int:
+    """Return a number without its fraction. Raises TypeError for a text, ValueError for a number beyond 2**64."""
     if isinstance(value, str):
         raise TypeError("found a text, expected a number")
     number = int(value)
@@ -74,13 +74,13 @@ def strict_whole_number(value: Any) -> int:
     """Return a whole number as it is. Raises TypeError for another type, ValueError for one beyond 2**64."""
     if type(value) is not int:
         raise TypeError(f"found {type(value).__name__}, expected a whole number")
-    return whole_number(value)
+    return truncated_number(value)
 
 
 def strict_json(content: bytes | str) -> Any:
     """Return the value of a JSON text. Raises ValueError, with what was found, for what is refused."""
     if isinstance(content, bytes):
-        with suppress(ValueError):  # what follows says what was found, and takes what only looks like something refused
+        with suppress(ValueError):  # the slower parser says what it refuses; it accepts some that this one does not
             return plain_json(content)
     try:
         value = json.loads(
@@ -138,7 +138,7 @@ def measured_events(path: Path) -> MeasuredEvents:
     measured: MeasuredEvents = {}
     for line in lines:
         with suppress(*DAMAGE_ERRORS):
-            event = parse_event(line)
+            event = parse_object(line)
             if event.get("event") == "measured" and isinstance(event.get("values"), dict):
                 measured.setdefault(str(event["name"]), []).append(event["values"])
     return measured

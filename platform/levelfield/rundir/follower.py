@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from levelfield.node.regular_files import open_regular
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, parse_event, whole_number
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, parse_object, truncated_number
 from levelfield.specs.plan import Plan
 
 _MAX_READ_BYTES = 2**26  # bytes of a rank's events in one look; the next look goes on from there
@@ -60,7 +60,7 @@ class Follower:
                 self._offsets[name] = offset + len(lines) + 1
                 for line in lines.split(b"\n"):
                     with suppress(ValueError):
-                        self._store(parse_event(line), path)
+                        self._store(parse_object(line), path)
         self._last_look_ns = looking_ns
         training, ends, finished = self._plan.work.training, self._ends, []
         for step in sorted(step for step in ends if step > max(last_step, 0)):
@@ -78,20 +78,20 @@ class Follower:
         """Keep what an event shows. A damaged one shows nothing; the collector reports it."""
         with suppress(*DAMAGE_ERRORS):
             if event.get("event") == "begin" and path.stem == "rank0":
-                self._ends[0] = whole_number(event["end_ns"])
+                self._ends[0] = truncated_number(event["end_ns"])
             if event.get("event") != "step":
                 return
-            step = whole_number(event["step"])
+            step = truncated_number(event["step"])
             if bound := self._bounds.get(step):
                 sighting = (self._last_look_ns, time.monotonic_ns())
                 self.seen.setdefault(path.stem.removeprefix("rank"), {}).setdefault(bound, sighting)
             if path.stem == "rank0":
-                self._ends[step] = whole_number(event["end_ns"])
+                self._ends[step] = truncated_number(event["end_ns"])
             if isinstance(event.get("loss"), float):
                 self._losses[step] = event["loss"]
             for name in ("process_peak_bytes", "reserved_peak_bytes"):
                 if peak := (event.get("memory") or {}).get(name):
-                    self._memory = max(self._memory or 0, whole_number(peak))
+                    self._memory = max(self._memory or 0, truncated_number(peak))
 
 
 def event_file_sizes(events: Path) -> dict[str, int]:

@@ -14,7 +14,7 @@ from levelfield.contracts.tool_records import parse_output
 from levelfield.contracts.vendor import NOT_REPLAYABLE, Device, ReplayableVendor, Vendor, replaying_ask
 from levelfield.node.regular_files import read_regular
 from levelfield.rundir.directory import write_atomically, write_json
-from levelfield.rundir.event_lines import event_or_none, mapping, sequence
+from levelfield.rundir.event_lines import mapping, object_or_none, sequence
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 
@@ -35,7 +35,7 @@ def write_node_readings(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
         tool_indices: dict[int, int] = {}
         facts = None
         with suppress(OSError):
-            facts = event_or_none(read_regular(paths.node_facts(node), "facts"))
+            facts = object_or_none(read_regular(paths.node_facts(node), "facts"))
         if tool and facts is not None:
             text = replaying_ask(mapping(facts.get("tools")).values())(tool.command, tool.timeout_seconds).text
             visible = {
@@ -50,7 +50,7 @@ def write_node_software(paths: RunPaths, plan: Plan, vendor: Vendor) -> None:
     """Write the versions that each node's facts show. Raises OSError for a full disk."""
     for node in range(plan.hardware.nodes):
         try:
-            facts = event_or_none(read_regular(paths.node_facts(node), "facts"))
+            facts = object_or_none(read_regular(paths.node_facts(node), "facts"))
         except OSError:
             continue  # raw_files finds no facts of this node either
         answers = replaying_ask(mapping(mapping(facts).get("tools")).values())
@@ -80,7 +80,7 @@ def _telemetry_lines(recorded: bytes, plan: Plan, vendor: Vendor, tool_indices: 
     if isinstance(vendor, ReplayableVendor):
         adapter = vendor.replayed(lambda argv, timeout_seconds: answers(argv, timeout_seconds))
     for line in recorded.split(b"\n")[:-1]:
-        event = event_or_none(line)
+        event = object_or_none(line)
         if event is None:
             yield line.decode("utf-8", "replace") + "\n"
             continue

@@ -29,7 +29,7 @@ from levelfield.rundir.event_lines import (
     mapping,
     sequence,
     strict_whole_number,
-    whole_number,
+    truncated_number,
 )
 from levelfield.rundir.seal import read_document
 from levelfield.rundir.telemetry_files import (
@@ -256,17 +256,17 @@ def _event_records(rank: int, event: JsonObject) -> list[Any]:
             return [
                 StepRecord(
                     rank=rank,
-                    step=whole_number(event["step"]),
-                    end_ns=whole_number(event["end_ns"]),
+                    step=truncated_number(event["step"]),
+                    end_ns=truncated_number(event["end_ns"]),
                     loss=optional(number, event["loss"]),
                     grad_norm=optional(number, event["grad_norm"]),
-                    tokens=whole_number(event["tokens"]),
-                    tokens_checksum=optional(whole_number, event.get("tokens_checksum")),
+                    tokens=truncated_number(event["tokens"]),
+                    tokens_checksum=optional(truncated_number, event.get("tokens_checksum")),
                     learning_rate=optional(number, event.get("learning_rate")),
                     loss_scale=optional(number, event.get("loss_scale")),
                     skipped=bool(event.get("skipped")),
                     memory={
-                        name: optional(whole_number, size) for name, size in dict(event.get("memory") or {}).items()
+                        name: optional(truncated_number, size) for name, size in dict(event.get("memory") or {}).items()
                     },
                     before_exchange_seconds=optional(number, event.get("before_exchange_seconds")),
                     auxiliary_loss=optional(number, event.get("auxiliary_loss")),
@@ -274,7 +274,7 @@ def _event_records(rank: int, event: JsonObject) -> list[Any]:
                 )
             ]
         case "begin":
-            return [(rank, whole_number(event["end_ns"]))]
+            return [(rank, truncated_number(event["end_ns"]))]
         case "weights":
             return [WeightSlice(*_slice(rank, *where), int(checksum, 16)) for *where, checksum in event["parameters"]]
         case "final_weights":
@@ -284,7 +284,7 @@ def _event_records(rank: int, event: JsonObject) -> list[Any]:
             ]
         case "gradients":
             return [
-                GradientShare(rank, whole_number(event["step"]), name, number(square))
+                GradientShare(rank, truncated_number(event["step"]), name, number(square))
                 for name, square in event["squares"].items()
             ]
         case "experts":
@@ -313,8 +313,8 @@ def _slice(rank: int, name: str, shape: Any, slices: Any) -> tuple[int, str, tup
     return (
         rank,
         name.strip(),
-        tuple(map(whole_number, shape)),
-        tuple((whole_number(start), whole_number(end)) for start, end in slices),
+        tuple(map(truncated_number, shape)),
+        tuple((truncated_number(start), truncated_number(end)) for start, end in slices),
     )
 
 
@@ -322,7 +322,7 @@ def _layer(text: str) -> int:
     """Return a layer's number. Two texts are never one layer: `01` is damaged."""
     if str(int(text)) != text:
         raise ValueError(f"found layer {text!r}, expected a whole number")
-    return whole_number(int(text))
+    return truncated_number(int(text))
 
 
 def _read_outcome(path: Path) -> tuple[JsonObject, dict[int, WindowSighting], list[str]]:
@@ -338,7 +338,7 @@ def _read_outcome(path: Path) -> tuple[JsonObject, dict[int, WindowSighting], li
     try:
         for rank, sightings in dict(content.get("seen") or {}).items():
             if {"begin", "end"} <= sightings.keys():
-                begin, end = (Sighting(*map(whole_number, sightings[name])) for name in ("begin", "end"))
+                begin, end = (Sighting(*map(truncated_number, sightings[name])) for name in ("begin", "end"))
                 seen[int(rank)] = WindowSighting(begin, end)
     except DAMAGE_ERRORS as error:
         damage.append(f"outcome.json: key 'seen' is damaged: {type(error).__name__} {error}")

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from levelfield.errors import LevelfieldError
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import JsonObject, event_or_none, mapping, sequence
+from levelfield.rundir.event_lines import JsonObject, mapping, object_or_none, sequence
 from levelfield.specs.base import Value, json_digest, load, sha256_of
 from levelfield.specs.bundle import MANIFEST, Manifest, SealFinding
 from levelfield.specs.paths import RunPaths
@@ -271,13 +271,13 @@ def parse_document(name: str, content: bytes) -> Any:
     A line that is no JSON is null: it makes a run invalid anyway.
     """
     if name.endswith(".jsonl"):
-        return [event_or_none(line) for line in content.split(b"\n") if line]
-    return event_or_none(content)
+        return [object_or_none(line) for line in content.split(b"\n") if line]
+    return object_or_none(content)
 
 
 def read_document(path: Path) -> JsonObject | None:
     """Return the JSON object of a file; None for anything else."""
     try:
-        return event_or_none(read_regular(path, "outcome"))
+        return object_or_none(read_regular(path, "outcome"))
     except OSError:
         return None

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from levelfield.measure.raw_facts import HostReading, PowerReading, Reading
 from levelfield.node.regular_files import read_regular
-from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, mapping, parse_event, sequence, whole_number
+from levelfield.rundir.event_lines import DAMAGE_ERRORS, JsonObject, mapping, parse_object, sequence, truncated_number
 from levelfield.specs.paths import RunPaths
 
 T = TypeVar("T")
@@ -85,13 +85,13 @@ def read_node_power(paths: RunPaths, damage_sentences: list[str]) -> dict[int, N
     name, lines, traces = paths.node_power.name, dict[int, list[JsonObject]](), {}
     for line in read_lines(paths.node_power, damage_sentences):
         with _report_damage(f"{name}: an answer", damage_sentences):
-            lines.setdefault(whole_number(line["node"]), []).append(line)
+            lines.setdefault(truncated_number(line["node"]), []).append(line)
     for node, answers in sorted(lines.items()):
         readings: list[PowerReading] = []
         for line in (answer for answer in answers if "watts" in answer):
             with _report_damage(f"{name}: an answer", damage_sentences):
                 stamp, period = line.get("stamp"), optional(number, line.get("period_seconds"))
-                times = whole_number(line["time_ns"]), whole_number(line["wall_ns"])
+                times = truncated_number(line["time_ns"]), truncated_number(line["wall_ns"])
                 text = None if stamp is None else str(stamp)
                 readings.append(PowerReading(*times, number(line["watts"]), text, period))
         texts = {key: str(line[key]) for line in answers for key in ("source", "error") if key in line}
@@ -110,11 +110,11 @@ def _read_node_telemetry(node: int | None, path: Path, damage_sentences: list[st
                 raise ValueError("found several samples of one device, expected one")
             readings += [
                 Reading(
-                    time_ns=whole_number(line["time_ns"]),
+                    time_ns=truncated_number(line["time_ns"]),
                     device=str(sample["index"]),
                     power_watts=optional(number, sample.get("power_watts")),
                     energy_joules=optional(number, sample.get("energy_joules")),
-                    memory_used_bytes=optional(whole_number, sample.get("memory_used_bytes")),
+                    memory_used_bytes=optional(truncated_number, sample.get("memory_used_bytes")),
                     utilisation=optional(number, sample.get("utilisation")),
                     temperature_celsius=optional(number, sample.get("temperature_celsius")),
                     before=bool(line.get("before")),
@@ -127,14 +127,14 @@ def _read_node_telemetry(node: int | None, path: Path, damage_sentences: list[st
         with _report_damage(f"{name}: a reading of the host", damage_sentences):
             if (host := line.get("host")) is not None:
                 own_seconds, is_before = optional(number, host["own_seconds"]), bool(line.get("before"))
-                times = whole_number(host["time_ns"]), number(host["busy_seconds"]), own_seconds
-                rank_bytes = optional(whole_number, host.get("rank_bytes"))
-                host_readings.append(HostReading(*times, whole_number(host["cores"]), is_before, rank_bytes))
+                times = truncated_number(host["time_ns"]), number(host["busy_seconds"]), own_seconds
+                rank_bytes = optional(truncated_number, host.get("rank_bytes"))
+                host_readings.append(HostReading(*times, truncated_number(host["cores"]), is_before, rank_bytes))
     wall_clock: list[tuple[int, int]] = []
     for line in lines:
         with _report_damage(f"{name}: a time of day", damage_sentences):
             if line.get("wall_ns") is not None:
-                wall_clock.append((whole_number(line["time_ns"]), whole_number(line["wall_ns"])))
+                wall_clock.append((truncated_number(line["time_ns"]), truncated_number(line["wall_ns"])))
     reasons: dict[str, str] = {}
     for line in lines:
         for sample in sequence(line.get("samples")):
@@ -158,7 +158,7 @@ def read_lines(path: Path, damage_sentences: list[str], name: str | None = None)
         return
     for number, line in enumerate(lines[:-1], start=1):  # after the last newline: nothing, or an incomplete line
         try:
-            event = parse_event(line)
+            event = parse_object(line)
         except ValueError:
             damage_sentences.append(f"{name or path.name} line {number}: not an event: {line[:60]!r}")
             continue

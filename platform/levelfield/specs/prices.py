@@ -11,8 +11,8 @@ from levelfield.specs.base import Document, Value
 _MAX_YEARS, _MAX_PUE = 30, 5  # above them a file has months, or per cent
 
 
-class OwnedMachine(Value):
-    """A machine that was bought."""
+class OwnedUnit(Value):
+    """A device or a node that was bought."""
 
     capital: float = Field(gt=0)  # its price
     years: float = Field(gt=0, le=_MAX_YEARS)  # how long it is used
@@ -22,14 +22,14 @@ class OwnedMachine(Value):
 
 
 class ChipPrice(Value):
-    """The price of a device or of a whole node, with the devices that a run leaves idle. rent: of an hour.
+    """The price of a device, or of a whole node with the devices that a run leaves idle. rent: of an hour.
 
-    A rent includes power. An owned machine has its capital and its power.
+    A rent includes power. What is owned has its capital and its power.
     """
 
     per: Literal["device", "node"]
     rent: float | None = Field(default=None, gt=0)
-    own: OwnedMachine | None = None
+    own: OwnedUnit | None = None
 
     @model_validator(mode="before")
     @classmethod

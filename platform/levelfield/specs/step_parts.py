@@ -163,10 +163,10 @@ class PlannedPart(Value):
     # Where 90 of 100 published runs lie, by the whole step's interval; None where no published run says it.
     low_ms: float | None = Field(ge=0)
     high_ms: float | None = Field(ge=0)
-    is_off: bool  # the measured time is outside, with its own interval, by a noticeable part of the step
+    is_off: bool  # the measured time is outside, with its own interval, by more than explain/step_difference.py allows
 
 
-class StepPlanned(Value):
+class PredictedStep(Value):
     """The planner's prediction of a step."""
 
     parts: tuple[PlannedPart, ...] = ()
@@ -194,4 +194,4 @@ class StepParts(Document):
     missing: tuple[str, ...] = ()  # what could not be read, as sentences
     timeline: StepTimeline | None = None
     alone: StepAlone | None = None
-    planned: StepPlanned | None = None  # by the planner of the version that reads the file; the file itself has none
+    planned: PredictedStep | None = None  # by the planner of the version that reads the file; the file itself has none

@@ -177,8 +177,10 @@ def bundle_records(path: Path, registry: Registry) -> Iterator[RunRecord | Level
 
 
 class BundleRuns:
-    """The runs of a bundle, by the same methods, computed again from their raw files. Raises DocumentError for what is
-    no bundle, and the error of a run that cannot be computed."""
+    """The runs of a bundle, by the methods of FolderRuns, computed again from their raw files.
+
+    Raises DocumentError for what is no bundle, and the error of a run that cannot be computed.
+    """
 
     def __init__(self, path: Path, registry: Registry) -> None:
         self._path, self._records = path, dict[str, RunRecord]()
@@ -318,7 +320,8 @@ class RunSources(ExitStack):
     """A folder of runs and a store, which is opened when it is first needed. Use it in a `with` block: at its end an
     open store looks for damaged rows.
 
-    url: of the only place to look in; None for the folder and the default store. registry: has the chips' aliases.
+    url: of the only store to look in; None for the folder and the default store. Bundles are found by their names.
+    registry: has the chips' aliases.
     """
 
     def __init__(self, folder: Path, url: str | None, registry: Registry) -> None:
@@ -356,7 +359,7 @@ class RunSources(ExitStack):
         return runs_of_side(self._store, names, with_repeats)
 
     def latest_runs(self) -> Iterator[RunRecord]:
-        """Yield the newest runs of every series, until the newest that counts: of the folder, else of the store."""
+        """Yield the newest runs of every series, as far back as they count: of the folder, else of the store."""
         source = self._folder if self._url is None and self._folder.series() else self._store
         if source:
             for series in source.series():

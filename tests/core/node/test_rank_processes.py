@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from agents import send_many, wait_until
 from levelfield.node import device_files, process_identity, rank_processes
-from levelfield.node.process_identity import end_leftover_ranks, identify_process, live_ranks_of_this_process, new_mark
+from levelfield.node.process_identity import end_leftover_ranks, identify_process, live_rank_processes, new_mark
 from levelfield.node.rank_processes import OOM_SCORE_ADJUSTMENT, Ranks, marked_processes, process_state
 from plans import ROOT
 
@@ -64,10 +64,10 @@ def test_a_child_in_a_session_of_its_own_ends_with_the_ranks(tmp_path: Path, end
     ranks.start(0, ["sh", "-c", WITH_CHILD.format(end)], {"PATH": os.environ["PATH"]}, str(log))
     assert wait_until(lambda: log.read_text().strip())
     child = int(log.read_text())
-    assert child in live_ranks_of_this_process()
+    assert child in live_rank_processes()
     wait_until(lambda: not ranks.alive() or "sleep" in end)
     ranks.stop()
-    assert process_state(child) in ("?", "Z") and live_ranks_of_this_process() == []
+    assert process_state(child) in ("?", "Z") and live_rank_processes() == []
 
 
 def test_the_ranks_of_another_start_go_on(tmp_path: Path) -> None:

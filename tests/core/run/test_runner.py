@@ -28,7 +28,7 @@ from levelfield.judge.collector import collect
 from levelfield.measure import other_use
 from levelfield.node.control_groups import MemoryKills
 from levelfield.node.device_files import DeviceLocks
-from levelfield.node.process_identity import live_ranks_of_this_process
+from levelfield.node.process_identity import live_rank_processes
 from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
 from levelfield.run.runner import finish
@@ -206,11 +206,11 @@ def test_ranks_that_the_first_look_does_not_find_are_named_in_the_locks_with_the
     names: list[list[int]] = []
 
     def look() -> list[int]:
-        looks.append(live_ranks_of_this_process())
+        looks.append(live_rank_processes())
         return looks[-1] if len(looks) > 1 else []
 
     monkeypatch.setenv("FAKE_STEP_SECONDS", "0.2")
-    monkeypatch.setattr("levelfield.run.runner.live_ranks_of_this_process", look)
+    monkeypatch.setattr("levelfield.run.runner.live_rank_processes", look)
     monkeypatch.setattr(DeviceLocks, "hold_for", lambda self, processes: names.append(list(processes)))
     train()
     assert names[0] == [] and len(names[1]) == 2

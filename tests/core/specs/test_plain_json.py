@@ -8,7 +8,7 @@ import random
 import struct
 
 import pytest
-from levelfield.rundir.event_lines import parse_event
+from levelfield.rundir.event_lines import parse_object
 from levelfield.specs.bounded_reading import MAX_PLAIN_LEVELS, plain_json
 
 PLAIN = [
@@ -66,12 +66,12 @@ def test_every_number_is_read_to_the_last_bit() -> None:
     text = json.dumps([finite, whole, [f"{value:.17e}" for value in finite]]).encode()
     assert plain_json(text) == json.loads(text)
     lines = [f"[{value!r}, {value:.25g}, {value:.3e}]".encode() for value in finite]
-    assert [parse_event(b'{"a":' + line + b"}") for line in lines] == [{"a": json.loads(line)} for line in lines]
+    assert [parse_object(b'{"a":' + line + b"}") for line in lines] == [{"a": json.loads(line)} for line in lines]
 
 
 def test_a_raw_line_that_only_json_reads_is_still_an_event() -> None:
-    assert parse_event(b'{"a": "\xed\xa0\x80"}'.decode("utf-8", "surrogatepass")) == {"a": "\ud800"}
-    assert math.isnan(parse_event(b'{"a": NaN}')["a"])
-    assert parse_event(b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}")
+    assert parse_object(b'{"a": "\xed\xa0\x80"}'.decode("utf-8", "surrogatepass")) == {"a": "\ud800"}
+    assert math.isnan(parse_object(b'{"a": NaN}')["a"])
+    assert parse_object(b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}")
     with pytest.raises(ValueError):
-        parse_event(b'{"a": ' + b"[" * 9000 + b"]" * 9000 + b"}")
+        parse_object(b'{"a": ' + b"[" * 9000 + b"]" * 9000 + b"}")

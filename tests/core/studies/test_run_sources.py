@@ -14,7 +14,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, GateFailed, LevelfieldError, UnknownName, UsageError
 from levelfield.evidence.bundle_reader import Bundle, RunInBundle
-from levelfield.evidence.verification import VerifiedRun, verify_run
+from levelfield.evidence.verification import RunVerification, verify_run
 from levelfield.judge.collector import collect
 from levelfield.judge.cross_checks import Contradiction
 from levelfield.rundir.directory import PAIRS_FOLDER, write_json
@@ -252,7 +252,7 @@ def test_a_report_may_be_of_a_bundle(
         error = capsys.readouterr().err
         assert "a bundle" in error and "`compare`" in error
 
-    def with_another_loss(run: RunInBundle, registry: Registry, bundle: Bundle) -> VerifiedRun:
+    def with_another_loss(run: RunInBundle, registry: Registry, bundle: Bundle) -> RunVerification:
         wrong = (Contradiction("the loss of step 1", "12.5", "12.4"),)
         verified = verify_run(run, registry, bundle)
         return replace(verified, contradictions=wrong) if "5a07ac" in run.name else verified

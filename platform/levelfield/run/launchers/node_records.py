@@ -11,7 +11,7 @@ from levelfield.contracts.execution import DISK_IS_FULL, NodeEnd, NodeWord, Node
 from levelfield.node.regular_files import read_regular
 from levelfield.run.launchers.launched_ranks import first_failure, parse_rank_ends
 from levelfield.run.launchers.liveness import file_state
-from levelfield.rundir.event_lines import event_or_none
+from levelfield.rundir.event_lines import object_or_none
 from levelfield.rundir.raw_files import clipped_text
 
 _RECORD_PATH = "nodes/node{}.record.jsonl"  # by the node's rank
@@ -33,7 +33,7 @@ class LastRecord:
     evidence: str | None
     ends: tuple[ProcessEnd, ...]  # of all its ranks; an unknown end has no values
     missing: tuple[str, ...]  # what the run directory lacks of the node's evidence
-    disk_remark: str = ""  # a remark where the node's disk was full
+    disk_suffix: str = ""  # for the end of a sentence, where the node's disk was full; `evidence` has it already
 
     @property
     def end(self) -> NodeEnd:
@@ -49,15 +49,15 @@ def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord
     for node in request.nodes:
         node_rank = node.node_rank
         fields = read_last_fields(root, node_rank) or {}
-        hostname = (event_or_none(_read_text(root / f"nodes/node{node_rank}.facts.json")) or {}).get("hostname")
+        hostname = (object_or_none(_read_text(root / f"nodes/node{node_rank}.facts.json")) or {}).get("hostname")
         files = {"facts": f"nodes/node{node_rank}.facts.json", "telemetry": f"telemetry/node{node_rank}.raw.jsonl"}
         absent = [name for name, file in files.items() if not (root / file).is_file()]
         record = LastRecord(
             node_rank=node_rank,
             name=str(hostname or (names[node_rank] if node_rank < len(names) else node.name or f"node{node_rank}")),
             cause=str(fields["cause"]) if fields else None,
-            evidence=f"{fields['evidence']}{full_disk_remark(fields)}" if fields.get("evidence") else None,
-            disk_remark=full_disk_remark(fields),
+            evidence=f"{fields['evidence']}{full_disk_suffix(fields)}" if fields.get("evidence") else None,
+            disk_suffix=full_disk_suffix(fields),
             ends=parse_rank_ends(node, fields.get("ends", ())),
             missing=(*([] if fields else ["last record"]), *absent),
         )
@@ -84,7 +84,7 @@ class UnfinishedNodes:
 
 
 def mark_ended_by_engine(record: LastRecord, *signals: int) -> LastRecord:
-    """Return the record of a node that the engine ended: it ended the ranks with an unknown end, or by these signals.
+    """Return the record of a node that the engine ended: so did the ranks with an unknown end, or one by these signals.
 
     An engine signals every process of a node, so that a rank may end before the node's agent does.
     """
@@ -101,7 +101,7 @@ def mark_ended_by_engine(record: LastRecord, *signals: int) -> LastRecord:
 def node_remarks(root: Path, node_count: int, has_accelerators: bool) -> list[str]:
     """Return the warnings of the result about its nodes, which follow from what the nodes wrote."""
     facts = {
-        f"node{node}": event_or_none(_read_text(root / f"nodes/node{node}.facts.json")) or {}
+        f"node{node}": object_or_none(_read_text(root / f"nodes/node{node}.facts.json")) or {}
         for node in range(node_count)
     }
     machines: dict[str, list[str]] = {}
@@ -144,14 +144,14 @@ def read_last_fields(root: Path, node_rank: int) -> dict[str, Any] | None:
     root: the run directory. The record is of another machine, so its content is not trusted.
     """
     for line in reversed(_read_text(root / _RECORD_PATH.format(node_rank)).splitlines()):
-        event = event_or_none(line) or {}
+        event = object_or_none(line) or {}
         if event.get("event") == "ended" and "cause" in event:
             return event
     return None
 
 
-def full_disk_remark(fields: Mapping[str, Any]) -> str:
-    """Return a remark where the node's disk was full at its end."""
+def full_disk_suffix(fields: Mapping[str, Any]) -> str:
+    """Return the end of a sentence, with its semicolon, where the node's disk was full at its end."""
     free = fields.get("disk_free_bytes")
     return f"; {DISK_IS_FULL} ({free} bytes free)" if isinstance(free, int) and free < FULL_DISK_BYTES else ""
 

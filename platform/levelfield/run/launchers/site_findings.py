@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from levelfield.node.node_setup import foreign_folder_reason
-from levelfield.rundir.event_lines import event_or_none
+from levelfield.rundir.event_lines import object_or_none
 
 MIN_FREE_BYTES = 2**30  # for code, events and logs
 ENVIRONMENT_BYTES = 10 * 2**30  # what an environment with torch for GPUs needs
@@ -82,7 +82,7 @@ def unknown_finding(subject: str, says: str, advice: str = "") -> SiteFinding:
 
 def parse_probe_answer(line: str, key: str, expected_type: type | tuple[type, ...]) -> Mapping[str, Any] | None:
     """Return the JSON object in a probe's last line; None where it has no `key` with a value of the expected type."""
-    answer = event_or_none(line) or {}
+    answer = object_or_none(line) or {}
     return answer if isinstance(answer.get(key), expected_type) else None
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from levelfield.contracts.execution import Cause, NodeWord
 from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.rundir.event_lines import event_or_none
+from levelfield.rundir.event_lines import object_or_none
 
 WATCH_SECONDS = 60  # after which the server ends a watch, and the next one begins where it ended
 GONE_STATUS = 410  # the server no longer knows the version that a watch begins with: everything is listed again
@@ -123,7 +123,7 @@ class PodWatch:
         for line in self._api.lines(self._path, WATCH_SECONDS + 30.0, **query):
             if self.stop_event.is_set():
                 return None
-            change = event_or_none(line) or {}
+            change = object_or_none(line) or {}
             kind, pod = change.get("type"), change.get("object")
             if not isinstance(kind, str) or not isinstance(pod, dict) or kind == "ERROR":
                 return None  # among others 410: the version is too old

@@ -163,7 +163,7 @@ def _node_cause(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
     if failed is None:
         return None
     end = first_failure(failed.ends)
-    return "rank-failed", f"{failed.name}: {failure_evidence(end) + failed.disk_remark if end else failed.evidence}"
+    return "rank-failed", f"{failed.name}: {failure_evidence(end) + failed.disk_suffix if end else failed.evidence}"
 
 
 def _describe_state(state: JobState) -> str:

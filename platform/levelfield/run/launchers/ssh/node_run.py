@@ -15,7 +15,7 @@ from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS
 from levelfield.run.launchers.launched_ranks import failure_evidence, first_failure, parse_rank_ends
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_records import full_disk_remark, read_last_fields
+from levelfield.run.launchers.node_records import full_disk_suffix, read_last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, explain_failure, printable_text, wait_for_output
 
@@ -115,7 +115,7 @@ class NodeRun:
             if cause == "cancelled" and self.is_stopped:
                 cause, word = "exited", "stopped"
             elif record.get("cause") == "rank-failed" and (failed := first_failure(self.ends())):
-                detail = f"{self.name}: {failure_evidence(failed)}{full_disk_remark(record)}"
+                detail = f"{self.name}: {failure_evidence(failed)}{full_disk_suffix(record)}"
             elif evidence := record.get("evidence"):
                 detail = f"{self.name}: {printable_text(str(evidence), 500)}"
         return cause, NodeEnd(self.work.node_rank, self.name, word, detail)
