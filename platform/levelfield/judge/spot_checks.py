@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from levelfield.measure.sampled_gradients import gradient_errors
 from levelfield.measure.sampled_operations import SampledStep, SampleError, precision_word
@@ -46,13 +47,13 @@ def add_spot_checks(alignment: Alignment, plan: Plan, raw: RawRecords) -> Alignm
 
 def spot_check_layers(raw: RawRecords, work: Work, accumulation: int, data_ranks: int) -> list[AlignmentLayer]:
     """Return the layers that the run's samples give: none without samples."""
-    layers = [
+    skipped = {(record.rank, record.step) for record in raw.steps if record.skipped}  # their gradients are not finite
+    raw = replace(raw, sampled=tuple(step for step in raw.sampled if (step.rank, step.step) not in skipped))
+    layers = (
         _output_layer(raw, work),
         _token_layer(raw, work, accumulation, data_ranks),
-        _update_layer(raw, work, accumulation),
-    ]
-    if layers[2] is not None and layers[2].passed and accumulation * data_ranks > 1:
-        layers[2] = _fail_bf16_gradients(layers[2], raw)
+        _update_layer(raw, work, accumulation, data_ranks),
+    )
     return [layer for layer in layers if layer is not None]
 
 
@@ -99,7 +100,7 @@ def _token_layer(raw: RawRecords, work: Work, accumulation: int, data_ranks: int
     return _layer(TOKENS, worst[1], _difference(worst, "what the logits give"))
 
 
-def _update_layer(raw: RawRecords, work: Work, accumulation: int) -> AlignmentLayer | None:
+def _update_layer(raw: RawRecords, work: Work, accumulation: int, data_ranks: int) -> AlignmentLayer | None:
     formula = [(s, error) for s in raw.sampled for error in _formula_errors(s, work, raw)]
     sums = [(s, error) for s in raw.sampled for error in sum_errors(s, accumulation)]
     changes = list(idle_change_errors(raw.sampled))
@@ -110,12 +111,10 @@ def _update_layer(raw: RawRecords, work: Work, accumulation: int) -> AlignmentLa
     ):
         if errors and not (worst := _worst(errors))[1].is_within:
             return _layer(UPDATE, worst[1], _difference(worst, expected))
-    return _layer(UPDATE, (worst := _worst(formula))[1], _difference(worst, "AdamW's formula")) if formula else None
-
-
-def _fail_bf16_gradients(layer: AlignmentLayer, raw: RawRecords) -> AlignmentLayer:
-    """Return the layer, failed where a step's sums of gradients are all numbers of bf16."""
-    in_bf16 = next((s for s in raw.sampled if has_bf16_gradients(s)), None)
+    if not formula:
+        return None
+    in_bf16 = next((s for s in raw.sampled if has_bf16_gradients(s)), None) if accumulation * data_ranks > 1 else None
+    layer = _layer(UPDATE, (worst := _worst(formula))[1], _difference(worst, "AdamW's formula"))
     if in_bf16 is None:
         return layer
     detail = f"every gradient sampled at step {in_bf16.step} is a bf16 number: sums in float32 are not"
@@ -144,7 +143,7 @@ def _missing_output(sampled: SampledStep) -> str | None:
 
 
 def _formula_errors(sampled: SampledStep, work: Work, raw: RawRecords) -> Iterator[SampleError]:
-    """Yield the errors of the update; none for a step that the loss scale skipped, or whose gradient has no norm."""
+    """Yield the errors of the update; none where the gradient has no norm."""
     norms = {r.step: r.grad_norm for r in raw.steps if r.rank == sampled.rank and not r.skipped}
     norm = norms.get(sampled.step)
     if norm is not None and math.isfinite(norm):

@@ -199,6 +199,13 @@ def test_a_gradient_that_is_not_the_sum_of_its_micro_batches_is_told(plan: Plan)
         assert layer.passed is passed and ("the sum of its micro-batches" in layer.detail) is not passed, layer
 
 
+def test_a_step_that_the_loss_scale_skipped_is_not_judged(plan: Plan) -> None:
+    infinite = replace(product(), kind="input gradient", arrays={**product().arrays, "output": np.full((3, 2), np.inf)})
+    assert [layer.passed for layer in spot_check_layers(sampled(infinite), plan.work, 1, 1)] == [False]
+    steps = (StepRecord(0, 20, 20, skipped=True),)
+    assert spot_check_layers(replace(sampled(infinite), steps=steps), plan.work, 1, 1) == []
+
+
 def test_a_norm_whose_rows_have_another_scale_is_told(plan: Plan) -> None:
     x = np.random.default_rng(1).normal(size=(16, 256))
     right = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + plan.work.model.norm_eps)
