@@ -87,7 +87,7 @@ def test_two_ranks_repeat_their_messages_and_each_part_has_its_times(tmp_path: P
     compared = {"attention core", "attention projections", "mlp", "head and loss", "optimizer", "all-reduce"}
     assert compared <= {*by_part, *(each.partition(":")[0] for each in found.missing)}
     heavy = {"aten::mm", "mkldnn::_linear_pointwise", "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
-    known = parse_alone_times(events(tmp_path, 0)[-2]["values"]).seconds
+    alone = parse_alone_times(events(tmp_path, 0)[-2]["values"]).seconds
     noted, record = (unpacked_trace((tmp_path / "profile" / f"rank0.step{n}.json.gz").read_bytes()) for n in (0, 1))
-    ran = [each for each in build_timeline(add_arguments(record, noted), known).slices if each.operation in heavy]
+    ran = [each for each in build_timeline(add_arguments(record, noted), alone).slices if each.operation in heavy]
     assert {each.operation for each in ran} == heavy and all(each.is_repeated for each in ran)

@@ -406,11 +406,11 @@ IN_FP8 = (
         "fp8",
         LATE
         + FP8_ROUNDED.format(
-            change="return at_random(tensor, kind) "
+            change="return round_at_random(tensor, kind) "
             "if is_late() and kind == torch.float8_e5m2 else rounded(tensor, kind)"
         )
         + """
-def at_random(tensor, kind):
+def round_at_random(tensor, kind):
     scale = torch.finfo(kind).max / tensor.detach().abs().amax().float().clamp(min=1e-30)
     bits = (tensor.float() * scale).half().view(torch.int16)
     bits = bits + torch.randint(0, 256, bits.shape, dtype=torch.int16) & -256

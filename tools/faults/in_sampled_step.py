@@ -376,6 +376,13 @@ def sampled_layers(
     return spot_check_layers(read_raw(RunPaths(folder)), work, job["accumulation"], job["layout"]["data"])
 
 
+def sampled_names(folder: Path, family: str, variant: Variant, framework: str, python: Path) -> list[list[str]]:
+    """Train in float32, and return the names of what each rank sampled in each step, but of updates, in order."""
+    sampled_layers(folder, "fp32", family, variant, framework=framework, python=python)
+    steps = read_raw(RunPaths(folder)).sampled
+    return [sorted(o.name for o in step.operations if o.kind != "update") for step in steps]
+
+
 def figures(
     folder: Path, precision: str, framework: str = "torch", python: Path | None = None, **settings: Any
 ) -> list[tuple[float, float]]:

@@ -187,7 +187,7 @@ def attention_with_gradients(window: int | None = None) -> list[SampledOperation
     last_query, last_output = RANDOM.normal(size=(2, GROUP, SIZE))
     last = [LENGTH - 1] * GROUP
 
-    def of_last(part: str) -> Callable[[Numbers], Numbers]:
+    def attend_to_last(part: str) -> Callable[[Numbers], Numbers]:
         def function(row: Numbers) -> Numbers:
             arrays = {"key": key.copy(), "value": value.copy()}
             arrays[part][-1] = row
@@ -200,8 +200,8 @@ def attention_with_gradients(window: int | None = None) -> list[SampledOperation
         "query_gradient": slope(lambda x: attend(x, key, value, PLACES, window), query, output),
         "last_query": last_query,
         "last_output": last_output,
-        "key_gradient": slope(of_last("key"), key[-1], last_output),
-        "value_gradient": slope(of_last("value"), value[-1], last_output),
+        "key_gradient": slope(attend_to_last("key"), key[-1], last_output),
+        "value_gradient": slope(attend_to_last("value"), value[-1], last_output),
     }
     return [
         SampledOperation("attention", "layers.0.attention", forward, PLACES),

@@ -137,7 +137,7 @@ def failed(step: SampledStep, precision: str = "fp32") -> list[str]:
     return [error.name for error in loss_errors(step, precision, 2) if not error.is_within]
 
 
-def in_bf16(numbers: Numbers) -> Numbers:
+def round_to_bf16(numbers: Numbers) -> Numbers:
     mantissa, exponent = np.frexp(numbers)
     return np.ldexp(np.round(mantissa * 256) / 256, exponent)
 
@@ -146,32 +146,32 @@ def test_the_gradient_of_cross_entropy_is_within() -> None:
     operation = loss_of()
     operation.check_shapes()
     assert failed(SampledStep(0, 5, True, (operation,))) == []
-    coarse = loss_of(lambda right, _: in_bf16(right))
+    coarse = loss_of(lambda right, _: round_to_bf16(right))
     assert failed(SampledStep(0, 5, True, (coarse,)), "bf16") == []
     assert failed(SampledStep(0, 5, True, (coarse,)))[:2] == ["gradient of the targets", "gradient of the other logits"]
 
 
-def without_a_token(right: Numbers, _logits: Numbers) -> Numbers:
+def drop_a_token(right: Numbers, _logits: Numbers) -> Numbers:
     return right * (np.arange(TOKENS) != 17)[:, None]
 
 
-def smoothed(right: Numbers, _logits: Numbers) -> Numbers:
+def smooth_labels(right: Numbers, _logits: Numbers) -> Numbers:
     return right + 0.1 * (np.eye(VOCABULARY)[TARGETS] - 1 / VOCABULARY)
 
 
-def with_z_loss(right: Numbers, logits: Numbers) -> Numbers:
+def add_z_loss(right: Numbers, logits: Numbers) -> Numbers:
     normaliser = np.log(np.exp(logits).sum(1, keepdims=True))
     return right + 0.02 * normaliser * np.exp(logits - normaliser)
 
 
-def with_other_targets(right: Numbers, _logits: Numbers) -> Numbers:
+def rotate_targets(right: Numbers, _logits: Numbers) -> Numbers:
     return right + np.eye(VOCABULARY)[TARGETS] - np.eye(VOCABULARY)[np.roll(TARGETS, 1)]
 
 
 @pytest.mark.parametrize(
     "gradient",
     [
-        *(without_a_token, smoothed, with_z_loss, with_other_targets),
+        *(drop_a_token, smooth_labels, add_z_loss, rotate_targets),
         lambda right, _: 1.01 * right,
         lambda right, _: np.full_like(right, np.nan),
     ],
@@ -205,7 +205,7 @@ def test_shares_below_fp16s_smallest_number_are_within() -> None:
 def test_a_rows_common_factor_is_told_though_its_numbers_are_coarse() -> None:
     def coarse(right: Numbers, _logits: Numbers) -> Numbers:
         onehot = np.eye(VOCABULARY)[TARGETS]
-        return in_bf16((right + onehot) * 1.004) - onehot
+        return round_to_bf16((right + onehot) * 1.004) - onehot
 
     operation = loss_of(coarse, 0.1)
     assert failed(SampledStep(0, 5, True, (operation,)), "bf16") == ["scale of the logits' gradients"]

@@ -160,8 +160,8 @@ def test_a_regression_that_the_default_branch_ended_is_not_opened_again_by_a_bra
         past = gate_input(store, "2026-01-21").past_findings
         assert [finding.word for finding in past] == ["regression", "no change"]
         assert not gate_input(store, "2026-01-21").named_regressions
-        own = gate_input(store, "2026-01-19@x").past_findings
-        assert [finding.night for finding in own][-1:] == ["2026-01-19@x"]
+        branch_findings = gate_input(store, "2026-01-19@x").past_findings
+        assert [finding.night for finding in branch_findings][-1:] == ["2026-01-19@x"]
 
 
 def test_a_run_of_a_branch_is_no_evidence_of_a_level(nights: Nights, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,9 +159,13 @@ def test_a_night_that_does_not_decide_keeps_the_word_and_the_exit_code(undecided
         again = judge_night(inputs_of(points, night, past_findings=past), undecided)
         assert (of(again).word, of(again).named) == ("regression", day(15))
         past += again.findings
-    shown = judge_night(inputs_of(points, 20, past_findings=past), pairs_of(-0.05))
-    assert (of(shown).word, of(shown).named, of(shown).against) == ("regression", day(15), "run000")
-    assert of(shown).pairs == 1
+    judged = judge_night(inputs_of(points, 20, past_findings=past), pairs_of(-0.05))
+    assert (of(judged).word, of(judged).named, of(judged).against) == (
+        "regression",
+        day(15),
+        "run000",
+    )
+    assert of(judged).pairs == 1
 
 
 def test_a_named_regression_whose_night_looks_good_gets_pairs_and_these_end_it() -> None:

@@ -252,12 +252,12 @@ def test_a_report_may_be_of_a_bundle(
         error = capsys.readouterr().err
         assert "a bundle" in error and "`compare`" in error
 
-    def with_another_loss(run: RunInBundle, registry: Registry, bundle: Bundle) -> RunVerification:
+    def verify_another_loss(run: RunInBundle, registry: Registry, bundle: Bundle) -> RunVerification:
         wrong = (Contradiction("the loss of step 1", "12.5", "12.4"),)
         verified = verify_run(run, registry, bundle)
         return replace(verified, contradictions=wrong) if "5a07ac" in run.name else verified
 
-    monkeypatch.setattr(compared_runs, "verify_run", with_another_loss)
+    monkeypatch.setattr(compared_runs, "verify_run", verify_another_loss)
     assert main(["report", str(bundle), "--format", "csv"]) == 4
     output = capsys.readouterr()
     assert len(output.out.splitlines()) == 12 and "5a07ac" not in output.out

@@ -73,10 +73,10 @@ def by_turned_compare(a: list[RunRecord], b: list[RunRecord], events: list[Store
 
 
 def by_matrix(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
-    found = make_matrix([*a, *b], "framework", duels=duel_conclusions(events))
-    (cell,) = [cell.ratio for cell in found.cells.values() if cell.ratio]
-    assert found.ratios[0].ratio == cell, "the mean over one row is that row"
-    return cell.inverse if found.columns[0].startswith("jax") else cell
+    matrix = make_matrix([*a, *b], "framework", duels=duel_conclusions(events))
+    (cell,) = [cell.ratio for cell in matrix.cells.values() if cell.ratio]
+    assert matrix.ratios[0].ratio == cell, "the mean over one row is that row"
+    return cell.inverse if matrix.columns[0].startswith("jax") else cell
 
 
 def by_page(a: list[RunRecord], b: list[RunRecord], events: list[StoreEvent]) -> Ratio | None:
