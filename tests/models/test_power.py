@@ -64,7 +64,7 @@ def test_a_training_that_failed_is_not_counted_as_missed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fp32", "bf16", "expected"),
+    ("fp32", "below", "expected"),
     [
         ("aligned", "aligned", "aligned"),
         ("different", "aligned", "consistent"),
@@ -75,8 +75,9 @@ def test_a_training_that_failed_is_not_counted_as_missed() -> None:
         ("different", "diverged", "diverged"),
     ],
 )
-def test_sixteen_bits_are_aligned_only_where_fp32_is(fp32: str | None, bf16: str, expected: str) -> None:
-    found = [judgement(precision="bf16", verdict=bf16)]
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_fewer_bits_are_aligned_only_where_fp32_is(fp32: str | None, below: str, expected: str, precision: str) -> None:
+    found = [judgement(precision=precision, verdict=below)]
     found += [judgement(verdict=fp32)] if fp32 else []
     found += [judgement("b", verdict="aligned"), judgement(verdict="aligned", framework="paddle")]  # of others
     assert certified(found) == {("torch", "a", "gpt"): expected}

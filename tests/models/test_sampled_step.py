@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -114,6 +115,19 @@ def test_a_strangers_fault_changes_the_training() -> None:
 def test_every_fault_that_is_not_seen_has_what_a_check_would_need() -> None:
     names = [name for group in sampled_power.UNSEEN.values() for name in group]
     assert sorted(names) == sorted(fault.name for _, fault in sampled_power.all_faults() if fault.layer is None)
+
+
+def test_with_a_reference_and_a_certificate_only_scales_and_sums_of_fp8_are_aligned() -> None:
+    aligned = [row["fault"] for row in DATA["faults"] if row["layer"] is None and row["verdict"] == "aligned"]
+    assert sorted(aligned) == sorted(sampled_power.UNSEEN[sampled_power.NUMBERS_IN_8_BITS])
+
+
+@pytest.mark.thorough
+def test_a_reference_tells_of_a_fault_and_not_of_a_right_training() -> None:
+    (fault,) = (f for f in INSIDERS_FAULTS if f.name == "norms and biases left out of the all-reduce")
+    right = dataclasses.replace(fault, code="pass")
+    assert sampled_power.reference_verdict(fault)["verdict"] == "different"
+    assert sampled_power.reference_verdict(right)["verdict"] == "aligned"
 
 
 def test_the_record_has_every_honest_training_and_no_false_alarm() -> None:

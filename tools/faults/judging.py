@@ -182,7 +182,7 @@ LAYER_SETS = {
 
 
 def certified(judged_runs: Iterable[Judgement]) -> dict[tuple[str, str, str], str]:
-    """Return the verdict on each run in bf16 with its certificate, by (framework, name, family).
+    """Return the verdict on each run below fp32 with its certificate, by (framework, name, family).
 
     `aligned` needs the same code and layout aligned in fp32; it is `consistent` otherwise.
     """
@@ -191,7 +191,7 @@ def certified(judged_runs: Iterable[Judgement]) -> dict[tuple[str, str, str], st
     return {
         key_of(j): "consistent" if j.verdict == "aligned" and key_of(j) not in aligned else j.verdict
         for j in all_judgements
-        if j.precision == "bf16"
+        if j.precision != "fp32"
     }
 
 
