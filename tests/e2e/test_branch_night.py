@@ -11,6 +11,7 @@ from cloned_project import ClonedNights
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.thorough  # tests/core/nights/test_branch_nights.py has it on stored runs
 def test_a_night_of_a_branch_is_no_night_of_the_default_one(tmp_path: Path) -> None:
     project, site = ClonedNights(tmp_path), tmp_path / "site"
     assert project.night("2026-01-23", "--no-confirm")[0] == 0

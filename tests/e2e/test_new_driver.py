@@ -58,6 +58,7 @@ class Nights(ClonedNights):
         self.commit("slower")
 
 
+@pytest.mark.thorough  # tests/core/nights/test_new_conditions.py has it on stored runs
 def test_a_slower_build_behind_a_faster_driver_is_found_in_its_first_night(tmp_path: Path) -> None:
     project = Nights(tmp_path)
     project.make_slower(1.06)

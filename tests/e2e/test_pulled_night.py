@@ -13,7 +13,7 @@ from cloned_project import ClonedNights
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("is_killed", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_pull_changes_nothing_of_a_night_that_has_begun(is_killed: bool, tmp_path: Path) -> None:
     """Killed and started again, or while it runs: the entry runs with the first commit, from a checkout of it."""
     project = ClonedNights(tmp_path)

@@ -227,6 +227,7 @@ def own_parents(rank: psutil.Process) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.thorough  # tests/core has its answers, planted
 def test_a_controller_that_is_away_for_a_while(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     """The job goes on meanwhile, and the run's end is its own."""
     process = benchmark.start(*TINY, "--env", "FAKE_STEP_SECONDS=0.8", *site(tmp_path))
@@ -257,7 +258,11 @@ def test_the_time_limit(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) ->
         ({"partition": "nope"}, "invalid partition specified: nope"),
         pytest.param({"account": "nobody"}, "Invalid account", marks=pytest.mark.thorough),
         pytest.param({"gres": "gpu:9"}, "Requested node configuration is not available", marks=pytest.mark.thorough),
-        ({"partition": "short", "minutes": 5}, "waits forever (PartitionTimeLimit): the time limit is over"),
+        pytest.param(
+            {"partition": "short", "minutes": 5},
+            "waits forever (PartitionTimeLimit): the time limit is over",
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["partition", "account", "gres", "time-limit"],
 )
