@@ -28,18 +28,14 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 # A training of each kind; the others are thorough.
 FIRST = (
     *("E4M3 weights in all products, late", "attention skipped in one layer, late", "bf16 products in one layer"),
-    *("E5M2 weights", "no clipping", "moments in bf16", "gradients summed in bf16"),
+    *("no clipping", "moments in bf16"),
 )
 ALSO_FIRST = (
-    *("TF32 in the blocks' weight gradients", "rotary tables in bf16", "learned positions shifted by one"),
-    *("each sequence's last token left out of the loss", "two sequences' targets swapped, late", "the head in E4M3"),
+    *("TF32 in the blocks' weight gradients", "rotary tables in bf16", "two sequences' targets swapped, late"),
     *("the last micro-batch left out of the gradients, late", "not clipped in odd steps, late"),
-    *("the embedding without its lookups' gradient", "one head of one layer is zero, late"),
-    *(
-        "grouped keys and values with the gradient of one query of each group",
-        "attention's backward pass in E5M2, late",
-    ),
-    *("one layer without the gradient of its residual, late", "silu's gradient as its sigmoid, late"),
+    "the embedding without its lookups' gradient",
+    "grouped keys and values with the gradient of one query of each group",
+    "one layer without the gradient of its residual, late",
     *("biases with the gradient of one sequence of a micro-batch", "the reciprocal of the sum of exponentials in bf16"),
 )
 ALL = (*STRANGERS_FAULTS, *INSIDERS_FAULTS)
@@ -77,24 +73,25 @@ def layers_of(run: HonestTraining) -> tuple[str, ...]:
     return ("products", "update") if run.variant.layout.get("context") else ("products", "tokens", "update")
 
 
-@pytest.mark.parametrize("run", HONEST[:6], ids=str)
+@pytest.mark.parametrize("run", HONEST[:4], ids=str)
 def test_an_honest_training_is_within(run: HonestTraining, tmp_path: Path) -> None:
     run.check(tmp_path, layers_of(run))
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("run", HONEST[6:], ids=str)
+@pytest.mark.parametrize("run", HONEST[4:], ids=str)
 def test_other_honest_trainings_are_within(run: HonestTraining, tmp_path: Path) -> None:
     run.check(tmp_path, layers_of(run))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough), "fp8"])
 def test_sampling_changes_no_digit(precision: str, tmp_path: Path) -> None:
     assert figures(tmp_path / "sampled", precision, spot_check=True) == figures(tmp_path / "plain", precision)
 
 
 def test_a_compiled_training_samples_nothing(tmp_path: Path) -> None:
-    assert sampled_layers(tmp_path, "fp32", "gpt", VARIANTS["compile"]) == []
+    code = "import functools, torch\ntorch.compile = functools.partial(torch.compile, backend='eager')"
+    assert sampled_layers(tmp_path, "fp32", "gpt", VARIANTS["compile"], code) == []
 
 
 DATA = json.loads(sampled_power.DATA.read_text(encoding="utf-8"))

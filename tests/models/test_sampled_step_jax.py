@@ -13,14 +13,17 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 FRAMEWORK = "jax"
 
 
-HONEST = (
-    *(HonestTraining("fp32"), HonestTraining("bf16", "llama")),
-    *(HonestTraining("bf16", "gpt", VARIANTS[name]) for name in ("TP2 sequence parallel", "ZeRO 3, DP2")),
+# One of each family stays, in one process and over two; every rank compiles.
+HONEST = (HonestTraining("bf16", "llama"), HonestTraining("bf16", "gpt", VARIANTS["ZeRO 3, DP2"]))
+ALSO_HONEST = (
+    *(HonestTraining("fp32"), HonestTraining("bf16", "gpt", VARIANTS["TP2 sequence parallel"])),
     HonestTraining("bf16", "llama", VARIANTS["recompute full"]),
 )
 
 
-@pytest.mark.parametrize("run", HONEST, ids=str)
+@pytest.mark.parametrize(
+    "run", [*HONEST, *(pytest.param(run, marks=pytest.mark.thorough) for run in ALSO_HONEST)], ids=str
+)
 def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
     run.check(tmp_path, ("products", "update"), FRAMEWORK, python)
 
@@ -53,6 +56,17 @@ program.adamw = rounded
 }
 
 
+TOGETHER = ("a product scaled by 1.02", "no clipping")
+
+
+def test_faults_of_a_product_and_of_the_update_are_told_from_one_training(python: Path, tmp_path: Path) -> None:
+    """One program is compiled, as that takes longest; which layer tells each alone is thorough."""
+    code = "\n".join(FAULTS[fault][0] for fault in TOGETHER)
+    layers = sampled_layers(tmp_path, "bf16", "gpt", code=code, framework=FRAMEWORK, python=python)
+    assert [layer.name for layer in layers if layer.passed is False] == [FAULTS[fault][1] for fault in TOGETHER], layers
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_told_by_its_layer(fault: str, python: Path, tmp_path: Path) -> None:
     code, layer = FAULTS[fault]

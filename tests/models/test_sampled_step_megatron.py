@@ -18,18 +18,25 @@ FRAMEWORK = "megatron"
 
 HONEST = (
     *(HonestTraining("fp32"), HonestTraining("bf16", "gpt", VARIANTS["recompute full"])),
-    *(HonestTraining("bf16", "llama", VARIANTS[name]) for name in ("TP2 sequence parallel", "ZeRO 1, DP2")),
+    HonestTraining("bf16", "llama", VARIANTS["ZeRO 1, DP2"]),
     HonestTraining("bf16", "gpt", VARIANTS["PP2"]),
     HonestTraining("bf16", "mixture", VARIANTS["EP2"]),
 )
+SEQUENCE_PARALLEL = HonestTraining("bf16", "llama", VARIANTS["TP2 sequence parallel"])  # the next test samples it too
 
 
-@pytest.mark.parametrize("run", HONEST, ids=str)
+@pytest.mark.parametrize("run", [*HONEST, pytest.param(SEQUENCE_PARALLEL, marks=pytest.mark.thorough)], ids=str)
 def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
     run.check(tmp_path, ("products", "update"), FRAMEWORK, python)
 
 
-@pytest.mark.parametrize("variant", ["TP2 sequence parallel", "PP2 interleaved", "CP2"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "TP2 sequence parallel",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("PP2 interleaved", "CP2")),
+    ],
+)
 def test_what_a_layout_shows_is_sampled_of_its_own_layers(variant: str, python: Path, tmp_path: Path) -> None:
     """Sums over ranks are not products of this rank's input, nor is attention to parts of a sequence."""
     sampled_layers(tmp_path, "bf16", "llama", VARIANTS[variant], framework=FRAMEWORK, python=python)
@@ -49,7 +56,7 @@ def test_what_a_layout_shows_is_sampled_of_its_own_layers(variant: str, python: 
     )
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.thorough), "bf16"])
 def test_sampling_changes_no_digit(precision: str, python: Path, tmp_path: Path) -> None:
     sampled = figures(tmp_path / "sampled", precision, FRAMEWORK, python, spot_check=True)
     assert sampled == figures(tmp_path / "plain", precision, FRAMEWORK, python)
@@ -106,7 +113,7 @@ COARSE_MOMENTS = OPTIMIZER.format(
 @pytest.mark.parametrize(
     ("fault", "layer", "variant"),
     [
-        pytest.param(SCALED, "products", "TP2 sequence parallel", id="scaled products"),
+        pytest.param(SCALED, "products", "TP2 sequence parallel", id="scaled products", marks=pytest.mark.thorough),
         pytest.param(ROUNDED_LATE, "products", SINGLE.name, id="E4M3 weights, late"),
         pytest.param(PREVIOUS_WEIGHTS, "products", SINGLE.name, id="weights of earlier steps"),
         pytest.param(UNCLIPPED, "update", SINGLE.name, id="no clipping"),
