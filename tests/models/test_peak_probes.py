@@ -14,6 +14,14 @@ from levelfield.catalog.registry import Registry
 from levelfield.worker.product_rates import ON_PROCESSOR
 
 PLATFORM = Path(__file__).parents[2] / "platform"
+# The probe without the larger products.
+SMALL = """
+import runpy, sys
+from levelfield.worker import product_rates
+product_rates.ON_PROCESSOR = product_rates.ON_PROCESSOR[:2]
+sys.path.insert(0, {folder!r})
+runpy.run_path({script!r}, run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize("framework", sorted(Registry().frameworks))
@@ -23,9 +31,10 @@ def test_the_probe_prints_a_rate(framework: str, interpreter_of: Callable[[str],
     if script.parent != Path(folder).resolve():
         assert script.is_file()  # another framework's, which its own case runs
         return
-    argv = [str(interpreter_of(framework)), str(script), "--dtype", "fp32", "--seconds", "0.01", "--threads", "1"]
+    code = SMALL.format(folder=str(script.parent), script=str(script))
+    argv = [str(interpreter_of(framework)), "-c", code, "--dtype", "fp32", "--seconds", "0.01", "--threads", "1"]
     variables = {**os.environ, "PYTHONPATH": str(PLATFORM)}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=True, env=variables)
     rate = json.loads(done.stdout.splitlines()[-1])["fp32"]
     assert math.isfinite(rate["tflops"]) and 0 < rate["median"] <= rate["tflops"]
-    assert tuple(rate["shape"]) in ON_PROCESSOR and rate["repeats"] >= 1
+    assert tuple(rate["shape"]) in ON_PROCESSOR[:2] and rate["repeats"] >= 1

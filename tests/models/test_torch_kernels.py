@@ -32,14 +32,15 @@ training.train = listed
 TESTS = Path(__file__).with_name("interpreted")
 
 
-def test_kernels_compute_what_torch_does() -> None:
+@pytest.mark.parametrize("which", ["not thorough", pytest.param("thorough", marks=pytest.mark.thorough)])
+def test_kernels_compute_what_torch_does(which: str) -> None:
     """In a process of their own, as everything there finds Triton."""
     try:
         folder = triton_folder()
     except NoTriton:
         pytest.skip("no package index answers")
     own = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join((str(checkout() / "platform"), str(folder)))}
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)]
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, str(TESTS)]
     done = subprocess.run(argv, env={**os.environ, **own}, cwd=checkout(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 

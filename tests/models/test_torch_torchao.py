@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import MODELS, SINGLE, Curve, compare, planted, small_job, train
+from layouts import MODELS, SINGLE, Curve, compare, planted, shallow, small_job, train
 from leaf_gradient import gradient_of
 from matrix import VARIANTS
 from torch import nn
@@ -45,7 +45,9 @@ def renew_once(model):
     calls.append(1)
 fp8_torchao.renew_scales = renew_once
 """
-ONE, ZERO = (small_job(MODELS["llama"], each, steps=4, precision="fp8") for each in (SINGLE, VARIANTS["ZeRO 2, DP2"]))
+ONE, ZERO = (
+    small_job(shallow(MODELS["llama"]), each, steps=2, precision="fp8") for each in (SINGLE, VARIANTS["ZeRO 2, DP2"])
+)
 
 Scale = Callable[..., torch.Tensor]  # takes a tensor and a type of 8 bits
 
@@ -175,6 +177,7 @@ def test_fsdp_gathers_in_8_bits_with_the_scales_of_one_process(
     assert sharded.same_weights and sharded.is_within_limits("fp8") and sharded.first_loss < 1e-7
 
 
+@pytest.mark.thorough
 @pytest.mark.layouts
 def test_gathered_weights_with_the_scales_of_the_first_step_are_seen(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="Scalars are not close"):

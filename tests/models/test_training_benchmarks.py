@@ -52,6 +52,7 @@ def test_a_step_is_compared_with_peers_that_do_the_same_work() -> None:
             assert facts["first_norm"] == pytest.approx(row["trainers"]["ours"]["first_norm"], rel=0.2), who
 
 
+@pytest.mark.thorough
 def test_a_step_under_the_platform_is_compared_with_the_bare_loop() -> None:
     assert quick("platform_overhead")["ratio"] > 0
 
