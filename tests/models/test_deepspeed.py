@@ -42,9 +42,9 @@ FRAMEWORK = "deepspeed"
 
 def test_sizes_that_ranks_do_not_divide(python: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """ZeRO 3 pads each flattened parameter: initial values, weights and gradients must not take the padding."""
-    odd = {"vocab_size": 67, "hidden_size": 42, "ffn_hidden_size": 51, "heads": 3, "kv_heads": 3}
-    model = {**MODELS["llama"], **odd, "layers": 1}
-    variant = Variant("ZeRO 3, DP4", zero(3, 4), micro_batch=1)
+    odd = {"vocab_size": 67, "hidden_size": 21, "ffn_hidden_size": 51, "heads": 3, "kv_heads": 3}
+    model = {**MODELS["gpt"], **odd, "layers": 1}
+    variant = Variant("ZeRO 3, DP2", zero(3), micro_batch=1)
     found = compare(train(small_job(model, variant, 3), TRAIN, python), torch_of(small_job(model, SINGLE, 3)))
     assert found.is_within_limits(), found
 
@@ -60,7 +60,8 @@ configuration.zero_optimization = lambda job: {**given(job), **limits}
 
 
 @pytest.mark.parametrize(
-    ("recompute", "layers"), [("selective", None), pytest.param("full", None, marks=pytest.mark.thorough), ("full", 2)]
+    ("recompute", "layers"),
+    [("selective", None), *(pytest.param("full", layers, marks=pytest.mark.thorough) for layers in (None, 2))],
 )
 def test_zero_3_gathers_parameters_again_while_a_block_is_recomputed(
     recompute: str, layers: int | None, tmp_path: Path, python: Path, reference: Callable[[str], Curve]
@@ -113,7 +114,7 @@ def assert_refused(job: dict[str, Any], folder: Path, script: Path, python: Path
     assert words in error["message"]
 
 
-@pytest.mark.parametrize("stage", [0, 1, pytest.param(2, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("stage", [0, *(pytest.param(stage, marks=pytest.mark.thorough) for stage in (1, 2)), 3])
 def test_fp16_trains_where_deepspeed_offers_it(
     stage: int, tmp_path: Path, python: Path, reference: Callable[[str], Curve]
 ) -> None:

@@ -51,6 +51,14 @@ STEPS = 3
 FRAMEWORKS = tuple(Registry().frameworks)
 LONG = [next(asked for asked in reduced() if asked.framework == framework) for framework in FRAMEWORKS]
 LATER = left_to_thorough(reduced())
+# Of some frameworks these show little that torch's, deepspeed's or other tests of the framework do not.
+SIMILAR = {
+    "deepspeed": ("ZeRO 1, DP4",),
+    "megatron": ("accumulation 1", "ZeRO 1, DP4", "recompute full of 1 layer"),
+    "oneflow": ("accumulation 1",),
+    "paddle": ("accumulation 1", "ZeRO 1, DP4"),
+}
+LATER += [a for a in reduced() if a.variant.name in SIMILAR.get(a.framework, ())]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,7 @@ def test_same_curve_as_torch_in_one_process(
         thorough("megatron", "TP2"),
         ("megatron", "ZeRO 1, DP2 x PP2"),
         thorough("paddle", SINGLE.name),
-        ("paddle", "TP2"),
+        thorough("paddle", "TP2"),
         thorough("paddle", "DP2 x PP2"),
         thorough("oneflow", SINGLE.name),
         thorough("oneflow", "TP2"),
@@ -125,23 +133,24 @@ def test_the_norm_of_a_million_elements_is_added_up_exactly(
 # Blocks are traced and differentiated as torch.compile does; the generated code is torch's own, in `make thorough`.
 BACKEND = """
 import functools, torch
-def no_backend(graph, inputs):
-    raise RuntimeError("a block was traced")
-torch.compile = functools.partial(torch.compile, backend={})
+def told(graph, inputs):
+    open({path!r}, "w").close()
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+torch.compile = functools.partial(torch.compile, backend=told)
 """
 
 
 def test_compiled_blocks_train_the_same_curve(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
     job = small_job(model, VARIANTS["compile"], STEPS)
-    traced = planted(tmp_path, "torch", BACKEND.format("'aot_eager'"))
-    found = compare(train(job, traced), torch_of(small_job(model, SINGLE, STEPS)))
+    traced = tmp_path / "a block was traced"
+    script = planted(tmp_path, "torch", BACKEND.format(path=str(traced)))
+    found = compare(train(job, script), torch_of(small_job(model, SINGLE, STEPS)))
     assert found.is_within_limits(), found
-    with pytest.raises(RuntimeError, match="a block was traced"):
-        train(job, planted(tmp_path, "torch", BACKEND.format("no_backend")))
+    assert traced.exists()
 
 
-@pytest.mark.parametrize("framework", ["paddle", "oneflow"])
+@pytest.mark.parametrize("framework", [thorough("paddle"), "oneflow"])
 def test_five_layers_over_two_stages(
     framework: str, interpreter_of: Callable[[str], Path], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
@@ -156,7 +165,7 @@ def test_five_layers_over_two_stages(
     ("framework", "name"),
     [
         thorough("paddle", SINGLE.name),
-        ("paddle", "TP2"),
+        thorough("paddle", "TP2"),  # test_paddle.py trains it with dropout too
         thorough("paddle", "PP2"),
         ("megatron", "TP2 sequence parallel"),
         thorough("oneflow", SINGLE.name),

@@ -64,11 +64,11 @@ def alone(python: Path) -> Callable[[dict[str, Any]], Curve]:
 @pytest.mark.parametrize(
     "variant",
     [
-        Variant("EP2", EXPERT),
+        pytest.param(Variant("EP2", EXPERT), marks=pytest.mark.thorough),
         Variant("ZeRO 1, DP2 x TP2 sequence parallel, EP2", {
             **EXPERT, **SEQUENCE, "sharding_stage": 1, "sharding_degree": 2}),
-        Variant("PP2, recompute full", {"pipeline": 2}, recompute="full"),
-        Variant("TP2 sequence parallel", SEQUENCE, micro_batch=1),
+        pytest.param(Variant("PP2, recompute full", {"pipeline": 2}, recompute="full"), marks=pytest.mark.thorough),
+        pytest.param(Variant("TP2 sequence parallel", SEQUENCE, micro_batch=1), marks=pytest.mark.thorough),
         pytest.param(Variant("DP4 EP2", {"data": 4, "expert": 2}), marks=pytest.mark.thorough),
         pytest.param(Variant("ZeRO 1, DP4 EP2", {
             "data": 4, "expert": 2, "sharding_stage": 1, "sharding_degree": 4}), marks=pytest.mark.thorough),
@@ -89,7 +89,9 @@ def test_every_layout_routes_and_trains_as_one_process(
     assert auxiliary < 1e-6 and moved == 0
 
 
-@pytest.mark.parametrize("model", [EVERY_PART, MIXTURE], ids=["every part", "mixture"])
+@pytest.mark.parametrize(
+    "model", [EVERY_PART, pytest.param(MIXTURE, marks=pytest.mark.thorough)], ids=["every part", "mixture"]
+)
 def test_one_process_routes_and_trains_as_torch_does(
     model: dict[str, Any], alone: Callable[[dict[str, Any]], Curve], torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
@@ -291,6 +293,7 @@ def test_an_auxiliary_loss_that_is_not_divided_by_the_choices_is_seen(
     assert compare_routing(curve, alone(MIXTURE))[0] > 0.5
 
 
+@pytest.mark.thorough
 def test_an_experts_gradient_that_counts_a_replica_twice_is_seen(
     tmp_path: Path, python: Path, alone: Callable[[dict[str, Any]], Curve]
 ) -> None:

@@ -12,7 +12,7 @@ from levelfield.testing.framework_kit.framework_subject import recorded_curve
 from record_curves import jobs
 
 pytestmark = [pytest.mark.torch]
-SHORT = ("gpt", "llama", "gpt_large", "llama_large")  # the others take as long again
+SHORT = ("gpt", "llama", "llama_large")  # the others take as long again
 
 
 @pytest.mark.parametrize(

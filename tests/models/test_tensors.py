@@ -28,7 +28,7 @@ SAVED = (
     thorough("paddle", "gpt", "TP2 x PP2"),
     thorough("megatron", "gpt", "TP2 x PP2"),
     ("megatron", "llama", "ZeRO 1, DP2 x TP2 sequence parallel"),
-    ("megatron", "llama", "ZeRO 1, DP2 x PP2 interleaved"),
+    thorough("megatron", "llama", "ZeRO 1, DP2 x PP2 interleaved"),
     thorough("deepspeed", "gpt", SINGLE.name),
     ("deepspeed", "llama", "ZeRO 3, DP2"),
     thorough("oneflow", "llama", SINGLE.name),
@@ -44,7 +44,7 @@ CAPTURED = (
     thorough("deepspeed", "gpt", "none"),
     ("deepspeed", "llama", "none"),
     ("oneflow", "gpt", "full"),
-    ("oneflow", "llama", "none"),
+    thorough("oneflow", "llama", "none"),
 )
 
 

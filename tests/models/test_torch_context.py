@@ -130,13 +130,33 @@ def test_attention_in_two_calls_is_that_with_a_mask(
         torch.testing.assert_close(in_order(found, ranks), wanted, rtol=tolerance, atol=tolerance)
 
 
+# torch generates no code: blocks are traced and differentiated as it compiles them
+TRACED = """
+import functools
+torch.compile = functools.partial(torch.compile, backend="aot_eager")
+"""
+
+
+def test_attention_in_two_calls_is_traced(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
+    model = shallow(MODELS["llama"])
+    variant = Variant("CP2, traced, recompute full", {"context": 2}, recompute="full", compile=True)
+    found = compare(
+        train(small_job(model, variant, STEPS), planted(tmp_path, "torch", JOINED + TRACED)),
+        torch_of(small_job(model, SINGLE, STEPS)),
+    )
+    assert found.is_within_limits(), found
+
+
 @pytest.mark.parametrize(
     "variant",
     [
         VARIANTS["CP2"],
         Variant("CP4, recompute selective", {"context": 4}, recompute="selective"),
-        Variant("CP2, compiled, recompute full", {"context": 2}, recompute="full", compile=True),
-        VARIANTS["CP2 x TP2 sequence parallel"],
+        pytest.param(
+            Variant("CP2, compiled, recompute full", {"context": 2}, recompute="full", compile=True),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(VARIANTS["CP2 x TP2 sequence parallel"], marks=pytest.mark.thorough),
     ],
     ids=lambda each: each.name,
 )
