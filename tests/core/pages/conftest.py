@@ -15,8 +15,9 @@ from page_visits import CHROMIUM
 from seeded_nights import SeededNights
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
+    """One for all tests of this folder: Playwright runs an event loop, in which others could not start theirs."""
     if CHROMIUM is None:
         pytest.skip("no Chromium is here: .ci/browser installs it")
     from playwright.sync_api import sync_playwright

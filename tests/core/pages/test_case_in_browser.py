@@ -49,6 +49,7 @@ def test_series_are_folded_into_groups_that_the_address_opens(browser: Any, seed
         assert page.locator("details.group[open]").count() == 1
 
 
+@pytest.mark.thorough
 def test_few_series_need_no_groups(browser: Any, tmp_path: Path) -> None:
     build_pages(InMemoryStore(SeededNights(series=2, nights=2, faults=False).records()), tmp_path / "site", Registry())
     with watched(browser) as page:
@@ -58,7 +59,10 @@ def test_few_series_need_no_groups(browser: Any, tmp_path: Path) -> None:
         assert page.locator("details.group, .grouping").count() == 0
 
 
-@pytest.mark.parametrize(("language", "word"), [("", "valid (disturbed)"), ("zh/", "有效（受干扰）")])
+@pytest.mark.parametrize(
+    ("language", "word"),
+    [pytest.param("", "valid (disturbed)", marks=pytest.mark.thorough), ("zh/", "有效（受干扰）")],
+)
 def test_a_disturbed_run_has_the_word_in_the_table_of_runs_and_on_its_page(
     browser: Any, tmp_path: Path, language: str, word: str
 ) -> None:
@@ -124,7 +128,15 @@ def test_a_pointer_enlarges_and_a_double_click_shows_all(browser: Any, seeded_pa
         assert page.evaluate(RANGES, "steps") == steps
 
 
-@pytest.mark.parametrize("part", ["nonsense", "9..3", "..", "2026-10-08..", "1e999..2", "<img src=x>"])
+def thorough(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+# An attack, and two numbers that only their order makes wrong.
+@pytest.mark.parametrize(
+    "part",
+    [thorough("nonsense"), "9..3", thorough(".."), thorough("2026-10-08.."), thorough("1e999..2"), "<img src=x>"],
+)
 def test_an_address_that_names_no_part_shows_all(browser: Any, seeded_pages: Path, part: str) -> None:
     with watched(browser) as page:
         page.goto(f"file://{case_page(seeded_pages)}#{first_series(seeded_pages)}?time={part}&by={part}&open={part}")
@@ -251,6 +263,7 @@ def test_a_wide_table_is_printed_in_parts_with_every_cell(browser: Any, seeded_p
         assert [part.evaluate(SPANS) for part in parts.all()] == [len(head) for head in heads]
 
 
+@pytest.mark.thorough
 def test_every_page_fits_on_paper(browser: Any, seeded_pages: Path) -> None:
     with watched(browser, viewport={"width": 960, "height": 700}) as page:
         for name in ("index.html", "published.html", "guide.html", "nodes.html"):
@@ -268,6 +281,7 @@ def test_every_page_fits_on_paper(browser: Any, seeded_pages: Path) -> None:
             assert beyond == [] and len(rows(page)) > 0, name
 
 
+@pytest.mark.thorough
 def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"scale": "smoke", "precision": "fp32", "threads": 2, "joules": None}
     runs = [*repeats(1000, 1010, **changes), *repeats(400, first=10, framework="jax", **changes)]
@@ -282,7 +296,7 @@ def test_the_table_of_a_case_fits_a_screen_of_1120_pixels(browser: Any, tmp_path
 
 @pytest.mark.parametrize(
     ("device_is", "label"),
-    [("host share", "Whole machine with all programs, peak; not of this run"), ("card", "Device used, peak")],
+    [("host share", "Whole machine with all programs, peak; not of this run"), thorough("card", "Device used, peak")],
 )
 def test_the_memory_of_a_whole_machine_is_not_called_a_runs(
     browser: Any, tmp_path: Path, device_is: str, label: str

@@ -52,7 +52,13 @@ def test_the_page_names_no_other_file() -> None:
     assert not [part for part in ("<script", "<link", "src=", "href=", "url(", "@import", "http:") if part in html]
 
 
-@pytest.mark.parametrize("options", [DESKTOP, {**PHONE, "color_scheme": "dark"}], ids=["light", "dark phone"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(DESKTOP, id="light", marks=pytest.mark.thorough),
+        pytest.param({**PHONE, "color_scheme": "dark"}, id="dark phone"),
+    ],
+)
 def test_it_fits_its_width_and_is_right_by_axe(browser: Any, tmp_path: Path, options: Any) -> None:
     (tmp_path / "one.html").write_text(comparison_page("Comparison", compared(node="node-2" * 30), MADE))
     context = browser.new_context(**options, bypass_csp=True)  # for the script of axe

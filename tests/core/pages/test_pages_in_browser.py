@@ -36,8 +36,13 @@ from seeded_nights import SeededNights
 PAGES = ("index.html", "by-mfu.html", "nights.html", "nodes.html", "published.html", "guide.html")
 
 
+# A phone has less room; test_step_in_browser.py has a page of light colours.
 @pytest.mark.parametrize(
-    ("language", "options"), [("", DESKTOP), ("zh/", {**PHONE, "color_scheme": "dark"})], ids=["light", "dark phone"]
+    ("language", "options"),
+    [
+        pytest.param("", DESKTOP, id="light", marks=pytest.mark.thorough),
+        pytest.param("zh/", {**PHONE, "color_scheme": "dark"}, id="dark phone"),
+    ],
 )
 def test_every_page_is_right_by_axe_and_fits_its_width(
     browser: Any, seeded_pages: Path, language: str, options: Any
@@ -55,7 +60,10 @@ def test_every_page_is_right_by_axe_and_fits_its_width(
         assert page.evaluate("document.documentElement.lang") == ("zh-Hans" if language else "en")
 
 
-@pytest.mark.parametrize(("options", "most"), [(DESKTOP, 900), (PHONE, 844)], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [pytest.param(DESKTOP, 900, id="desktop", marks=pytest.mark.thorough), pytest.param(PHONE, 844, id="phone")],
+)
 def test_which_chip_how_much_and_how_sure_are_on_the_first_screen(
     browser: Any, seeded_pages: Path, options: Any, most: int
 ) -> None:
@@ -123,6 +131,7 @@ def test_absent_values_come_last_in_both_directions_and_no_cell_is_a_formula(bro
         assert copied == [["n", "t"], ["10", "'−x"], ["1", "'=1+1"], ["-2", "-3.1 %"], ["null", "'@x"]]
 
 
+@pytest.mark.thorough
 def test_runs_of_pairs_are_in_the_table_and_in_no_chart(browser: Any, tmp_path: Path) -> None:
     calm = list(SeededNights(series=1, nights=3, faults=False).records())
     pair = {"run_id": "pair", "began": "2026-12-31T00:00:00Z", "purpose": "confirm-a"}
@@ -351,6 +360,7 @@ def test_a_web_server_gives_the_same_pages(browser: Any, seeded_pages: Path, add
         assert page.title().startswith("总览")
 
 
+@pytest.mark.thorough
 def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, address: str) -> None:
     with watched(browser) as page:
         given_up: list[Any] = []
@@ -362,7 +372,7 @@ def test_a_page_that_is_left_before_its_icon_came_is_no_error(browser: Any, addr
         assert given_up == [GIVEN_UP]
 
 
-@pytest.mark.parametrize("reason", ["failed", "connectionreset"])
+@pytest.mark.parametrize("reason", ["failed", pytest.param("connectionreset", marks=pytest.mark.thorough)])
 def test_a_request_that_fails_is_an_error(browser: Any, address: str, reason: str) -> None:
     with pytest.raises(AssertionError, match=r"failed:.*icon\.svg:.net::ERR_"), watched(browser) as page:
         page.route("**/icon.svg", lambda route: route.abort(reason))

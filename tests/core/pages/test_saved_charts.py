@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import re
@@ -66,12 +67,12 @@ def test_a_png_is_the_picture_at_twice_the_pixels(browser: Any, seeded_pages: Pa
         root = ElementTree.fromstring(picture)
         assert pixels.startswith(b"\x89PNG") and name.endswith("_torch_nvidia_000027_loss.png")
         assert (width, height) == tuple(2 * int(float(root.get(side, ""))) for side in ("width", "height"))
-        shades = page.evaluate(SHADES, list(pixels))
+        shades = page.evaluate(SHADES, base64.b64encode(pixels).decode())
         assert shades > 20, "lines and letters, and not an empty sheet"
 
 
-SHADES = """async bytes => {
-    const image = await createImageBitmap(new Blob([new Uint8Array(bytes)]));
+SHADES = """async text => {
+    const image = await createImageBitmap(new Blob([Uint8Array.from(atob(text), letter => letter.charCodeAt())]));
     const context = new OffscreenCanvas(image.width, image.height).getContext('2d');
     context.drawImage(image, 0, 0);
     const all = context.getImageData(0, 0, image.width, image.height).data;
@@ -79,6 +80,7 @@ SHADES = """async bytes => {
 }"""
 
 
+@pytest.mark.thorough
 def test_a_static_figure_is_saved_with_the_look_of_the_style_sheet(browser: Any, tmp_path: Path) -> None:
     one = next(SeededNights(series=1, nights=1, faults=False).records())
     more = one.series.model_copy(update={"devices": 16, "nodes": 2})
@@ -160,6 +162,7 @@ def test_a_text_of_a_run_is_no_formula_in_a_csv(browser: Any, seeded_pages: Path
         ]
 
 
+@pytest.mark.thorough
 def test_chinese_names_are_told_to_a_spreadsheet(browser: Any, seeded_pages: Path) -> None:
     with watched(browser) as page:
         open_case(page, seeded_pages, "zh/")

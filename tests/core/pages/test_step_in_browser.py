@@ -18,7 +18,7 @@ from page_visits import DESKTOP, PHONE, axe, fits, unfold, watched
 from seeded_nights import SeededNights
 from test_saved_charts import SVG, saved, table_of
 
-LANGUAGES = (("", DESKTOP), ("zh/", {**PHONE, "color_scheme": "dark"}))
+LIGHT, DARK_PHONE = ("", DESKTOP), ("zh/", {**PHONE, "color_scheme": "dark"})
 ATTACK = "<img src=x onerror=alert(1)>"
 
 
@@ -108,7 +108,11 @@ def open_step(page: Any, site: Path, run: str, folder: str = "") -> None:
     page.wait_for_selector("#run[data-drawn]")
 
 
-@pytest.mark.parametrize(("language", "options"), LANGUAGES, ids=["light", "dark phone"])
+# test_pages_in_browser.py has this page of a dark phone, without these parts.
+@pytest.mark.parametrize(
+    ("language", "options"),
+    [pytest.param(*LIGHT, id="light"), pytest.param(*DARK_PHONE, id="dark phone", marks=pytest.mark.thorough)],
+)
 def test_the_page_is_right_by_axe_and_fits(browser: Any, site: Any, language: str, options: Any) -> None:
     folder, runs = site
     with watched(browser, **options) as page:
@@ -116,7 +120,11 @@ def test_the_page_is_right_by_axe_and_fits(browser: Any, site: Any, language: st
         assert page.locator("#step .strips").count() == 2 and fits(page) and axe(page) == []
 
 
-@pytest.mark.parametrize(("language", "options"), LANGUAGES, ids=["light", "dark phone"])
+# A phone has less room.
+@pytest.mark.parametrize(
+    ("language", "options"),
+    [pytest.param(*LIGHT, id="light", marks=pytest.mark.thorough), pytest.param(*DARK_PHONE, id="dark phone")],
+)
 def test_long_names_and_values_leave_the_others_whole(browser: Any, site: Any, language: str, options: Any) -> None:
     with watched(browser, **options) as page:
         open_step(page, site[0], "wide", language)
@@ -210,6 +218,7 @@ def test_the_bar_the_table_and_the_files_have_the_same_amounts(browser: Any, sit
         assert labels <= texts
 
 
+@pytest.mark.thorough
 def test_one_step_by_rank_is_drawn_and_saved(browser: Any, site: Any) -> None:
     folder, runs = site
     with watched(browser) as page:
