@@ -50,9 +50,9 @@ def test_a_chip_whose_speed_no_published_run_set_stands_last(capsys: pytest.Capt
     ("question", "is_printed"),
     [
         ((*CASE, "--chip", "H100,A100"), True),
-        ((*CASE, "--chip", "MI300X,MI325X"), False),
+        pytest.param((*CASE, "--chip", "MI300X,MI325X"), False, marks=pytest.mark.thorough),
         ((*CASE, "--chip", "H100,MI300X"), False),
-        ((*CASE, "--chip", "H100,Ascend-910B1"), False),
+        pytest.param((*CASE, "--chip", "H100,Ascend-910B1"), False, marks=pytest.mark.thorough),
         (("mixtral_8x7b", "--devices", "64", "--chip", "H100,H200"), False),
     ],
 )
@@ -122,9 +122,9 @@ def test_a_chip_of_a_maker_without_calibrated_runs_has_a_speed_and_no_ratio(caps
     ("chips", "options", "is_within"),
     [
         ("A100,A800", (), True),
-        ("H100,H200,A100,B200,MI355X", (), False),
-        ("H100,H200,GB200", ("--framework", "megatron"), True),
-        ("H100,H200,B200", ("--framework", "jax"), False),
+        pytest.param("H100,H200,A100,B200,MI355X", (), False, marks=pytest.mark.thorough),
+        pytest.param("H100,H200,GB200", ("--framework", "megatron"), True, marks=pytest.mark.thorough),
+        pytest.param("H100,H200,B200", ("--framework", "jax"), False, marks=pytest.mark.thorough),
         ("H100,B200,A100", ("--precision", "fp8"), False),
     ],
 )

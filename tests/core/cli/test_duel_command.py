@@ -68,13 +68,15 @@ def test_a_busy_machine_is_waited_for_and_said(
 ) -> None:
     loads = iter([1.72, 1.72, 0.0])
     monkeypatch.setattr(quiet, "measure_host_load", lambda: HostUse(next(loads, 0.0), 2))
-    assert duel(pace=0.0105) == 0
+    assert duel(fault=', FAKE_FAULT="oom"') == 3  # which ends it early
     before, _, _ = " ".join(capsys.readouterr().err.split()).partition("run 1 of")
     assert "waiting for a quiet machine" in before and "1.72 of 2 cores" in before
 
 
-def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str]) -> None:
-    assert duel("--json", "--repeat", "3") == 0
+def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    address = tmp_path / "results.sqlite"
+    assert duel("--json", "--repeat", "3", "--store", str(address), "--no-store") == 0
+    assert not address.exists(), "by --no-store"
     printed = capsys.readouterr()
     comparison = json.loads(printed.out)
     assert comparison["schema"] == "levelfield.comparison/1" and printed.err == ""
@@ -83,14 +85,12 @@ def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_conclusion_is_stored_with_the_runs(duel: Duel, tmp_path: Path) -> None:
-    stores = {name: str(tmp_path / f"{name}.sqlite") for name in ("with", "without")}
-    assert duel("--repeat", "3", "--store", stores["with"], pace=0.0105) == 0
-    with Store.open(stores["with"]) as store:
+    address = str(tmp_path / "results.sqlite")
+    assert duel("--repeat", "3", "--store", address, pace=0.0105) == 0
+    with Store.open(address) as store:
         (event,) = store.events()
         assert event.kind == "duel" and set(event.runs) == set(store.run_ids())
     assert event.data["word"] == "slower" and "tiny:quick" in event.why
-    assert duel("--repeat", "3", "--store", stores["without"], "--no-store") == 0
-    assert not Path(stores["without"]).exists()
 
 
 def test_each_side_has_its_own_free_options(duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -67,6 +67,12 @@ def text(content: str) -> Callable[[], bytes]:
 
 
 FAKE = "tests/core/plugins"
+SUITE = """schema: levelfield.suite/1
+title: Two entries of one group
+entries:
+  - {case: "gpt2_small:torch", group: gpt2_small, scale: smoke}
+  - {case: "gpt2_small:jax", group: gpt2_small, scale: smoke}
+"""
 CHIPS = "schema: levelfield.chips/1\nvendors: {nvidia: [{name: H100, peaks: {bf16: {tflops: 900, source: mine}}}]}\n"
 PRICES = "schema: levelfield.prices/1\ncurrency: EUR\nchips: {H100: {per: device, rent: 2.0}}\n"
 HOSTS = "schema: levelfield.hosts/1\nhosts: [{name: a, address: 10.0.0.1}]\n"
@@ -85,7 +91,7 @@ DOORS: dict[str, Door] = {
         "show x --case-file {}/x.yaml", "case check x --case-file {}/x.yaml")),
     "derived case": Door("configs/cases/x.yaml", shipped("configs/cases/gpt3_6.7B_bf16.yaml", name="x"), (
         "show cases --plugins {}", "--case x:torch DRY --plugins {}")),
-    "suite": Door("x.yaml", shipped("configs/suites/smoke.yaml"), (
+    "suite": Door("x.yaml", text(SUITE), (
         "--suite {}/x.yaml --dry-run --no-store", "nightly run --suite {}/x.yaml --budget 1m --store {}/s.sqlite")),
     "tuning of a vendor": Door("vendors/fake/tuning/tiny.yaml", shipped(f"{FAKE}/vendors/fake/tuning/tiny.yaml"), (
         "--case tiny:fake:fake --dry-run --no-store --plugins {}", "show tiny --vendor fake --plugins {}")),

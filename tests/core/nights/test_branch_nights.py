@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +40,8 @@ class Nights:
     """Twenty nights of the default branch in a store, and nights of branches beside them."""
 
     def __init__(self, folder: Path, real: RunRecord) -> None:
-        self.address, self.real, self.count = f"sqlite:///{folder / 'r.sqlite'}", real, 0
+        self.file, self.real, self.count = folder / "r.sqlite", real, 0
+        self.address = f"sqlite:///{self.file}"
         self.of_default_branch(range(NIGHTS))
 
     def of_default_branch(self, numbers: range, factor: float = 1.0) -> None:
@@ -73,9 +76,16 @@ class Nights:
         return night
 
 
+@pytest.fixture(scope="module")
+def quiet(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Nights:
+    return Nights(tmp_path_factory.mktemp("quiet"), real_record(recorded))
+
+
 @pytest.fixture
-def nights(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
-    nights = Nights(tmp_path, real_record(recorded))
+def nights(quiet: Nights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
+    nights = copy(quiet)
+    nights.file = Path(shutil.copy(quiet.file, tmp_path))
+    nights.address = f"sqlite:///{nights.file}"
     monkeypatch.setenv("LEVELFIELD_STORE", nights.address)
     return nights
 
@@ -93,7 +103,12 @@ def speed_of(document: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("factor", "pairs", "word", "code"),
-    [(0.9, 5, "regression", 4), (0.9, 0, "inconclusive", 0), (1.0, 0, "no change", 0), (1.0, 5, "no change", 0)],
+    [
+        (0.9, 5, "regression", 4),
+        (0.9, 0, "inconclusive", 0),
+        pytest.param(1.0, 0, "no change", 0, marks=pytest.mark.thorough),
+        (1.0, 5, "no change", 0),
+    ],
 )
 def test_a_branch_is_held_against_the_level_of_the_default_branch(
     factor: float, pairs: int, word: str, code: int, nights: Nights, capsys: pytest.CaptureFixture[str]
@@ -124,7 +139,7 @@ def doors(nights: Nights, capsys: pytest.CaptureFixture[str]) -> Iterator[object
         yield inputs.points, inputs.past_findings, inputs.nights
 
 
-@pytest.mark.parametrize(("factor", "pairs"), [(0.8, 0), (1.3, 5)])
+@pytest.mark.parametrize(("factor", "pairs"), [pytest.param(0.8, 0, marks=pytest.mark.thorough), (1.3, 5)])
 def test_the_default_branch_shows_the_same_with_nights_of_branches_and_without(
     factor: float, pairs: int, nights: Nights, capsys: pytest.CaptureFixture[str]
 ) -> None:

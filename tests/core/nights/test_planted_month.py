@@ -89,6 +89,21 @@ class Morning:
         assert all(part in text for part in more), self.mail
 
 
+def test_a_slower_commit_is_named_and_held_until_it_is_accepted(month: Month) -> None:
+    """The shortest of the stories that the month below has."""
+    for number in range(1, 9):
+        month.run(number).says(0, "passes: no change" if number > 7 else "passes: 2 new series")
+    named = month.run(9, "Wait longer", 1.05)
+    commit = next(reversed(month.nights.machine.costs))[:12]
+    since = f"1 commit since night {day(8)}, the last without the change {commit} Ann: Wait longer"
+    named.says(4, f"fails: {SLOWER}", since, f"next: revert {commit}, or accept the change:", "why tiny:fake:F1:1:1")
+    held = month.run(10)
+    held.says(4, f"fails: {SLOWER}", since, f"found in night {day(9)}", "one pair shows -")
+    month.do_next(held, "accept")
+    month.run(11).says(0, "passes: no change")
+
+
+@pytest.mark.thorough
 def test_each_morning_of_the_month_names_what_was_planted(month: Month) -> None:
     nights, machine = month.nights, month.nights.machine
     for number in range(1, 11):
