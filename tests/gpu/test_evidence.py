@@ -53,7 +53,9 @@ def row_of(rows: Rows, case: str, options: Sequence[str] = ()) -> tuple[Rehearse
     return (*rows[key], again)
 
 
-@pytest.mark.parametrize("case", DEFAULTS)
+@pytest.mark.parametrize(
+    "case", [name if name == "llama3_8b" else pytest.param(name, marks=pytest.mark.thorough) for name in DEFAULTS]
+)
 def test_the_row_of_a_default_plan_counts(case: str, rows: Rows) -> None:
     """It is of the plan that a user gets now, by the code at hand, and no allocation failed or flushed."""
     row, fault, again = row_of(rows, f"{case}:torch:H100:1:8")
@@ -94,7 +96,9 @@ def test_the_page_of_the_chip_is_of_the_results_beside_it() -> None:
     assert chip_page.page(text, {**found, "H100 gpt2-small": changed}) != text
 
 
-@pytest.mark.parametrize(("chip", "bundled", "beside"), [("H100", 12, 10), ("H200", 21, 14)])
+@pytest.mark.parametrize(
+    ("chip", "bundled", "beside"), [pytest.param("H100", 12, 10, marks=pytest.mark.thorough), ("H200", 21, 14)]
+)
 def test_the_bundle_of_a_chip_follows_and_has_the_results_beside_it(
     chip: str, bundled: int, beside: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

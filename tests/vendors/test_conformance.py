@@ -14,7 +14,6 @@ from levelfield.testing.subject import VendorSubject
 VENDORS = sorted(Registry().vendors)
 
 
-WITH_CODE = [name for name, path in Registry().vendors.items() if path.with_name("adapter.py").exists()]
 FAST = [item for item in CHECKS if not item.slow]
 
 
@@ -25,11 +24,10 @@ def test_a_vendor_of_the_checkout_passes(vendor: str) -> None:
     assert len(findings) == len(FAST)
 
 
-@pytest.mark.parametrize(
-    "vendor", [name if name in WITH_CODE else pytest.param(name, marks=pytest.mark.thorough) for name in VENDORS]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("vendor", VENDORS)
 def test_a_vendor_of_the_checkout_passes_also_what_trains_and_waits(vendor: str) -> None:
-    """Vendors that are only data share the code of these checks: test_example_package.py has one of them each time."""
+    """test_vendor_command.py has a vendor of its own pass them each time."""
     whole = [run_one_check(VendorSubject(vendor), item) for item in CHECKS if item.slow]
     assert [f"{f.check}: {f.says}" for f in whole if not f.is_good] == []
     assert len(whole) == len(CHECKS) - len(FAST) > 0
