@@ -97,9 +97,9 @@ def test_a_folder_s_digest_follows_from_its_code(tmp_path: Path) -> None:
 
 
 def test_other_pythons_get_the_same_text(tmp_path: Path) -> None:
-    pythons = [p for v in ("3.10", "3.12", "3.13") for p in Path.home().glob(f".pyenv/versions/{v}.*/bin/python")]
+    pythons = [p for v in ("3.10", "3.13") for p in Path.home().glob(f".pyenv/versions/{v}.*/bin/python")]
     if not pythons:
-        pytest.skip("no Python 3.10, 3.12 or 3.13 lies in ~/.pyenv/versions")
+        pytest.skip("neither Python 3.10 nor 3.13 lies in ~/.pyenv/versions")
     code = (ROOT / "platform" / "levelfield" / "catalog" / "code_basis.py").read_text()
     start, end = code.index("# Decorators that"), code.index("def training_code_digest(")
     parts = code[start:end] + code[code.index("@lru_cache") : code.index("def recorded_runs_path(")]

@@ -188,8 +188,11 @@ def modules_after(*arguments: str) -> set[str]:
     [
         (["--help"], {"numpy", "pydantic", "yaml", "psutil", "jinja2"}),
         (["nightly", "gate", "--help"], {"psutil", "jinja2", "pynvml"}),
-        (["show", "cases"], {"numpy", "psutil", "jinja2", "pynvml", "levelfield_vendor_cpu"}),
-        (["show"], {"numpy", "jinja2"}),
+        pytest.param(
+            *(["show", "cases"], {"numpy", "psutil", "jinja2", "pynvml", "levelfield_vendor_cpu"}),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(["show"], {"numpy", "jinja2"}, marks=pytest.mark.thorough),
         (["plan", "llama3_70b", "--chip", "H100", "--devices", "1024"], {"numpy", "psutil", "jinja2", "sqlalchemy"}),
     ],
 )

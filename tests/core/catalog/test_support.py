@@ -78,8 +78,12 @@ def test_what_only_an_accelerator_offers_needs_the_chip(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_one_run_that_does_not_pass_fails_the_cell(change: dict[str, float | None], tmp_path: Path) -> None:
-    wrong = run_of(difference=RIGHT.model_copy(update=change))
+def test_a_run_that_is_beyond_a_limit_does_not_pass(change: dict[str, float | None]) -> None:
+    assert run_of().passed and not run_of(difference=RIGHT.model_copy(update=change)).passed
+
+
+def test_one_run_that_does_not_pass_fails_the_cell(tmp_path: Path) -> None:
+    wrong = run_of(difference=RIGHT.model_copy(update={"loss": 2e-5}))
     assert cells(tmp_path, run_of(), wrong)["DP"] == "fails"
 
 
@@ -115,11 +119,15 @@ NOISE = ReferenceNoise(first_loss=1e-9, loss=1e-5, grad_norm=1e-6, parameter_nor
     ids=str,
 )
 def test_limits_are_scaled_by_the_shape_s_own_noise(
-    change: dict[str, float], noise: ReferenceNoise | None, passes: bool, tmp_path: Path
+    change: dict[str, float], noise: ReferenceNoise | None, passes: bool
 ) -> None:
-    run = run_of(difference=RIGHT.model_copy(update=change)).model_copy(update={"noise": noise})
-    assert run.passed == passes
-    assert cells(tmp_path, run)["DP"] == ("tested" if passes else "fails")
+    assert run_of(difference=RIGHT.model_copy(update=change)).model_copy(update={"noise": noise}).passed == passes
+
+
+@pytest.mark.parametrize(("loss", "word"), [(2e-5, "tested"), (5e-5, "fails")])
+def test_a_cell_has_what_passes_by_the_shape_s_own_noise(loss: float, word: State, tmp_path: Path) -> None:
+    run = run_of(difference=RIGHT.model_copy(update={"loss": loss})).model_copy(update={"noise": NOISE})
+    assert cells(tmp_path, run)["DP"] == word
 
 
 @pytest.mark.parametrize("noise", [float("nan"), float("inf")])

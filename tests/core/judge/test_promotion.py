@@ -225,7 +225,12 @@ def widening_row(reference: Reference, layer: str, number: int) -> NoiseRow:
 
 @pytest.mark.parametrize(
     ("layer", "name"),
-    [("first_step", "first step"), ("gradient", "gradients"), ("curve", "curve"), ("weights", "final weights")],
+    [
+        ("first_step", "first step"),
+        pytest.param("gradient", "gradients", marks=pytest.mark.thorough),
+        ("curve", "curve"),
+        pytest.param("weights", "final weights", marks=pytest.mark.thorough),
+    ],
 )
 def test_rows_within_the_limits_of_their_days_do_not_widen_them_without_end(
     five_rows: Reference, layer: str, name: str

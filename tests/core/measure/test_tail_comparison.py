@@ -184,13 +184,20 @@ def test_the_share_of_the_fall_in_the_tail() -> None:
     assert tail_share_of_fall(curve(), sorted(curve()), range(201, 401)) < 0.01 < MAX_TAIL_FALL
 
 
-@pytest.mark.parametrize(("runs", "spreads"), [((3, 3), (1.0, 1.0)), ((2, 5), (1.0, 3.0)), ((8, 2), (1.0, 1.0))])
+@pytest.mark.parametrize(
+    ("runs", "spreads"),
+    [
+        ((3, 3), (1.0, 1.0)),
+        ((2, 5), (1.0, 3.0)),
+        pytest.param((8, 2), (1.0, 1.0), marks=pytest.mark.thorough),
+    ],
+)
 def test_the_interval_covers_the_truth_at_least_as_often_as_promised(
     runs: tuple[int, int], spreads: tuple[float, float]
 ) -> None:
     """Runs whose seed shifts the whole curve: steps of one curve would promise a certainty that is not there."""
     random.seed(20)
-    steps, trials, covered = range(1, 41), 1500, 0
+    steps, trials, covered = range(1, 41), 750, 0
     early = {0: 100.0}  # all but a little of the fall lies before the tail
     for _ in range(trials):
         ours, theirs = (

@@ -146,6 +146,7 @@ def test_a_launcher_that_cannot_be_loaded_names_its_file(capsys: pytest.CaptureF
     assert f"{file}: ModuleNotFoundError" in refused(capsys, *command)
 
 
+@pytest.mark.thorough
 def test_a_suite_on_the_hardware_that_it_names(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
     runs = dry_runs(capsys, plugins, "--suite", "oneflow_gpt")
     assert len(runs) == len(Registry().suite("oneflow_gpt").entries)

@@ -175,7 +175,7 @@ def test_overlap_hides_its_share_of_the_gradients() -> None:
 @pytest.mark.parametrize(
     ("case", "devices", "capacity"),
     [
-        ("llama3_8b", 8, 80),
+        pytest.param("llama3_8b", 8, 80, marks=pytest.mark.thorough),  # the next test has it with other memory
         pytest.param("gpt3_13B", 16, 40, marks=pytest.mark.thorough),
         ("gpt2_small", 4, 3),
     ],
@@ -261,7 +261,11 @@ def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
 
 @pytest.mark.parametrize(
     ("case", "framework", "on_host"),
-    [("mixtral_8x7b", "megatron", False), ("deepseek_v3", "torch", False), ("gpt2_small", "deepspeed", True)],
+    [
+        ("mixtral_8x7b", "megatron", False),
+        pytest.param("deepseek_v3", "torch", False, marks=pytest.mark.thorough),
+        ("gpt2_small", "deepspeed", True),
+    ],
 )
 def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framework: str, on_host: bool) -> None:
     """Rows are ordered by sums of figures that many of them share; a row that is read is computed without these."""
@@ -320,7 +324,12 @@ def test_the_layers_of_a_mixture_are_counted_by_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "devices", "capacity"), [("llama3_8b", 8, 40), ("gpt3_6.7B", 4, 60), ("mixtral_8x7b", 16, 80)]
+    ("case", "devices", "capacity"),
+    [
+        ("llama3_8b", 8, 40),
+        ("gpt3_6.7B", 4, 60),
+        pytest.param("mixtral_8x7b", 16, 80, marks=pytest.mark.thorough),
+    ],
 )
 def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int, capacity: float) -> None:
     query = question(case, devices, capacity, supported=replace(ALL, parallelism=ALL.parallelism | {"expert"}))
@@ -343,7 +352,12 @@ def test_rows_with_first_layers_have_the_least_that_fit(case: str, devices: int,
 
 
 @pytest.mark.parametrize(
-    ("case", "devices", "capacity"), [("llama3_8b", 8, 28), ("gpt3_6.7B", 8, 24), ("gpt3_6.7B", 4, 40)]
+    ("case", "devices", "capacity"),
+    [
+        ("llama3_8b", 8, 28),
+        pytest.param("gpt3_6.7B", 8, 24, marks=pytest.mark.thorough),
+        pytest.param("gpt3_6.7B", 4, 40, marks=pytest.mark.thorough),
+    ],
 )
 def test_no_faster_row_with_first_layers_is_missed(case: str, devices: int, capacity: float) -> None:
     """Against every row that recomputes all its layers, and every number of them."""

@@ -179,6 +179,14 @@ def test_no_plan_of_own_code_is_faster_than_its_rehearsed_work(unseen: ModuleTyp
     assert own_bound.bound_words([replace(bounds[0], planned=0.0), bounds[1]]).startswith("1 of 2 ")
 
 
+def test_the_rows_behind_the_page_are_what_its_command_writes(planned_runs: list[Any], shared: list[Any]) -> None:
+    tables, bounded = import_module("pages.accuracy_page").tables, import_module("pages.own_bound").bounded
+    written = tables(planned_runs, shared, bounded(Registry()), Registry())
+    assert len(written) > 5
+    assert [name for name, rows in written.items() if (ROOT / "docs/data" / name).read_text() != rows] == []
+
+
+@pytest.mark.thorough  # the page's errors are those of these rows, and of fits that take most of its 8 seconds
 def test_the_page_is_what_its_command_writes(unseen: ModuleType) -> None:
     assert unseen  # its folder is on the path
     planner_unseen = import_module("planner_unseen")

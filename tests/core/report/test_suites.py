@@ -61,8 +61,18 @@ def without_estimates(table: str) -> str:
     return re.sub(r"  (yes|NO|unknown) +(?=ASSUMED|full|smoke)", "  #  ", masked)
 
 
-@pytest.mark.parametrize("scale", ["auto", "smoke"])
-@pytest.mark.parametrize("name", SUITES)
+# A published suite at both scales, another one and the smoke suite; further ones of a kind are thorough.
+FIRST = {("flagperf_llama3", "auto"), ("flagperf_llama3", "smoke"), ("osdi_gpt2", "auto"), ("smoke", "auto")}
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        pytest.param(name, scale, marks=[] if (name, scale) in FIRST else [pytest.mark.thorough])
+        for name in SUITES
+        for scale in ("auto", "smoke")
+    ],
+)
 def test_every_entry_is_planned_as_it_was_read(name: str, scale: str, here: None, command: Command) -> None:
     code, out, err = command("--suite", name, "--scale", scale, "--dry-run")
     assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
@@ -71,7 +81,9 @@ def test_every_entry_is_planned_as_it_was_read(name: str, scale: str, here: None
     assert without_estimates(out) == golden(file, without_estimates(out))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name", [n if n == "osdi_gpt2" else pytest.param(n, marks=pytest.mark.thorough) for n in PUBLISHED]
+)
 def test_published_rows_are_planned_where_they_were_measured(name: str, here: None, command: Command) -> None:
     plans = [entry["plan"] for entry in json.loads(command("--suite", name, "--dry-run", "--json")[1])]
     assert {plan["entry"]["suite"] for plan in plans} == {name}

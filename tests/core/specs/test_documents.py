@@ -265,9 +265,9 @@ def test_braces_that_are_written_twice_are_braces(tmp_path: Path) -> None:
 
 
 def test_of_very_many_errors_the_first_are_named(tmp_path: Path) -> None:
-    path = written(tmp_path, {f"x{number}": number for number in range(20_000)})
+    path = written(tmp_path, {f"x{number}": number for number in range(2_000)})
     lines = refusal(path, Case).splitlines()
-    assert len(lines) == MAX_FAULTS + 1 and lines[-1] == f"{path}: and {20_000 - MAX_FAULTS:,} more"
+    assert len(lines) == MAX_FAULTS + 1 and lines[-1] == f"{path}: and {2_000 - MAX_FAULTS:,} more"
 
 
 def test_many_values_of_a_wrong_type_are_cut_too(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_list_whose_entries_are_wrong_is_not_called_too_short() -> None:
 
 
 def test_a_long_schema_key_or_value_is_cut() -> None:
-    long = "x" * 30_000_000
+    long = "x" * 300_000
     named = {"schema": "levelfield.case/1"}
     for content in ({"schema": long}, {**named, long: 1}, {**named, "name": [long]}):
         with pytest.raises(DocumentError) as caught:

@@ -128,6 +128,7 @@ def test_the_fastest_series_stands_for_a_column_of_a_matrix_and_of_the_page() ->
     assert sorted(run.run_id for run in TORCH) in sides_of_matrix([*TORCH, *slow, *jax])
 
 
+@pytest.mark.thorough  # test_run_sources.py has sides of both bundles; the order of their runs is tested above
 def test_the_shipped_bundles_compare_one_case_on_two_chips() -> None:
     """The newest run of the H100 is one with forced TF32, whose training differs."""
     folder = checkout() / "docs" / "verified"

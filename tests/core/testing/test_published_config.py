@@ -171,7 +171,13 @@ def test_what_is_exported_reads_back(tmp_path: Path, name: str) -> None:
     assert model.model_dump(exclude=absent) == work.model.model_dump(exclude=absent)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+# GPT, a large head, and a mixture; the others' numbers and models are compared above and below.
+DRAFTED = ("gpt2", "gemma_7b", "mixtral_8x7b")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in DRAFTED else [pytest.mark.thorough]) for n in PUBLISHED]
+)
 def test_a_drafted_case_is_whole_and_passes_with_every_framework(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, PUBLISHED[name][0])
     text = case_document("drafted", path, read_config(path), (), is_count_published=False)
