@@ -81,7 +81,7 @@ def test_others_refuse_a_run_that_wants_a_quiet_machine(run: Run, tmp_path: Path
     assert only(tmp_path).preflight.exists() and seal_finding(only(tmp_path)).word == "sealed"
 
 
-@pytest.mark.parametrize("option", ["--preflight", "--quiet-machine"])
+@pytest.mark.parametrize("option", ["--preflight", pytest.param("--quiet-machine", marks=pytest.mark.thorough)])
 def test_others_are_a_remark_elsewhere_and_a_slow_node_refuses_nothing(run: Run, option: str) -> None:
     preflight = report(findings=(BUSY,) if option == "--preflight" else (SLOW,))
     assert run(preflight, option)[1]["status"]["word"] == "valid"

@@ -194,6 +194,7 @@ def test_without_a_certificate_of_its_layout_a_run_is_consistent_and_the_exit_co
     assert "consistent" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_full_run_in_fp32_uses_the_same_certificate_and_a_small_one_needs_none(certified: CertifiedRun) -> None:
     assert collect(certified.small).certificate is None
     _, full = certified.bench.run("--scale", "full", case="small:fake:F1:1:2")
@@ -261,6 +262,7 @@ def test_code_from_elsewhere_is_certified_by_its_digest(
     assert "from elsewhere" in result["certificate"]["reason"]
 
 
+@pytest.mark.thorough
 def test_a_neighbours_code_that_changes_meanwhile_is_not_certified(
     certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +479,7 @@ def test_the_kept_raw_files_are_held_to_their_seal(certified: CertifiedRun) -> N
     assert (code, result["alignment"]["verdict"]) == (0, "aligned") and load_certificate(certified.subject).certificate
 
 
+@pytest.mark.thorough
 def test_a_damaged_certificate_is_made_again(certified: CertifiedRun) -> None:
     truncate(certified.bench.kept())
     before = len(certified.bench.runs_of("small"))
@@ -591,7 +594,17 @@ def test_other_or_unknown_software_does_not_count(certified: CertifiedRun, chang
     assert result["alignment"]["verdict"] == "consistent" and "packages" in result["certificate"]["reason"]
 
 
-@pytest.mark.parametrize("name", ["XLA_FLAGS", "FLAGS_cudnn_deterministic", "MY_OWN_SWITCH", "MY_OWN_KEY"])
+# the one whose value is masked comes first; the others are thorough
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MY_OWN_KEY",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("XLA_FLAGS", "FLAGS_cudnn_deterministic", "MY_OWN_SWITCH")
+        ),
+    ],
+)
 def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(
     certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -606,6 +619,7 @@ def test_a_variable_that_is_set_outside_makes_another_certificate_necessary(
 SECRET = recordable_variables({"MY_OWN_KEY": "1"})["MY_OWN_KEY"]
 
 
+@pytest.mark.thorough
 def test_variables_of_the_session_change_nothing(certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TERM", "PWD", "SSH_CONNECTION", "LC_ALL", "XDG_SESSION_ID", "SLURM_JOB_ID", "GITHUB_RUN_ID"):
         monkeypatch.setenv(name, "C")
@@ -627,6 +641,7 @@ def test_a_masked_variable_is_the_same_in_the_plan_and_in_its_file(certified: Ce
     assert "hf_secret" not in dump(plan) and read_plan(certified.main).variables_digest == plan.variables_digest
 
 
+@pytest.mark.thorough
 def test_after_a_change_of_packages_the_next_run_makes_the_certificate_again(
     certified: CertifiedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import re
+from pathlib import Path
 
 import pytest
 from cheating.cheat import CHEATS, Cheat, finding
@@ -12,8 +12,15 @@ from cheating.cheated_runs import HONEST, HONEST_ON_CHIP, CheatedRuns
 from cheats import BEGIN, DATA, PAGE, section
 from power import documented_between
 
-SAMPLE = random.Random(27).sample([cheat for cheat in CHEATS if cheat.tells], 3)
+SAMPLE = [cheat for cheat in CHEATS if cheat.name == "even_steps"]  # test_runner.py has a slow clock
 NAMES = [cheat.name for cheat in CHEATS]
+
+
+class RunsWithoutReference(CheatedRuns):
+    """For cheats that a result tells without a reference, which takes two honest runs."""
+
+    def _command(self, cheat: Cheat, *arguments: str) -> str:
+        return '[{"run_id": ""}]' if cheat is HONEST else super()._command(cheat, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +35,8 @@ def assert_told(runs: CheatedRuns, cheat: Cheat) -> None:
 
 
 @pytest.mark.parametrize("cheat", SAMPLE, ids=lambda cheat: cheat.name)
-def test_some_cheats_are_told(runs: CheatedRuns, cheat: Cheat) -> None:
-    assert_told(runs, cheat)
+def test_a_cheat_is_told(tmp_path: Path, cheat: Cheat) -> None:
+    assert_told(RunsWithoutReference(tmp_path), cheat)
 
 
 @pytest.mark.thorough

@@ -73,7 +73,15 @@ def test_a_run_has_the_node_power_that_the_sites_command_prints(machine: AcmeMac
     assert not any("echo 374" in path.read_text() for path in paths.root.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("fault", ["exit 3", "exec sleep 60", "echo '0, Acme A1, 64'", "printf '\\377'"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("exit 3", marks=pytest.mark.thorough),
+        "exec sleep 60",
+        pytest.param("echo '0, Acme A1, 64'", marks=pytest.mark.thorough),
+        pytest.param("printf '\\377'", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_tool_that_breaks_in_the_run_costs_its_figures_only(machine: AcmeMachine, fault: str) -> None:
     """It answers the discovery and from then on no more."""
     once = machine.folder / "asked"
@@ -131,6 +139,7 @@ def test_several_devices_of_a_host_that_nothing_chooses_among_are_refused(machin
     assert code == 2 and "8 devices" in message and "one record" in message and "visible_devices_variable" in message
 
 
+@pytest.mark.thorough
 def test_readings_of_more_devices_than_a_host_has_give_no_energy(machine: AcmeMachine) -> None:
     """An adapter's samples, or a run of an earlier version: it is not known which of them trained."""
     shares(machine, variable="")

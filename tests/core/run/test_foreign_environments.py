@@ -107,7 +107,7 @@ def nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)])
 def test_a_signal_that_ends_the_maker_ends_its_installer(tmp_path: Path, number: int) -> None:
     environment, process = maker(tmp_path, SLOW)
     folder = Path(environment.folder)
@@ -134,7 +134,13 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     return (folder / "site/acme.py").exists()
 
 
-@pytest.mark.parametrize("name", ["PIP_DRY_RUN", "PIP_USER", "PIP_REQUIRE_VIRTUALENV", "PIP_VERSION", "PYTHONHOME"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PIP_VERSION", "PYTHONHOME"),  # the next test has the others' switches
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("PIP_DRY_RUN", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")),
+    ],
+)
 def test_variables_by_which_pip_installs_nothing_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

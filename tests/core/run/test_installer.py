@@ -142,6 +142,7 @@ def test_what_a_build_printed_is_the_evidence_and_not_pips_own_last_lines() -> N
     assert message.endswith(f"\n  {build[-2].strip()}") and "×" not in message
 
 
+@pytest.mark.thorough
 def test_a_folder_of_wheels_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheels = tmp_path / "two words"
     wheels.mkdir()
@@ -198,6 +199,7 @@ def test_the_wheels_of_an_image_come_from_the_folder_too(tmp_path: Path, monkeyp
     assert list(fetch_image_wheels(image, offline=True, say=print).files) == ["acme-1.0-py3-none-any.whl"]
 
 
+@pytest.mark.thorough
 def test_wheels_are_fetched_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "source").mkdir()
     wheel(tmp_path / "source")

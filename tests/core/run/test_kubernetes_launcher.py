@@ -187,9 +187,16 @@ PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
     ("status", "cause", "word", "words"),
     [
         (failed("Evicted", "The node was low on resource: memory."), "node-lost", "lost", "low on resource"),
-        ({**RUNNING, "conditions": [PREEMPTED]}, "preempted", "preempted", "PreemptionByScheduler"),
-        (failed("NodeLost", "Node is gone"), "node-lost", "lost", "Node is gone"),
-        (failed("DeadlineExceeded"), "time-limit", "time-limit", "DeadlineExceeded"),
+        pytest.param(
+            *({**RUNNING, "conditions": [PREEMPTED]}, "preempted", "preempted", "PreemptionByScheduler"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            *(failed("NodeLost", "Node is gone"), "node-lost", "lost", "Node is gone"), marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            *(failed("DeadlineExceeded"), "time-limit", "time-limit", "DeadlineExceeded"), marks=pytest.mark.thorough
+        ),
         (container("Pending", "waiting", reason="ImagePullBackOff"), "launch-error", "unreachable", "ImagePullBackOff"),
         (container("Failed", "terminated", exitCode=4, reason="Error"), "node-differs", "differs", "differs"),
         (container("Failed", "terminated", exitCode=137, reason="OOMKilled"), "rank-failed", "failed", "OOMKilled"),
@@ -373,6 +380,7 @@ def test_a_quota_is_waited_for_and_said(cluster: Cluster, monkeypatch: pytest.Mo
     assert any("2 pods: FailedCreate:" in message and "quota: gpus" in message for message in cluster.said)
 
 
+@pytest.mark.thorough
 def test_without_the_right_to_read_events_a_run_waits_as_before(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def test_without_the_log_the_own_groups_counter_tells(group: Path) -> None:
     assert done.stdout.split()[:2] == ["-9", "1"] and "control group" in done.stdout, done.stderr
 
 
+@pytest.mark.thorough  # above the kernel kills a process alone; test_runner.py has a run with such a kill
 @pytest.mark.parametrize("group", [600], indirect=True)
 def test_a_run_whose_rank_the_kernel_kills_is_oom(group: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"

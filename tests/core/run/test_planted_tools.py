@@ -42,6 +42,11 @@ SILENT = {
     "echo 'unexpected state 0x3f'": "acme-smi printed no device that vendor.yaml can read: a line of 1 columns",
 }
 NAMES = ["hangs", "fails", "prints garbage"]
+# where the tool is not needed, one way to be silent shows enough
+FIRST_SILENT = [
+    pytest.param(*item, marks=[] if name == "hangs" else [pytest.mark.thorough])
+    for name, item in zip(NAMES, SILENT.items(), strict=True)
+]
 
 
 def devices(*rows: str) -> str:
@@ -76,7 +81,7 @@ def test_the_named_vendor_is_refused_and_its_dry_run_says_why(machine: AcmeMachi
     assert "acme: acme-smi" in out
 
 
-@pytest.mark.parametrize(("body", "reason"), SILENT.items(), ids=NAMES)
+@pytest.mark.parametrize(("body", "reason"), FIRST_SILENT, ids=NAMES)
 def test_a_plan_for_the_cpu_and_the_list_of_vendors_say_why(machine: AcmeMachine, body: str, reason: str) -> None:
     machine.tool(body)
     code, out, _ = machine.run("tiny:torch:cpu", "--dry-run")
@@ -106,7 +111,7 @@ def test_a_total_memory_that_is_not_the_chips_is_said_and_not_used(machine: Acme
     ("row", "says"),
     [
         ("65536, 500, 0.5, 0", "found 0.5, expected 5 to 10000"),
-        ("65536, 500, 0, 0", "found 0, expected 5 to 10000"),
+        pytest.param("65536, 500, 0, 0", "found 0, expected 5 to 10000", marks=pytest.mark.thorough),
         ("65536, 500, 90000, 0", "found 90000, expected 5 to 10000"),
     ],
 )
@@ -116,6 +121,7 @@ def test_a_power_that_no_accelerator_draws_is_no_energy(machine: AcmeMachine, ro
     assert joules["value"] is None and says in joules["reason"]
 
 
+@pytest.mark.thorough
 def test_more_memory_in_use_than_there_is_is_no_peak(machine: AcmeMachine) -> None:
     machine.tool(devices("65536, 70000, 90, 0"))
     peak = machine.result("tiny:fake:acme")["memory"]["device_used_peak"]

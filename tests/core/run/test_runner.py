@@ -15,7 +15,9 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,13 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def two_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("FAKE_DEVICES", "2")
-    monkeypatch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
+    surroundings(monkeypatch, tmp_path)
+
+
+def surroundings(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    patch.setenv("FAKE_DEVICES", "2")
+    patch.setattr("levelfield.node.rank_processes.SETTLE_SECONDS", 0.5)
 
 
 def command(runs: Path, *arguments: str) -> list[str]:
@@ -79,9 +85,28 @@ def only(runs: Path) -> RunPaths:
     return RunPaths(folder)
 
 
-def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, runs: Path) -> None:
-    code, (result,) = train()
-    paths = only(runs)
+@dataclass(frozen=True)
+class Finished:
+    """A run that no test changes: its folder of runs, the command's exit code and the result that it printed."""
+
+    runs: Path
+    code: int
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out:
+        surroundings(patch, folder)
+        patch.setenv("NCCL_DEBUG", "INFO")
+        code = main(command(folder / "runs", "--json"))
+    (result,) = json.loads(out.getvalue())
+    return Finished(folder / "runs", code, result)
+
+
+def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(finished: Finished) -> None:
+    code, result, paths = finished.code, finished.result, only(finished.runs)
     assert code == 0 and result["status"]["word"] == "valid" and result["steps_done"] == 12
     assert {p.name for p in paths.root.iterdir()} == {
         "plan.json", "request.json", "job.json", "provenance.json", "events", "telemetry.jsonl", "logs",
@@ -101,10 +126,9 @@ def test_a_run_ends_valid_and_leaves_all_that_it_was_given_and_said(train: Run, 
 
 
 def test_a_run_is_bundled_and_verified_with_all_that_a_real_one_leaves(
-    train: Run, runs: Path, capsys: pytest.CaptureFixture[str]
+    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train()
-    bundle = runs.parent / "run.zip"
+    runs, bundle = finished.runs, tmp_path / "run.zip"
     assert main(["evidence", "bundle", "latest", "--runs", str(runs), "--output", str(bundle)]) == 0
     capsys.readouterr()
     assert main(["evidence", "verify", str(bundle), "--plugins", str(PLUGINS), "--json"]) == 0
@@ -135,9 +159,8 @@ def test_repeats_are_runs_of_their_own_from_one_plan(train: Run, runs: Path, mon
     assert results[0]["identity"] == results[1]["identity"]
 
 
-def test_provenance_says_where_the_run_comes_from(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    train()
+def test_provenance_says_where_the_run_comes_from(finished: Finished) -> None:
+    runs = finished.runs
     content = json.loads(only(runs).provenance.read_text())
     assert content["vendor_software"] == {"driver": "0.0"}
     assert content["environment_packages"]["numpy"] and content["platform"]["pydantic"]
@@ -172,8 +195,9 @@ def test_damaged_provenance_gives_no_variables(run: RunPaths) -> None:
         assert collect(run).inherited == {}
 
 
-def test_layouts_start_from_the_same_weights(train: Run) -> None:
-    results = [train(*arguments)[1][0] for arguments in ([], ["--layout", "TP2"], ["--layout", "PP2"])]
+@pytest.mark.thorough
+def test_layouts_start_from_the_same_weights(finished: Finished, train: Run) -> None:
+    results = [finished.result, *(train("--layout", layout)[1][0] for layout in ("TP2", "PP2"))]
     assert [str(r["layout"]["data"]) + str(r["layout"]["tensor"]) for r in results] == ["21", "12", "11"]
     assert len({r["identity"]["initial_weights"] for r in results}) == 1 and results[0]["identity"]["initial_weights"]
 
@@ -182,8 +206,11 @@ def test_layouts_start_from_the_same_weights(train: Run) -> None:
     ("fault", "word", "failure", "evidence"),
     [
         ("nan", "invalid", "non-finite", "rank 1: NonFinite: step 6: the loss is nan; "),
-        ("oom", "oom", "oom", "rank 1: MemoryError: cannot allocate 7 GiB; "),
-        ("unsupported", "unsupported", "unsupported", "rank 1: Unsupported: fp8 needs another chip; "),
+        pytest.param("oom", "oom", "oom", "rank 1: MemoryError: cannot allocate 7 GiB; ", marks=pytest.mark.thorough),
+        pytest.param(
+            *("unsupported", "unsupported", "unsupported", "rank 1: Unsupported: fp8 needs another chip; "),
+            marks=pytest.mark.thorough,
+        ),
         ("die", "failed", "killed", "rank 1 was ended by SIGKILL; "),
     ],
 )
@@ -396,8 +423,20 @@ def test_a_stale_file_handle_during_the_run_is_a_failed_run(
     assert len(ends) == (2 if where.endswith("read") else 0), "what the launcher knows is kept"
 
 
-@pytest.mark.parametrize("name", ["plan.json", "job.json", "provenance.json"])
-@pytest.mark.parametrize("content", ["{", None], ids=["overwritten", "removed"])
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        pytest.param("{", "plan.json", id="overwritten-plan.json"),
+        pytest.param(None, "job.json", id="removed-job.json"),
+        *(  # further ones of a kind
+            pytest.param(content, name, id=f"{word}-{name}", marks=pytest.mark.thorough)
+            for content, word, name in (
+                *(("{", "overwritten", name) for name in ("job.json", "provenance.json")),
+                *((None, "removed", name) for name in ("plan.json", "provenance.json")),
+            )
+        ),
+    ],
+)
 def test_a_file_of_the_run_that_is_overwritten_loses_nothing_measured(
     train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None
 ) -> None:
@@ -459,6 +498,7 @@ def test_a_disk_that_becomes_full_has_the_same_word_at_once_and_when_collected(
     assert not only(runs).outcome_of_full_disk.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.drill
 def test_a_disk_that_becomes_read_only_is_a_failed_run_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -514,6 +554,7 @@ def test_a_corpus_that_is_overwritten_during_the_run_is_noticed(
     assert result["throughput"] is None
 
 
+@pytest.mark.thorough
 def test_a_corpus_that_is_truncated_during_the_run_is_named(
     train: Run, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +588,7 @@ def test_code_that_changes_during_the_run_makes_it_invalid(
     assert second["status"]["evidence"].startswith(f"{own_plugins}") and "has changed" in second["status"]["evidence"]
 
 
+@pytest.mark.thorough
 def test_code_that_goes_away_during_the_run_makes_it_invalid(
     train: Run, own_plugins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -556,10 +598,9 @@ def test_code_that_goes_away_during_the_run_makes_it_invalid(
     assert "end unreadable" in result["status"]["reasons"][-1]
 
 
-def test_a_run_keeps_the_digest_of_its_code_at_both_ends(train: Run, runs: Path, own_plugins: Path) -> None:
-    assert train()[0] == 0
-    digests = json.loads(only(runs).outcome.read_text())["code"].values()
-    assert [*digests] == [load(Plan, only(runs).plan).implementation.rests_on] * 2
+def test_a_run_keeps_the_digest_of_its_code_at_both_ends(finished: Finished) -> None:
+    digests = json.loads(only(finished.runs).outcome.read_text())["code"].values()
+    assert [*digests] == [load(Plan, only(finished.runs).plan).implementation.rests_on] * 2
 
 
 def test_progress_is_told_step_by_step(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

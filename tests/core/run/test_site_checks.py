@@ -210,6 +210,7 @@ def test_planted_answers_of_a_host(
 def test_a_folder_of_wheels_without_any_is_named(
     hosts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "hosts.json").write_text('{"schema": "levelfield.hosts/1", "hosts": [{"name": "new"}]}')
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("LEVELFIELD_WHEELS", str(folder))

@@ -93,7 +93,8 @@ def test_the_shell_finds_no_error_in_the_script(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("defined", "code"), [("module() { [ $2 != lost ]; }", 0), ("module() { false; }", 1), ("", 1)]
+    ("defined", "code"),
+    [("module() { [ $2 != lost ]; }", 0), ("module() { false; }", 1), pytest.param("", 1, marks=pytest.mark.thorough)],
 )
 def test_a_module_that_does_not_load_ends_the_job(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, defined: str, code: int
@@ -142,11 +143,19 @@ def test_containers_of_the_site(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     ("arguments", "site", "words"),
     [
         (CASE, {"slurm": {"options": ["--requeue"]}}, "slurm.options: found '--requeue'"),
-        (CASE, {"slurm": {"options": ["--nodes=9"]}}, "slurm.options: found '--nodes=9'"),
-        (CASE, {"slurm": {"gres": "gpu:{count}"}}, "slurm.gres: found 'gpu:{count}'"),
+        pytest.param(
+            *(CASE, {"slurm": {"options": ["--nodes=9"]}}, "slurm.options: found '--nodes=9'"),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            *(CASE, {"slurm": {"gres": "gpu:{count}"}}, "slurm.gres: found 'gpu:{count}'"), marks=pytest.mark.thorough
+        ),
         (CASE, {"shared": "/lustre"}, "--runs: found /shared/runs, expected a folder below /lustre"),
         ((*CASE, "--runs", "/shared/my runs"), {}, "found a character that Slurm changes"),
-        ((*CASE, "--runs", "/shared/100%"), {}, "found a character that Slurm changes"),
+        pytest.param(
+            *((*CASE, "--runs", "/shared/100%"), {}, "found a character that Slurm changes"),
+            marks=pytest.mark.thorough,
+        ),
         ((*CASE, "--runtime", "docker", "--base-image", "x"), {}, "found slurm.container 'none'"),
     ],
 )
@@ -158,6 +167,7 @@ def test_what_cannot_work_is_refused(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.thorough
 def test_every_node_of_the_suites_is_rendered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     requests = shown(capsys, tmp_path, "--suite", "oneflow_gpt")
     assert len(requests) == 18 and {len(request["nodes"]) for request in requests} == {1, 2, 4}
@@ -169,6 +179,7 @@ def test_every_node_of_the_suites_is_rendered(capsys: pytest.CaptureFixture[str]
         )
 
 
+@pytest.mark.thorough
 def test_the_largest_published_run_is_rendered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     requests = shown(capsys, tmp_path, "--suite", "flagperf_llama3")
     largest = max(requests, key=lambda request: len(request["nodes"]))

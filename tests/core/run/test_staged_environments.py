@@ -33,7 +33,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["cpu", "nvidia"])
+@pytest.mark.parametrize("kind", [pytest.param("cpu", marks=pytest.mark.thorough), "nvidia"])
 def test_a_build_for_processors_is_refused_where_an_accelerator_needs_another(
     kind: str, tmp_path: Path, source: Path
 ) -> None:
@@ -59,12 +59,14 @@ def test_what_is_built_against_the_first_packages_comes_after_them(tmp_path: Pat
     assert stamp["requirements"] == ["acme==1.0", "engine==1.0"]
 
 
+@pytest.mark.thorough
 def test_in_one_stage_it_cannot_be_built(tmp_path: Path, source: Path) -> None:
     """What the two stages are for: pip's isolated build has none of the environment's packages."""
     with pytest.raises(RunFailed, match=r"acme"):
         use(plan(tmp_path, "acme==1.0", "engine==1.0", name="acme-nvidia"))
 
 
+@pytest.mark.thorough
 def test_its_wheel_is_built_where_wheels_are_fetched(tmp_path: Path, source: Path) -> None:
     folder = tmp_path / "wheels"
     fetch_wheels(folder, sys.executable, ["acme==1.0"], lambda text: None, (STEP,))
@@ -74,7 +76,18 @@ def test_its_wheel_is_built_where_wheels_are_fetched(tmp_path: Path, source: Pat
     ]
 
 
-def test_a_node_installs_in_the_same_stages(tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_installs_in_the_same_stages(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = node_setup._run_installer
+
+    def with_our_pip(argv: list[str], variables: dict[str, str]) -> None:
+        """The tests' own pip in place of a new environment's, which takes seconds to make."""
+        if "venv" in argv:
+            return run([*argv, "--without-pip"], variables)
+        return run([sys.executable, "-m", "pip", "--python", argv[0], *argv[3:]], variables)
+
+    monkeypatch.setattr(node_setup, "_run_installer", with_our_pip)
     environment = {"digest": "sha256:0", "requirements": ["acme==1.0"], "builds": [STEP.model_dump(mode="json")]}
     node_setup._make_environment(tmp_path / "made", environment, {})
     against, seen = json.loads(subprocess.check_output([str(tmp_path / "made/bin/python"), "-c", READ]))
@@ -108,6 +121,7 @@ def test_a_named_index_stands_beside_pips_own(tmp_path: Path, monkeypatch: pytes
     assert "PIP_NO_INDEX" in installer.source_variables("LEVELFIELD_ACME_INDEX")
 
 
+@pytest.mark.thorough
 def test_pip_installs_from_the_named_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "index" / "acme").mkdir(parents=True)
     (tmp_path / "empty").mkdir()

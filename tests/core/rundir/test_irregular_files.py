@@ -82,8 +82,19 @@ def limited(what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("file", FILES)
+# Each file as one kind, by turns, and a file that every run has as each kind; the others are thorough.
+FIRST = {(file, tuple(KINDS)[number % len(KINDS)]) for number, file in enumerate(FILES)}
+FIRST |= {("events/rank0.jsonl", kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        pytest.param(file, kind, marks=[] if (file, kind) in FIRST else [pytest.mark.thorough])
+        for file in FILES
+        for kind in KINDS
+    ],
+)
 def test_no_reader_of_a_run_waits(
     run: RunPaths, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str, kind: str
 ) -> None:

@@ -113,6 +113,7 @@ def test_writers_that_are_killed_lose_nothing_that_was_stored(url: str, tmp_path
         assert stored <= len(writing.acknowledged()) + 4  # of each writer one that it was not told of
 
 
+@pytest.mark.thorough
 def test_an_interrupted_import_is_finished_by_the_next(url: str, tmp_path: Path, record: RunRecord) -> None:
     """The same runs again after a kill: those that were stored are known, the others are added."""
     with writers(url, tmp_path / "writers", record, 1) as writing:
