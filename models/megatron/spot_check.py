@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from levelfield.worker.spot_check import ROWS
-from step.transfers import numbers_at, on_host
+from step.transfers import Copied, indices_on_device, numbers_at, slices_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,10 +77,10 @@ class SampledForward:
             bias = layer.bias if later_bias is None and layer.bias is not None and layer.bias.numel() else None
             self.check.product(
                 name,
-                on_host(x[rows]),
-                on_host(_updated(layer.weight)[columns]),
-                None if bias is None else on_host(_updated(bias)[columns]),
-                on_host(y[rows][:, columns]),
+                Copied(slices_at(x, rows)),
+                Copied(slices_at(_updated(layer.weight), columns)),
+                None if bias is None else Copied(slices_at(_updated(bias), columns)),
+                Copied(slices_at(slices_at(y, rows), columns, 1)),
             )
 
         return module.register_forward_hook(hook)
@@ -91,8 +91,8 @@ class SampledForward:
                 return
             x, y = inputs[0].flatten(0, -2), output.flatten(0, -2)
             rows, bias = self.check.places(ROWS, x.shape[0]), getattr(layer, "bias", None)
-            parameters = on_host(_updated(layer.weight)), None if bias is None else on_host(_updated(bias))
-            self.check.norm(name, on_host(x[rows]), *parameters, on_host(y[rows]))
+            parameters = Copied(_updated(layer.weight)), None if bias is None else Copied(_updated(bias))
+            self.check.norm(name, Copied(slices_at(x, rows)), *parameters, Copied(slices_at(y, rows)))
 
         return module.register_forward_hook(hook)
 
@@ -109,10 +109,10 @@ class SampledForward:
             self.check.attention(
                 name,
                 places,
-                on_host(query[places, sequence, head]),
-                on_host(key[:, sequence, group]),
-                on_host(value[:, sequence, group]),
-                on_host(mixed[places, sequence, head]),
+                Copied(slices_at(query[:, sequence, head], places)),
+                Copied(key[:, sequence, group]),
+                Copied(value[:, sequence, group]),
+                Copied(slices_at(mixed[:, sequence, head], places)),
             )
 
         return module.register_forward_hook(hook)
@@ -129,7 +129,7 @@ class SampledUpdate:
                 continue
             part = local.parts[0]
             name = f"{part.name}[{part.slices[0].start}]" if len(part.shape) == 3 else part.name
-            places = torch.tensor(check.updated_places(name, states[0].numel()), device=states[0].device)
+            (places,) = indices_on_device([check.updated_places(name, states[0].numel())], states[0].device)
             before = [numbers_at(tensor, places) for tensor in states]
             gradient = local.parameter.main_grad.view(-1)[weights.owned(local.parameter)]
             before.insert(1, numbers_at(gradient, places) / loss_scale)
@@ -137,8 +137,8 @@ class SampledUpdate:
 
     def finish(self) -> None:
         for name, dimensions, places, states, before in self.rows:
-            after = [on_host(numbers_at(tensor, places)) for tensor in states]
-            self.check.update(name, dimensions, [on_host(tensor) for tensor in before], after)
+            after = [Copied(numbers_at(tensor, places)) for tensor in states]
+            self.check.update(name, dimensions, [Copied(tensor) for tensor in before], after)
 
 
 def _updated(parameter: Any) -> torch.Tensor:

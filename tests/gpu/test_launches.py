@@ -11,6 +11,7 @@ from rehearsal.launches import launches_by_part
 from rehearsal.plans import make_plan
 from rehearsal.start import rehearse
 from rehearsal.text import launch_lines
+from sampled_launches import with_and_without_samples
 from standin.build import build
 
 PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
@@ -62,3 +63,11 @@ def test_less_than_one_in_a_hundred_launches_is_unexplained() -> None:
     launches = report["launches"]
     assert launches.get("unexplained", 0) < 0.01 * sum(launches.values())
     assert launches["attention core"] == 12 * 4 and launches["mlp"] > 0
+
+
+@pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
+def test_a_sampled_step_waits_as_often_as_others_and_takes_little_memory() -> None:
+    without, sampled = with_and_without_samples("gpt2_small:torch:H100:1:1", Path(str(PYTHON)))
+    assert sampled.waits == without.waits
+    assert sampled.copies > without.copies + 1000  # the samples: none of them is waited for
+    assert sampled.peak_bytes < 1.02 * without.peak_bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from levelfield.worker.spot_check import ROWS, TOKEN_COLUMNS, WHOLE_ROWS
 from model import head_loss
-from step.transfers import on_host
+from step.transfers import Copied, slices_at
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class _TableGradient:
     def _sample(self, gradient: torch.Tensor) -> None:
         if self.check.has(f"{self.name} weights") or (self.hidden is None and self.head is None):
             return
-        hidden = None if self.hidden is None else on_host(self.hidden)
-        head = None if self.head is None else [on_host(tensor) for tensor in self.head]
-        numbers = on_host(gradient.detach()[self.tokens][:, self.columns])
+        hidden = None if self.hidden is None else Copied(self.hidden)
+        head = None if self.head is None else [Copied(tensor) for tensor in self.head]
+        numbers = Copied(slices_at(slices_at(gradient.detach(), self.tokens), self.columns, 1))
         self.check.table_gradient(self.name, self.tokens, numbers, hidden, head)
 
 
@@ -85,11 +85,11 @@ class _EmbeddingSamples:
         """Take the rows that the first micro-batch has to read; while a module runs, ZeRO has gathered its weight."""
         self.table.watch(weight)
         if self.rows is None and not isinstance(weight, DTensor):
-            self.rows = weight.detach()[self.check.inputs_at(self.check.rows(self.check.batch_tokens))].clone()
+            self.rows = slices_at(weight.detach(), self.check.inputs_at(self.check.rows(self.check.batch_tokens)))
 
     def _embed(self, embed: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
         x = embed(tokens)
-        self.check.read("inputs", tokens.cpu().numpy())
+        self.check.read("inputs", Copied(tokens))
         if self.check.has("embedding") or self.decoder.model.hidden_dropout:
             return x
         if self.decoder.tied is not None:
@@ -100,15 +100,15 @@ class _EmbeddingSamples:
         positions = None
         if self.decoder.model.positions == "learned":
             table = self.decoder.position.weight.detach()
-            positions = on_host(table[[row % tokens.shape[1] for row in rows]])
-        self.check.embedding(on_host(self.rows), positions, on_host(x.flatten(0, 1)[rows]))
+            positions = Copied(slices_at(table, [row % tokens.shape[1] for row in rows]))
+        self.check.embedding(Copied(self.rows), positions, Copied(slices_at(x.detach().flatten(0, 1), rows)))
         if x.requires_grad:
             x.register_hook(self._take_gradient)
         return x
 
     def _take_gradient(self, gradient: torch.Tensor) -> None:
         if self.table.hidden is None:
-            self.table.hidden = gradient.detach().flatten(0, 1)[:, self.table.columns]
+            self.table.hidden = slices_at(gradient.detach().flatten(0, 1), self.table.columns, 1)
 
 
 def _sampled_head_loss(
@@ -123,7 +123,7 @@ def _sampled_head_loss(
     cast: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `head_loss` by `right`, and sample it."""
-    check.read("targets", targets.cpu().numpy())
+    check.read("targets", Copied(targets))
     if isinstance(weight, DTensor) or isinstance(x, DTensor):  # a rank's part of the vocabulary
         return right(x, weight, targets, scale, tied, cast)
     samples = _HeadSamples(check, table, x, weight, scale)
@@ -179,12 +179,12 @@ class _HeadSamples:
         if not self.is_sampled:
             return right(logits, targets)
         whole_rows = self._here(self.whole_rows, len(logits))
-        self.logits.append(logits[self._here(self.rows, len(logits))][:, self.columns])
-        self.whole_logits.append(logits[whole_rows])
+        self.logits.append(slices_at(slices_at(logits, self._here(self.rows, len(logits))), self.columns, 1))
+        self.whole_logits.append(slices_at(logits, whole_rows))
         loss = right(logits, targets)
         self.target_gradients.append(logits.gather(1, targets[:, None])[:, 0])
-        self.table_gradients.append(logits[:, self.table.tokens])
-        self.whole_gradients.append(logits[whole_rows])
+        self.table_gradients.append(slices_at(logits, self.table.tokens, 1))
+        self.whole_gradients.append(slices_at(logits, whole_rows))
         self.start += len(logits)
         return loss
 
@@ -197,26 +197,32 @@ class _HeadSamples:
         del self.x  # which would wait for the hook below, and the hook for it
         rows = x.detach().flatten(0, 1)
         normaliser, target_logit = torch.cat(self.normalisers), torch.cat(self.target_logits)
-        check.micro_batch_loss(float((normaliser - target_logit).mean()), self.scale)
+        check.micro_batch_loss(Copied((normaliser - target_logit).mean()), self.scale)
         if not self.is_sampled:
             return
         target_gradient = torch.cat(self.target_gradients)
         self.whole_gradient = torch.cat(self.whole_gradients)  # [whole rows, vocabulary]
         check.loss(
-            (on_host(normaliser), on_host(target_logit), on_host(target_gradient)),
+            (Copied(normaliser), Copied(target_logit), Copied(target_gradient)),
             self.whole_rows,
-            on_host(torch.cat(self.whole_logits)),
-            on_host(self.whole_gradient),
+            Copied(torch.cat(self.whole_logits)),
+            Copied(self.whole_gradient),
         )
         weight, logits = self.weight.detach(), torch.cat(self.logits)
         check.product(
-            "head", on_host(rows[self.rows]), on_host(weight[self.columns]), None, on_host(logits), self.columns
+            "head",
+            Copied(slices_at(rows, self.rows)),
+            Copied(slices_at(weight, self.columns)),
+            None,
+            Copied(logits),
+            self.columns,
         )
-        self.table.head = [torch.cat(self.table_gradients).float() * self.factor, rows[:, columns]]
+        self.table.head = [torch.cat(self.table_gradients).float() * self.factor, slices_at(rows, columns, 1)]
         if x.requires_grad:
             places = check.places(TOKEN_COLUMNS, rows.shape[1])
-            x.register_hook(partial(self._sample_input_gradient, places, weight[:, places].t().clone()))
+            x.register_hook(partial(self._sample_input_gradient, places, slices_at(weight, places, 1).t()))
 
     def _sample_input_gradient(self, places: list[int], weight: torch.Tensor, gradient: torch.Tensor) -> None:
-        input_gradient = gradient.detach().flatten(0, 1)[self.whole_rows][:, places].float() / self.factor
-        self.check.input_gradient("head", on_host(self.whole_gradient), on_host(weight), on_host(input_gradient))
+        rows = slices_at(gradient.detach().flatten(0, 1), self.whole_rows)
+        input_gradient = slices_at(rows, places, 1).float() / self.factor
+        self.check.input_gradient("head", Copied(self.whole_gradient), Copied(weight), Copied(input_gradient))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from levelfield.worker.spot_check import ROWS, TOKEN_COLUMNS
 from model.parameters import local_memory
-from step.transfers import on_host
+from step.transfers import Copied, slices_at
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ class ProductGradients:
         count = tokens_of(x)
         rows, columns = self.check.rows(count), self.check.places(ROWS, x.shape[-1])
         # [columns, out]
-        weight = torch.cat([local_memory(weight.detach())[:, columns] for weight in self.weights]).t().clone()
-        parts = output_gradients(outputs, count, lambda gradient, _start: gradient[rows])
+        weight = torch.cat([slices_at(local_memory(weight.detach()), columns, 1) for weight in self.weights]).t()
+        parts = output_gradients(outputs, count, lambda gradient, _start: slices_at(gradient, rows))
         awaited = len(outputs)
 
         def sample(gradient: torch.Tensor) -> None:
             if len(parts) == awaited and not self.check.has(f"{self.name} backward"):
                 output_gradient = torch.cat([parts[index] for index in sorted(parts)], -1)  # [rows, out]
-                input_gradient = gradient.flatten(0, -2)[rows][:, columns]
-                self.check.input_gradient(self.name, *map(on_host, (output_gradient, weight, input_gradient)))
+                input_gradient = slices_at(slices_at(gradient.detach().flatten(0, -2), rows), columns, 1)
+                self.check.input_gradient(self.name, *map(Copied, (output_gradient, weight, input_gradient)))
 
         x.register_hook(sample)
 
@@ -60,9 +60,9 @@ class ProductGradients:
         sizes = [weight.shape[0] for weight in self.weights]
         places = self.check.places(TOKEN_COLUMNS, sum(sizes))  # of the outputs
         columns = self.check.places(TOKEN_COLUMNS, x.shape[-1])
-        inputs = x.detach().flatten(0, -2)[:, columns]  # [tokens, columns]
+        inputs = slices_at(x.detach().flatten(0, -2), columns, 1)  # [tokens, columns]
         gradients = output_gradients(
-            outputs, tokens_of(x), lambda part, start: part[:, within(places, start, part.shape[1])]
+            outputs, tokens_of(x), lambda part, start: slices_at(part, within(places, start, part.shape[1]), 1)
         )
         parts: dict[tuple[str, int], torch.Tensor] = {}
         starts = {sum(sizes[:index]): index for index in range(len(sizes))}
@@ -75,17 +75,17 @@ class ProductGradients:
         def sample(gradient: torch.Tensor, key: tuple[str, int], here: list[int]) -> None:
             if len(gradients) < count or self.check.has(f"{self.name} weights"):
                 return
-            parts[key] = gradient.detach()[here]
+            parts[key] = slices_at(gradient.detach(), here)
             if parts.keys() == awaited:
                 output_parts = torch.cat([gradients[key] for key in sorted(gradients)], -1)  # [tokens, places]
                 weight, bias = ([parts[key] for key in sorted(parts) if key[0] == kind] for kind in ("weight", "bias"))
-                weight_gradient = torch.cat(weight)[:, columns]  # [places, columns]
+                weight_gradient = slices_at(torch.cat(weight), columns, 1)  # [places, columns]
                 self.check.weight_gradient(
                     self.name,
-                    on_host(output_parts.t()),
-                    on_host(inputs.t()),
-                    on_host(weight_gradient),
-                    on_host(torch.cat(bias)) if bias else None,
+                    Copied(output_parts.t()),
+                    Copied(inputs.t()),
+                    Copied(weight_gradient),
+                    Copied(torch.cat(bias)) if bias else None,
                 )
 
         for start, index in starts.items():
@@ -121,12 +121,12 @@ def rows_of_all(tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> torch.T
     """Return `rows` of tensors that are thought one after the other, without a copy of them all."""
     sizes = [tensor.shape[0] for tensor in tensors]
     parts = zip(tensors, sizes, (sum(sizes[:index]) for index in range(len(sizes))), strict=True)
-    return torch.cat([tensor[within(rows, start, size)] for tensor, size, start in parts])
+    return torch.cat([slices_at(tensor, within(rows, start, size)) for tensor, size, start in parts])
 
 
 def rows_of(y: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return `rows` of an output, [rows, columns]. y: [batch, sequence, ...] or [tokens, columns]."""
-    return (y.flatten(0, 1) if y.dim() > 2 else y)[rows].flatten(1)
+    return slices_at(y.flatten(0, 1) if y.dim() > 2 else y, rows).flatten(1)
 
 
 def tokens_of(x: torch.Tensor) -> int:
@@ -139,11 +139,11 @@ def watch_norm(check: SpotCheck, name: str, x: torch.Tensor, y: torch.Tensor, ro
 
     def sample(gradient: torch.Tensor) -> None:
         if parts and not check.has(f"{name} backward"):
-            check.norm_gradient(name, on_host(parts[0]), on_host(gradient.detach().flatten(0, -2)[rows]))
+            check.norm_gradient(name, Copied(parts[0]), Copied(slices_at(gradient.detach().flatten(0, -2), rows)))
 
     # a pipeline's stage begins with a tensor that it received, whose gradient it sends
     if x.requires_grad and not x.is_leaf and x.dim() == 3:
-        y.register_hook(lambda gradient: parts.append(gradient.detach().flatten(0, -2)[rows]))
+        y.register_hook(lambda gradient: parts.append(slices_at(gradient.detach().flatten(0, -2), rows)))
         x.register_hook(sample)
 
 
@@ -166,15 +166,15 @@ class ActivationGradients:
         self.columns = self.columns or self.check.places(ROWS, size)
         for index, name in enumerate(layers):
             columns = [index * size + column for column in self.columns]
-            self.parts[name] = tensor.detach().flatten(0, -2)[rows][:, columns]
+            self.parts[name] = slices_at(slices_at(tensor.detach().flatten(0, -2), rows), columns, 1)
             tensor.register_hook(partial(self._take, name=name, rows=rows, columns=columns))
 
     def _take(self, gradient: torch.Tensor, name: str, rows: Sequence[int], columns: Sequence[int]) -> None:
-        self.gradients.setdefault(name, gradient.detach().flatten(0, -2)[rows][:, columns])
+        self.gradients.setdefault(name, slices_at(slices_at(gradient.detach().flatten(0, -2), rows), columns, 1))
         if self.gradients.keys() != self.awaited or self.parts.keys() != self.awaited or self.check.has(self.name):
             return
-        gate = [on_host(part["gate"]) for part in (self.parts, self.gradients)] if "gate" in self.awaited else None
-        numbers = [on_host(tensor) for tensor in (self.gradients["down"], self.parts["up"], self.gradients["up"])]
+        gate = [Copied(part["gate"]) for part in (self.parts, self.gradients)] if "gate" in self.awaited else None
+        numbers = [Copied(tensor) for tensor in (self.gradients["down"], self.parts["up"], self.gradients["up"])]
         self.check.activation_gradient(self.name, numbers[0], numbers[1], numbers[2], gate)
 
 
@@ -211,16 +211,16 @@ def watch_attention(
         if part in ("key", "value"):
             parts.setdefault(part, [numbers[last, head.key].clone()])
         elif part == "output":
-            parts.setdefault(part, [numbers[head.places, head.query], numbers[last, group].clone()])
+            parts.setdefault(part, [slices_at(numbers[:, head.query], head.places), numbers[last, group].clone()])
         else:
-            parts.setdefault(part, [numbers[head.places, head.query]])
+            parts.setdefault(part, [slices_at(numbers[:, head.query], head.places)])
         if parts.keys() == awaited and not check.has(f"{name} backward"):
             (rows, last_rows), unrotated_rows = parts["output"], parts.get("unrotated")
             check.attention_gradient(
                 name,
-                [on_host(rows), on_host(parts["query"][0])],
-                [on_host(x) for x in (last_query, last_rows, parts["key"][0], parts["value"][0])],
-                None if unrotated_rows is None else on_host(unrotated_rows[0]),
+                [Copied(rows), Copied(parts["query"][0])],
+                [Copied(x) for x in (last_query, last_rows, parts["key"][0], parts["value"][0])],
+                None if unrotated_rows is None else Copied(unrotated_rows[0]),
             )
 
     tensors = dict(zip(("query", "key", "value"), inputs, strict=True)) | {"output": output}

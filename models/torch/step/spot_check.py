@@ -25,11 +25,11 @@ from step.sampled_gradients import (
     watch_attention,
     watch_norm,
 )
-from step.transfers import numbers_at, on_host
+from step.transfers import Copied, indices_on_device, numbers_at, slices_at
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from levelfield.worker.spot_check import SpotCheck
     from parallelism.model_chunks import ModelChunks
@@ -120,10 +120,10 @@ def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any,
     is_whole = not any(isinstance(layer.weight, DTensor) for layer in layers)
     check.product(
         name,
-        on_host(x[rows]),
-        on_host(rows_of_all([_plain(layer.weight) for layer in layers], columns)),
-        on_host(rows_of_all([_plain(bias) for bias in biases], columns)) if biases else None,
-        on_host(torch.cat(parts, -1)[:, columns]),
+        Copied(slices_at(x, rows)),
+        Copied(rows_of_all([_plain(layer.weight) for layer in layers], columns)),
+        Copied(rows_of_all([_plain(bias) for bias in biases], columns)) if biases else None,
+        Copied(slices_at(torch.cat(parts, -1), columns, 1)),
         columns if is_whole else (),
     )
     return True
@@ -140,10 +140,10 @@ def _sample_norm(
     bias = getattr(module, "bias", None)
     check.norm(
         name,
-        on_host(x.flatten(0, -2)[rows]),
-        on_host(_plain(module.weight)),
-        None if bias is None else on_host(_plain(bias)),
-        on_host(y.flatten(0, -2)[rows]),
+        Copied(slices_at(x.flatten(0, -2), rows)),
+        Copied(_plain(module.weight)),
+        None if bias is None else Copied(_plain(bias)),
+        Copied(slices_at(y.flatten(0, -2), rows)),
     )
     if sees_residuals and not any(isinstance(tensor, (tuple, DTensor)) for tensor in (inputs[0], output)):
         watch_norm(check, name, inputs[0], output, rows)
@@ -210,25 +210,25 @@ class _AttentionSamples:
         before = None
         if self.unrotated.keys() == {"query", "key"} and check.has_rotary_positions:
             before = [
-                on_host(self.unrotated["query"][sequence, places, head]),
-                on_host(self.unrotated["key"][sequence, places, group]),
+                Copied(slices_at(self.unrotated["query"][sequence, :, head], places)),
+                Copied(slices_at(self.unrotated["key"][sequence, :, group], places)),
             ]
         check.attention(
             self.name,
             places,
-            on_host(query[sequence, places, head]),
-            on_host(key[sequence, :, group]),
-            on_host(value[sequence, :, group]),
-            on_host(mixed[sequence, places, head]),
+            Copied(slices_at(query[sequence, :, head], places)),
+            Copied(key[sequence, :, group]),
+            Copied(value[sequence, :, group]),
+            Copied(slices_at(mixed[sequence, :, head], places)),
             before,
         )
         (last,) = check.places(1, min(PREFIX, length))
         check.heads(
             self.name,
-            on_host(query[sequence, last]),
-            on_host(key[sequence, : last + 1].transpose(0, 1)),
-            on_host(value[sequence, : last + 1].transpose(0, 1)),
-            on_host(mixed[sequence, last]),
+            Copied(query[sequence, last]),
+            Copied(key[sequence, : last + 1].transpose(0, 1)),
+            Copied(value[sequence, : last + 1].transpose(0, 1)),
+            Copied(mixed[sequence, last]),
         )
         return Head(sequence, head, group, places)
 
@@ -239,8 +239,9 @@ class MicroBatchGradients:
     def __init__(self, optimizer: LocalAdamW, check: SpotCheck) -> None:
         self.parts: dict[str, list[torch.Tensor]] = {}
         self.handles = []
-        for name, whole, local in zip(optimizer.names, optimizer.parameters, optimizer.locals, strict=True):
-            places = torch.tensor(check.updated_places(name, local.numel()), device=local.device)
+        for name, places, whole in zip(
+            optimizer.names, updated_places(optimizer, check), optimizer.parameters, strict=True
+        ):
             hook = partial(self._take, name=name, places=places)
             self.handles.append(whole.register_hook(hook))
 
@@ -265,9 +266,11 @@ class SampledUpdate:
             for kernel in optimizer.kernels or ()
             for parameter, *states in zip(kernel.parameters, kernel.means, kernel.squares, strict=True)
         }
-        for name, whole, local in zip(optimizer.names, optimizer.parameters, optimizer.locals, strict=True):
+        places_by_parameter = updated_places(optimizer, check)
+        for name, places, whole, local in zip(
+            optimizer.names, places_by_parameter, optimizer.parameters, optimizer.locals, strict=True
+        ):
             if id(local) in moments:
-                places = torch.tensor(check.updated_places(name, local.numel()), device=local.device)
                 tensors = [local, *moments[id(local)]]
                 before = [numbers_at(tensor, places) for tensor in tensors]
                 before.insert(1, numbers_at(local.grad, places) / scale)
@@ -275,9 +278,18 @@ class SampledUpdate:
 
     def finish(self) -> None:
         for name, dimensions, places, tensors, before in self.rows:
-            after = [on_host(numbers_at(tensor, places)) for tensor in tensors]
-            parts = [on_host(part / self.scale) for part in self.micro_batches.get(name, ())]
-            self.check.update(name, dimensions, [on_host(tensor) for tensor in before], after, parts or None)
+            after = [Copied(numbers_at(tensor, places)) for tensor in tensors]
+            parts = self.micro_batches.get(name)
+            micro_batches = None if parts is None else Copied(torch.stack(parts) / self.scale)
+            self.check.update(name, dimensions, [Copied(tensor) for tensor in before], after, micro_batches)
+
+
+def updated_places(optimizer: LocalAdamW, check: SpotCheck) -> Sequence[torch.Tensor]:
+    """Return where each parameter's numbers are sampled, of this rank's part."""
+    places = [
+        check.updated_places(name, local.numel()) for name, local in zip(optimizer.names, optimizer.locals, strict=True)
+    ]
+    return indices_on_device(places, optimizer.locals[0].device)
 
 
 def _plain(tensor: torch.Tensor | Any) -> torch.Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -21,14 +21,66 @@ def on_device(arrays: Iterable[NDArray[Any]], device: torch.device) -> list[torc
     return [tensor.to(device, non_blocking=True) for tensor in tensors]
 
 
+def indices_on_device(lists: Sequence[Sequence[int]], device: torch.device) -> Sequence[torch.Tensor]:
+    """Return each list as a tensor on the device, by one copy."""
+    (indices,) = on_device([np.array([index for places in lists for index in places], np.int64)], device)
+    parts: Sequence[torch.Tensor] = indices.split([len(places) for places in lists])
+    return parts
+
+
 def numbers_at(tensor: torch.Tensor | Any, places: torch.Tensor) -> torch.Tensor:
     """Return the numbers of a tensor at `places` of its memory, in a tensor of their own."""
     return tensor.detach().reshape(-1)[places]
 
 
-def on_host(tensor: torch.Tensor) -> NDArray[np.float32]:
-    """Return a copy in float32: numpy's view of a parameter's memory would keep FSDP2 from freeing it."""
-    return tensor.detach().to("cpu", torch.float32, copy=True).numpy()
+def slices_at(tensor: torch.Tensor, places: Sequence[int], dim: int = 0) -> torch.Tensor:
+    """Return the slices of a tensor at `places` of `dim`. No index goes to the device, so the host waits for none."""
+    if not places:
+        return tensor.narrow(dim, 0, 0).clone()  # a view would keep all of it
+    return torch.stack([tensor.select(dim, place) for place in places], dim)
+
+
+class PinnedMemory:
+    """Parts of a few large blocks that CUDA writes to by itself: to ask it for each small one would take longer."""
+
+    BLOCK_BYTES = 2**22
+    ALIGNMENT = 16  # bytes
+
+    def __init__(self) -> None:
+        self.block = torch.empty(0, dtype=torch.uint8)
+        self.used = 0  # bytes of the block
+
+    def empty(self, like: torch.Tensor) -> torch.Tensor:
+        size = like.numel() * like.element_size()
+        if self.used + size > len(self.block):
+            self.block = torch.empty(max(size, self.BLOCK_BYTES), dtype=torch.uint8, pin_memory=True)
+            self.used = 0
+        part = self.block[self.used : self.used + size]
+        self.used += -(-size // self.ALIGNMENT) * self.ALIGNMENT
+        return part.view(like.dtype).view(like.shape)
+
+
+_pinned = PinnedMemory()
+
+
+class Copied:
+    """A copy of some numbers on the host, for levelfield's SpotCheck. No step waits until it has arrived.
+
+    A view of a parameter's memory would keep FSDP2 from freeing it.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.is_on_its_way = tensor.device.type == "cuda"
+        tensor = tensor.detach()
+        self.copy = _pinned.empty(tensor).copy_(tensor, non_blocking=True) if self.is_on_its_way else tensor.clone()
+
+    def numbers(self) -> NDArray[Any]:
+        """Wait for the numbers and return them: float32, or integers."""
+        if self.is_on_its_way:
+            torch.cuda.synchronize()
+        copy = self.copy.float() if self.copy.is_floating_point() else self.copy
+        numbers: NDArray[Any] = copy.numpy()
+        return numbers
 
 
 class FiguresOnTheirWay:

@@ -14,7 +14,7 @@ import os
 import random
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Protocol, Sequence, Union
 
 import numpy as np
 
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
     from .batches import Batch
 
-    Numbers = NDArray[np.floating[Any]]
+    class OnDevice(Protocol):
+        """Numbers that stay on a device until they are written, so that no step waits for them."""
+
+        def numbers(self) -> NDArray[Any]: ...
+
+    Numbers = Union[NDArray[Any], OnDevice]
 
 ROWS = 16  # of a product's input, and the columns of its output
 UPDATED = 16  # numbers of each parameter
@@ -163,7 +168,7 @@ class SpotCheck:
     def _lines(self) -> dict[str, dict[str, Any]]:
         return self._steps[-1]
 
-    def read(self, kind: str, tokens: NDArray[np.int64]) -> None:
+    def read(self, kind: str, tokens: Numbers) -> None:
         """Keep the checksum of a micro-batch's tokens, [micro-batch, sequence], as the training used them.
 
         kind: "inputs" or "targets". Called for the step's micro-batches in their order.
@@ -172,7 +177,7 @@ class SpotCheck:
             assert self._batch is not None
             expected = [_checksum(part) for part in getattr(self._batch, kind)]
             self._lines[kind] = {"event": "tokens", "name": kind, "read": [], "expected": expected}
-        self._lines[kind]["read"].append(_checksum(tokens))
+        self._lines[kind]["read"].append(tokens)
 
     def embedding(self, table: Numbers, positions: Numbers | None, output: Numbers) -> None:
         """Keep the hidden state at `rows`, [rows, hidden], with the rows of the table that `inputs_at` names.
@@ -194,7 +199,7 @@ class SpotCheck:
         arrays = dict(zip(("normaliser", "target_logit", "target_gradient"), token_numbers))
         self._keep("loss", "loss", {**arrays, "logits": logits, "gradient": gradient, "targets": targets})
 
-    def micro_batch_loss(self, loss: float, factor: float) -> None:
+    def micro_batch_loss(self, loss: float | Numbers, factor: float) -> None:
         """Keep the mean loss of a micro-batch's tokens, and the factor that it has in the loss whose gradient is taken.
 
         Called for the step's micro-batches in their order.
@@ -334,22 +339,21 @@ class SpotCheck:
         dimensions: int,
         before: Sequence[Numbers],
         after: Sequence[Numbers],
-        micro_batches: Sequence[Numbers] | None = None,
+        micro_batches: Numbers | None = None,
     ) -> None:
         """Keep some numbers of a parameter before the step and after it, at `updated_places`.
 
         before: (value, gradient, mean, square). after: (value, mean, square). gradient: as for Recorder.gradients.
-        mean, square: AdamW's moments. micro_batches: what each micro-batch adds to the gradient, where it is their sum.
+        mean, square: AdamW's moments. micro_batches: what each micro-batch adds to the gradient, where it is their sum,
+        [micro-batches, places].
         """
         names = "value", "gradient", "mean", "square", "new_value", "new_mean", "new_square"
         arrays = dict(zip(names, (*before, *after)))  # type: dict[str, Any]
-        arrays["micro_batches"] = None if micro_batches is None else np.stack(micro_batches)
+        arrays["micro_batches"] = micro_batches
         self._keep("update", name, arrays, dimensions=dimensions)
 
     def _keep(self, event: str, name: str, arrays: dict[str, Any], **fields: Any) -> None:
-        # copies: a framework's array may be the memory of a parameter, which changes
-        packed = {key: None if array is None else np.array(array, np.float32) for key, array in arrays.items()}
-        self._lines[name] = {"event": event, "name": name, **fields, **packed}
+        self._lines[name] = {"event": event, "name": name, **fields, **{k: _copied(x) for k, x in arrays.items()}}
 
     def write(self) -> None:
         """Write what was kept. Raises StorageError."""
@@ -367,8 +371,25 @@ def _checksum(tokens: NDArray[np.int64]) -> int:
     return zlib.crc32(np.ascontiguousarray(tokens, "<i8").tobytes())
 
 
+def _copied(array: Any) -> Any:
+    """Return a copy: a framework's array may be the memory of a parameter, which changes."""
+    return array if array is None or _is_on_device(array) else np.array(array, np.float32)
+
+
+def _is_on_device(value: Any) -> bool:
+    return hasattr(value, "numbers")
+
+
 def _packed(line: dict[str, Any]) -> dict[str, Any]:
-    return {key: pack_array(value) if isinstance(value, np.ndarray) else value for key, value in line.items()}
+    if line["event"] == "tokens":
+        return {**line, "read": [_checksum(_on_host(tokens)) for tokens in line["read"]]}
+    if line["event"] == "losses":
+        return {**line, "losses": [float(_on_host(loss)) for loss in line["losses"]]}
+    return {key: pack_array(x) if isinstance(x := _on_host(value), np.ndarray) else x for key, value in line.items()}
+
+
+def _on_host(value: Any) -> Any:
+    return value.numbers() if _is_on_device(value) else value
 
 
 def pack_array(array: NDArray[np.float32]) -> dict[str, Any]:

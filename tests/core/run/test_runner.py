@@ -498,7 +498,6 @@ def test_a_disk_that_becomes_full_has_the_same_word_at_once_and_when_collected(
     assert not only(runs).outcome_of_full_disk.exists()
 
 
-@pytest.mark.thorough
 @pytest.mark.drill
 def test_a_disk_that_becomes_read_only_is_a_failed_run_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

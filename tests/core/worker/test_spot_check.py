@@ -144,6 +144,37 @@ def test_a_loss_has_the_targets_of_the_batch(job: Job) -> None:
     )
 
 
+class OnDevice:
+    """Numbers that a device still has."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.is_read = np.asarray(array), False
+
+    def numbers(self) -> Any:
+        self.is_read = True
+        return self.array
+
+
+def test_numbers_on_a_device_are_waited_for_when_they_are_written(job: Job) -> None:
+    check = begun(job)
+    tokens, loss, output = OnDevice(INPUTS[0]), OnDevice(2.5), OnDevice(np.arange(4.0).reshape(2, 2))
+    check.read("inputs", tokens)
+    check.micro_batch_loss(loss, 1.0)
+    check.norm("final_norm", output, np.ones(2), None, output)
+    assert not (tokens.is_read or loss.is_read or output.is_read)
+    _, inputs, losses, norm = written(check, job)
+    assert inputs["read"] == inputs["expected"][:1] and losses["losses"] == [2.5]
+    assert unpack_array(norm["output"], 4).tolist() == [[0, 1], [2, 3]]
+
+
+def test_numbers_on_the_host_are_those_of_the_call(job: Job) -> None:
+    check, weight = begun(job), np.ones(2)
+    check.norm("final_norm", weight, weight, None, weight)
+    weight[:] = 7
+    _, norm = written(check, job)
+    assert unpack_array(norm["weight"], 2).tolist() == [1, 1]
+
+
 def test_a_tables_gradient_has_the_inputs_of_the_batch(job: Job) -> None:
     check = begun(job)
     check.table_gradient("embedding", [3, 7], np.ones((2, 4)), np.ones((6, 4)), None)
