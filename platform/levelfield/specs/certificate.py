@@ -34,6 +34,9 @@ class CodeBranches(Value):
     compile: bool
     graph: bool = Field(default=False, json_schema_extra=LATER)
     attention: Attention
+    context: bool = Field(default=False, json_schema_extra=LATER)
+    expert: bool = Field(default=False, json_schema_extra=LATER)
+    replicated_experts: bool = Field(default=False, json_schema_extra=LATER)  # more ranks than parts of the experts
     # Other free fields that change the code, where they are not at their defaults.
     further: dict[str, JsonValue] = Field(default_factory=dict, json_schema_extra=LATER)
 
@@ -49,7 +52,10 @@ def code_branches(tuning: Tuning) -> CodeBranches:
         interleaved=tuning.virtual_pipeline > 1,
         sequence_parallel=layout.sequence_parallel,
         sharding_stage=layout.sharding_stage if sharded else 0,
-        replicated_shards=sharded and layout.data > layout.sharding_degree,
+        replicated_shards=sharded and layout.gradient_ranks > layout.sharding_degree,
+        context=layout.context > 1,
+        expert=layout.expert > 1,
+        replicated_experts=_has_replicated_experts(layout),
         **{name: getattr(tuning, name) for name in CODE_FIELDS if name in CodeBranches.model_fields},
         further={
             name: getattr(tuning, name)
@@ -62,15 +68,24 @@ def code_branches(tuning: Tuning) -> CodeBranches:
 def smallest_layout(layout: Layout) -> Layout:
     """Return the layout with the fewest devices that uses the same kinds of parallelism."""
     sharded = layout.sharding_degree > 1
-    replicated = sharded and layout.data > layout.sharding_degree
+    has_replicated_shards = sharded and layout.gradient_ranks > layout.sharding_degree
+    data, context = min(layout.data, 2), min(layout.context, 2)
+    if (has_replicated_shards or _has_replicated_experts(layout)) and data * context < 4:
+        data, context = (4, context) if layout.data > 2 else (data, 4)
     return Layout(
-        data=4 if replicated else min(layout.data, 2),
+        data=data,
+        context=context,
+        expert=min(layout.expert, 2),
         tensor=min(layout.tensor, 2),
         pipeline=min(layout.pipeline, 2),
         sequence_parallel=layout.sequence_parallel,
         sharding_stage=layout.sharding_stage if sharded else 0,
-        sharding_degree=2 if sharded else 1,
+        sharding_degree=(2 if has_replicated_shards else data * context) if sharded else 1,
     )
+
+
+def _has_replicated_experts(layout: Layout) -> bool:
+    return 1 < layout.expert < layout.gradient_ranks
 
 
 class CertificateSubject(Value):

@@ -750,6 +750,14 @@ def test_a_job_with_a_certificate_names_it_in_its_plan(certified: CertifiedRun) 
         ("DP8SH3SP8", "DP2TP1PP1SH3SP2"),
         ("DP8SH2SP4", "DP4TP1PP1SH2SP2"),
         ("PP16", "DP1TP1PP2"),
+        ("CP2", "DP1CP2TP1PP1"),
+        ("DP4CP8TP2", "DP2CP2TP2PP1"),
+        ("DP1CP2SH1SP2", "DP1CP2TP1PP1SH1SP2"),
+        ("DP1CP8SH1SP2", "DP1CP4TP1PP1SH1SP2"),
+        ("DP2CP4SH3SP2", "DP2CP2TP1PP1SH3SP2"),
+        ("DP8EP8", "DP2EP2TP1PP1"),
+        ("DP8EP2", "DP4EP2TP1PP1"),
+        ("DP6EP3SH1SP6", "DP4EP2TP1PP1SH1SP4"),
     ],
 )
 def test_the_smallest_layout_has_the_same_kinds(text: str, least: str) -> None:
@@ -757,6 +765,15 @@ def test_the_smallest_layout_has_the_same_kinds(text: str, least: str) -> None:
     smallest = smallest_layout(layout)
     assert str(smallest) == least and smallest.world_size <= layout.world_size
     assert code_branches(Tuning(layout=smallest)) == code_branches(Tuning(layout=layout))
+
+
+@pytest.mark.parametrize(
+    ("text", "other"), [("CP2", "DP2"), ("DP2EP2", "DP2"), ("DP4EP2", "DP2EP2"), ("DP1CP4SH1SP2", "DP1CP2SH1SP2")]
+)
+def test_a_layout_is_not_certified_by_one_that_lacks_a_kind(text: str, other: str) -> None:
+    """A sequence or experts that ranks divide are code that a run without them does not reach."""
+    subject, certified_layout = (code_branches(Tuning(layout=parse_layout(name).layout)) for name in (text, other))
+    assert subject != certified_layout and subject.fingerprint() != certified_layout.fingerprint()
 
 
 def test_a_graph_is_certified_by_a_run_with_a_graph() -> None:
@@ -773,7 +790,9 @@ def test_a_graph_is_certified_by_a_run_with_a_graph() -> None:
 def test_a_certificate_from_before_there_were_graphs_is_of_a_run_without_one() -> None:
     code_kind = code_branches(Tuning())
     earlier = {
-        name: value for name, value in code_kind.model_dump(mode="json").items() if name not in ("graph", "further")
+        name: value
+        for name, value in code_kind.model_dump(mode="json").items()
+        if name not in ("graph", "context", "expert", "replicated_experts", "further")
     }
     assert CodeBranches.model_validate(earlier) == code_kind and code_kind.fingerprint() == json_digest(earlier)
 
