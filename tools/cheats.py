@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,15 @@ def rows_of(cheats: Sequence[Cheat], runs: CheatedRuns) -> Iterator[Row]:
         yield {"cheat": cheat.name, "word": told.word, "sentence": told.sentence}
 
 
-def section(rows: Sequence[Mapping[str, Any]]) -> str:
+def section(cheats: Sequence[Mapping[str, Any]], day: str) -> str:
     """Return the table of docs/evidence.md."""
-    words = {row["cheat"]: row["word"] for row in rows}
+    words = {row["cheat"]: row["word"] for row in cheats}
     lines = []
-    for plugin, cheats in (("a vendor's", VENDOR_CHEATS), ("a framework's", FRAMEWORK_CHEATS)):
+    for plugin, plugin_cheats in (("a vendor's", VENDOR_CHEATS), ("a framework's", FRAMEWORK_CHEATS)):
         lines += ["", f"| {plugin} plugin | the run is, or has |", "|---|---|"]
-        lines += [f"| {cheat.what} | {emphasised(words[cheat.name], cheat)} |" for cheat in cheats]
+        lines += [f"| {cheat.what} | {emphasised(words[cheat.name], cheat)} |" for cheat in plugin_cheats]
     remaining = sum(cheat.tells is None for cheat in CHEATS)
-    return f"{len(CHEATS)} cheats were tried, and {remaining} remain:" + "\n".join(["", *lines])
+    return f"{len(CHEATS)} cheats were tried on {day}, and {remaining} remain:" + "\n".join(["", *lines])
 
 
 def emphasised(word: str, cheat: Cheat) -> str:
@@ -60,8 +61,9 @@ def main() -> None:
             print(f"{row['cheat']}: {row['word']}: {row['sentence']}", flush=True)
             rows.append(row)
     if options.docs:
-        write_data(DATA, {"cheats": [{**row, "sentence": row["sentence"][:100]} for row in rows]})
-        PAGE.write_text(documented_between(BEGIN, PAGE.read_text(), section(json.loads(DATA.read_text())["cheats"])))
+        short_rows = [{**row, "sentence": row["sentence"][:100]} for row in rows]
+        write_data(DATA, {"cheats": short_rows, "day": date.today().isoformat()})
+        PAGE.write_text(documented_between(BEGIN, PAGE.read_text(), section(**json.loads(DATA.read_text()))))
 
 
 if __name__ == "__main__":

@@ -111,13 +111,16 @@ def section(data: Mapping[str, Rows]) -> str:
     return "\n".join([*deciding, "", *missing])
 
 
-def write_data(path: Path, data: Mapping[str, Rows]) -> None:
+def write_data(path: Path, data: Mapping[str, Rows | str]) -> None:
     """Write one row a line, so that a change shows the rows that changed."""
-    lists = [
-        f"{json.dumps(name)}: [\n" + ",\n".join(f"  {json.dumps(row)}" for row in rows) + "\n ]"
-        for name, rows in data.items()
-    ]
-    path.write_text("{\n " + ",\n ".join(lists) + "\n}\n")
+    values = [f"{json.dumps(name)}: {_lines(value)}" for name, value in data.items()]
+    path.write_text("{\n " + ",\n ".join(values) + "\n}\n")
+
+
+def _lines(value: Rows | str) -> str:
+    if isinstance(value, str):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"  {json.dumps(row)}" for row in value) + "\n ]"
 
 
 def documented(page: str, text: str) -> str:

@@ -16,6 +16,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def honest_rows() -> list[Row]:
     return rows
 
 
-def section(faults: Sequence[Row], honest: Sequence[Row]) -> str:
+def section(faults: Sequence[Row], honest: Sequence[Row], day: str) -> str:
     """Return what stands between the marks of docs/alignment.md: how many each layer tells of, and the others."""
     precisions = list(dict.fromkeys(row["precision"] for row in faults))
     columns = [(author, precision) for author in AUTHORS for precision in precisions]
@@ -161,7 +162,7 @@ def section(faults: Sequence[Row], honest: Sequence[Row]) -> str:
     remaining = sum(row["verdict"] == "aligned" for row in unseen)
     lines += ["", f"With a reference and a certificate {remaining} of these {len(unseen)} are aligned."]
     right = sum(row["layer"] is None for row in honest)
-    return "\n".join([*lines, "", f"{right} of {len(honest)} honest trainings are within every limit."])
+    return "\n".join([*lines, "", f"{right} of {len(honest)} honest trainings are within every limit. Run on {day}."])
 
 
 def _unseen(row: Row) -> str:
@@ -173,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a sampled step shows of planted faults")
     parser.add_argument("--docs", action="store_true", help="write the data and the table in docs/")
     arguments = parser.parse_args()
-    data = {"faults": fault_rows(), "honest": honest_rows()}
+    data = {"faults": fault_rows(), "honest": honest_rows(), "day": date.today().isoformat()}
     print(section(**data))
     if arguments.docs:
         write_data(DATA, data)

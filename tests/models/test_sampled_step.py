@@ -132,4 +132,4 @@ def test_the_record_has_every_honest_training_and_no_false_alarm() -> None:
 
 
 def test_the_page_has_the_table_of_the_record() -> None:
-    assert sampled_power.section(DATA["faults"], DATA["honest"]) in PAGE.read_text(encoding="utf-8")
+    assert sampled_power.section(**DATA) in PAGE.read_text(encoding="utf-8")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levelfield.errors import LevelfieldError, UsageError
 from levelfield.rundir.directory import find_finished_run
 from levelfield.specs.paths import RunPaths
+
+if TYPE_CHECKING:
+    from levelfield.catalog.registry import Registry
+    from levelfield.specs.result import Result
 
 
 class NamedRuns:
@@ -25,9 +30,25 @@ class NamedRuns:
         for name in self.names:
             with self.collecting_errors():
                 if ".zip" in name and (bundle := parse_bundle_name(name)):
-                    expected = "expected a run here; `report` and `compare` take bundles"
+                    expected = "expected a run here; `report`, `compare` and `align references noise` take bundles"
                     raise UsageError(f"{bundle[0]}: found a bundle, {expected}")
                 yield find_finished_run(self.runs_folder, name)
+
+    def results(self, registry: Registry, bundle_files: ExitStack) -> Iterator[tuple[RunPaths, Result]]:
+        """Yield every named run that is finished, also of bundles, and its result; errors are collected.
+
+        The files of bundles exist until `bundle_files` closes.
+        """
+        from levelfield.judge.collector import collect
+        from levelfield.studies.compared_runs import bundle_results, parse_bundle_name
+
+        for name in self.names:
+            with self.collecting_errors():
+                if bundle := parse_bundle_name(name):
+                    yield from bundle_results(*bundle, registry, bundle_files)
+                else:
+                    paths = find_finished_run(self.runs_folder, name)
+                    yield paths, collect(paths)
 
     @contextmanager
     def collecting_errors(self) -> Iterator[None]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
+from levelfield.cli.named_runs import NamedRuns
 from levelfield.cli.options import (
     RUN_HELP,
     add_chips_option,
@@ -64,6 +66,7 @@ with --replace --reason "...".
 
 examples:
   run_benchmarks.py align references noise NAME RUN1 RUN2
+  run_benchmarks.py align references noise NAME BUNDLE.zip:RUN
   run_benchmarks.py align references noise NAME RUN --replace --reason "kernels"
 """
 _CALIBRATE_HELP = """\
@@ -116,10 +119,12 @@ def _record_noise(options: argparse.Namespace) -> int:
 
     reason, registry = _override_reason(options.replace, options.reason), registry_of(options)
     reference = registry.reference(options.name)
-    runs = [find_finished_run(runs_folder(options), run) for run in options.run]
-    for paths in runs:
-        reference = add_noise(reference, paths, reason)
-    run_ids = {paths.root.name for paths in runs}
+    selected, run_ids = NamedRuns(runs_folder(options), options.run), set[str]()
+    with ExitStack() as bundle_files:
+        for paths, result in selected.results(registry, bundle_files):
+            reference = add_noise(reference, paths, reason, result)
+            run_ids.add(result.run_id)
+    selected.raise_errors()
     for row in reference.noise:
         if row.run_id in run_ids:
             print(f"{row.changed}: first step {row.first_step:.1e}, curve {row.curve:.1e}")
@@ -220,7 +225,11 @@ def _add_promote_options(parser: argparse.ArgumentParser) -> None:
 def _add_noise_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the reference")
     parser.add_argument(
-        "run", nargs="+", metavar="RUN", help="valid runs of the case with another layout, thread count or framework"
+        "run",
+        nargs="+",
+        metavar="RUN",
+        help="valid runs of the case with another layout, thread count, framework or device; FILE.zip:RUN is one of a "
+        "bundle",
     )
     _add_override_options(parser)
 

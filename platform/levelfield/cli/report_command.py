@@ -27,7 +27,7 @@ from levelfield.errors import GateFailed, UsageError
 from levelfield.report.escapes import printable
 from levelfield.report.sheets import Sheet, format_markdown, format_sheets, format_text
 from levelfield.report.words import wrapped
-from levelfield.rundir.directory import find_finished_run, read_plan, write_atomically
+from levelfield.rundir.directory import read_plan, write_atomically
 from levelfield.specs.readable_json import json_text
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _report(options: argparse.Namespace) -> int:
     hidden = hidden_columns(options.hide or ())
     runs: dict[tuple[str, str | None], tuple[RunPaths, Result]] = {}  # a run that is named twice counts once
     with ExitStack() as bundle_files:
-        for paths, result in _collect_runs(selected, registry, bundle_files):
+        for paths, result in selected.results(registry, bundle_files):
             with selected.collecting_errors():
                 files_digest = result.seal.digest if result.seal else None
                 runs.setdefault((result.run_id, files_digest), (paths, _refuse_pretended(result)))
@@ -135,22 +135,6 @@ def _report(options: argparse.Namespace) -> int:
             write_atomically(options.output, printable(text), through_link=True)
     selected.raise_errors()
     return 0
-
-
-def _collect_runs(
-    selected: NamedRuns, registry: Registry, bundle_files: ExitStack
-) -> Iterator[tuple[RunPaths, Result]]:
-    """Yield each named run and its result. The files of bundles exist until `bundle_files` closes."""
-    from levelfield.judge.collector import collect
-    from levelfield.studies.compared_runs import bundle_results, parse_bundle_name
-
-    for name in selected.names:
-        with selected.collecting_errors():
-            if bundle := parse_bundle_name(name):
-                yield from bundle_results(*bundle, registry, bundle_files)
-            else:
-                paths = find_finished_run(selected.runs_folder, name)
-                yield paths, collect(paths)
 
 
 def _refuse_pretended(result: Result) -> Result:

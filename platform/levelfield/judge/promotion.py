@@ -96,13 +96,16 @@ def add_bf16_gradients(reference: Reference, plan: Plan, others: Iterable[Refere
     return reference.model_copy(update={"in_bf16": bf16_reference.gradients[min(reference.gradients)]})
 
 
-def add_noise(reference: Reference, paths: RunPaths, reason: str | None = None) -> Reference:
+def add_noise(
+    reference: Reference, paths: RunPaths, reason: str | None = None, result: Result | None = None
+) -> Reference:
     """Return the reference with one more row of noise, in place of the same run's earlier row.
 
-    reason: why a run beyond the limits is accepted; the row stores it. Raises UsageError for an invalid run or
-    other work, GateFailed for a run that is beyond the limits.
+    reason: why a run beyond the limits is accepted; the row stores it. result: the run's; None: it is collected.
+    Raises UsageError for an invalid run or other work, GateFailed for a run that is beyond the limits.
     """
-    plan, result = read_plan(paths), collect(paths)
+    plan = read_plan(paths)
+    result = result or collect(paths)
     _require_valid(result)
     identity = result.identity.model_dump()
     if differing := [key for key, value in identity.items() if getattr(reference.identity, key) != value]:
