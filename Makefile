@@ -28,13 +28,13 @@ export LEVELFIELD_STORE := none
 
 .PHONY: test lock waiting installing quick lint environments framework-free each-framework on-the-engine on-machines end-to-end bench gpu-check rehearse matrix host-runs thorough drills clean
 
-# Three lanes, for two cores. One computes: the tests without a framework, on three processes. Each process reads all tests,
+# Four lanes, for two cores. One computes: the tests without a framework, on three processes. Each process reads all tests,
 # so more cost more; one that has no test left takes some of another, so that no test that waits is the last. Whole runs and
 # the container engine mostly wait: they are the second. The engine's tests come last: what ends a rank by a signal must not
-# run beside a container that runs out of memory. The third installs packages, then runs on several machines, then tests each
-# framework in its environment. No core is idle while two lanes run; the second and the third take about as long.
+# run beside a container that runs out of memory. The third installs packages, then tests each framework in its environment.
+# The fourth runs on several machines, and mostly waits, too.
 test: $(WITH_TORCH)
-	$(MAKE) --no-print-directory -j 3 framework-free waiting installing
+	$(MAKE) --no-print-directory -j 4 framework-free waiting installing on-machines
 
 waiting: $(STAMP)
 	$(MAKE) --no-print-directory lint
@@ -43,7 +43,6 @@ waiting: $(STAMP)
 
 installing: $(STAMP)
 	$(MAKE) --no-print-directory environments
-	$(MAKE) --no-print-directory on-machines
 	$(MAKE) --no-print-directory each-framework
 
 each-framework: $(WITH_TORCH)
