@@ -79,13 +79,19 @@ def _read_lines(file: IO[bytes], consume: Callable[[bytes], None]) -> Iterator[s
 
     consume: called with all bytes.
     """
-    while line := file.readline(MAX_LINE_LENGTH + 1):
-        rest = line
-        consume(rest)
-        while len(rest) > MAX_LINE_LENGTH and not rest.endswith(b"\n"):
-            rest = file.readline(MAX_LINE_LENGTH + 1)
-            consume(rest)
-        yield from io.StringIO(line.decode("utf-8", "replace"), newline=None)
+    line = b""
+    while piece := file.readline(MAX_LINE_LENGTH + 1):
+        consume(piece)
+        for part in piece.splitlines(keepends=True):
+            line = (line + part)[: MAX_LINE_LENGTH + 1]
+            if part.endswith((b"\n", b"\r")):
+                yield from _decoded(line)
+                line = b""
+    yield from _decoded(line)
+
+
+def _decoded(line: bytes) -> io.StringIO:
+    return io.StringIO(line.decode("utf-8", "replace"), newline=None)
 
 
 @contextmanager
@@ -150,5 +156,7 @@ def _members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
                 raise ValueError(f"found {member.size:,} bytes of {member.name[:80]}, more than is read")
             if content is not None:
                 yield member.name.rsplit("/", 1)[-1], content
-    while (rest := file.read(2**20)) and size <= _MAX_UNPACKED_BYTES:  # a packed file has its checksum at the end
+    while rest := file.read(2**20):  # a packed file has its checksum at the end
         size += len(rest)
+        if size > _MAX_UNPACKED_BYTES:
+            raise ValueError(f"found more than {_MAX_UNPACKED_BYTES:,} bytes behind the archive, more than is read")

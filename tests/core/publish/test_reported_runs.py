@@ -26,6 +26,7 @@ from levelfield.errors import DocumentError
 from levelfield.judge.collector import collect
 from levelfield.pages.page_building import build_pages
 from levelfield.pages.series_history import InMemoryStore
+from levelfield.publish import log_files
 from levelfield.publish.foreign_curves import read_curve
 from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, parse_log
 from levelfield.publish.log_files import read_log_file
@@ -367,6 +368,32 @@ def test_an_archive_of_zstd_is_read_and_a_cut_one_is_an_error(tmp_path: Path) ->
     packed.write_bytes(packed.read_bytes()[:-40])
     with pytest.raises(DocumentError, match=r"a\.tar\.zst"):
         read_log_file(packed)
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="needs the program zstd")
+def test_what_follows_an_archive_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program `zstd` waits until somebody reads what it unpacks."""
+    monkeypatch.setattr(log_files, "_MAX_UNPACKED_BYTES", 2**20)
+    path = archived(tmp_path / "a.tar", **{"log-nemotron4_3530909_0__out": LOG})
+    with path.open("ab") as file:
+        file.write(bytes(2**23))
+    subprocess.run(["zstd", "-q", str(path)], check=True)
+    with pytest.raises(DocumentError, match="behind the archive"):
+        read_log_file(tmp_path / "a.tar.zst")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_lines_may_end_as_on_any_terminal(end: str) -> None:
+    text = "".join(f"step {number}: {'x' * 90}{end}" for number in range(1000))
+    pieces: list[bytes] = []
+    lines = list(log_files._read_lines(io.BytesIO(text.encode()), pieces.append))
+    assert [line.split(":")[0] for line in lines if line.strip()] == [f"step {number}" for number in range(1000)]
+    assert b"".join(pieces) == text.encode() and all(line.endswith("\n") for line in lines)
+
+
+def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_whole() -> None:
+    lines = list(log_files._read_lines(io.BytesIO(b"x" * 100_000 + b"\nnext\nlast"), lambda piece: None))
+    assert [len(line) for line in lines] == [MAX_LINE_LENGTH + 1, 5, 4] and lines[1:] == ["next\n", "last"]
 
 
 def test_an_archive_without_a_log_a_cut_one_and_links_are_errors(tmp_path: Path) -> None:
