@@ -19,6 +19,9 @@ from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
 _WORD = re.compile(r"[A-Za-z0-9_.:/@%+=,\[\]{}][A-Za-z0-9_.:/@%+=,\[\]{}-]*")
+# Features of nodes with sbatch's operators. No shell reads them.
+_CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=,|&*()\[\]-]*")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?")  # Kubernetes' labels may be empty
 _QUANTITY = re.compile(r"(\d+|\d+\.\d+)(m|[kMGTPE]|[KMGTPE]i)?")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[A-Za-z0-9_.:/@%+=,*\[\]{}-]*)?")
 RDMA = "rdma/"  # resources of RDMA's device plugins; their users lock memory, which needs a capability
@@ -37,6 +40,22 @@ def _check_option(text: str) -> str:
     if not _OPTION.fullmatch(text):
         raise ValueError(f"found {text!r}, expected an option such as --switches=1")
     return text
+
+
+def _check_constraint(text: str) -> str:
+    if not _CONSTRAINT.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected features of nodes, such as h100 or h100|h200")
+    return text
+
+
+def _check_label_value(text: str) -> str:
+    if not _LABEL_VALUE.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected the value of a label: letters, digits and _.-, or nothing")
+    return text
+
+
+def _check_client_word(text: str) -> str:
+    return text if re.fullmatch(r"-[A-Za-z0-9]+", text) else _check_word(text)
 
 
 def _check_absolute(text: str) -> str:
@@ -67,6 +86,9 @@ def _refuse_secret(command: str) -> str:
 
 SafeWord = Annotated[str, AfterValidator(_check_word)]
 Option = Annotated[str, AfterValidator(_check_option)]
+Constraint = Annotated[str, AfterValidator(_check_constraint)]
+LabelValue = Annotated[str, AfterValidator(_check_label_value)]
+ClientWord = Annotated[str, AfterValidator(_check_client_word)]
 AbsoluteFolder = Annotated[str, AfterValidator(_check_absolute)]
 ResourceQuantity = Annotated[int | str, AfterValidator(_check_quantity)]
 PublicVariables = Annotated[TuningVariables, AfterValidator(_refuse_secrets)]
@@ -108,7 +130,7 @@ class HostsFile(Document):
 class SshSite(Value):
     """Reaching hosts by ssh."""
 
-    command: tuple[SafeWord, ...] = ("ssh",)  # of the ssh client, with its options
+    command: tuple[ClientWord, ...] = ("ssh",)  # of the ssh client, with its options, such as -4
     config: SafeWord | None = None  # an ssh_config beside the user's
     # On each node, for code, environments and runs; {user} is the user's name.
     folder: AbsoluteFolder = "/var/tmp/levelfield-{user}"
@@ -123,7 +145,7 @@ class SlurmSite(Value):
     partition: SafeWord | None = None
     account: SafeWord | None = None
     qos: SafeWord | None = None
-    constraint: SafeWord | None = None
+    constraint: Constraint | None = None
     reservation: SafeWord | None = None
     minutes: int | None = Field(default=None, ge=1)  # the time limit
     gres: SafeWord | None = None  # such as gpu:{devices}
@@ -141,6 +163,12 @@ class Toleration(Value):
     operator: Literal["Exists", "Equal"] = "Exists"
     value: SafeWord | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+    @model_validator(mode="after")
+    def _value_is_compared(self) -> Toleration:
+        if self.value is not None and self.operator != "Equal":
+            raise ValueError(f"value: found {self.value!r} with operator Exists, expected `operator: Equal` beside it")
+        return self
 
 
 class PodVolume(Value):
@@ -160,7 +188,7 @@ class KubernetesSite(Value):
     image: SafeWord | None = None
     queue: SafeWord | None = None  # of Kueue
     service_account: SafeWord | None = None
-    node_selector: dict[SafeWord, SafeWord] = Field(default_factory=dict)
+    node_selector: dict[SafeWord, LabelValue] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     # The resource that is one device, such as nvidia.com/gpu; `none`: pods have the devices without one.
     devices: SafeWord | None = None

@@ -37,6 +37,10 @@ def test_an_empty_site_has_defaults() -> None:
         ({"ssh": {"command": ["-oProxyCommand=x"]}}, "ssh.command"),
         ({"kubernetes": {"claim": "data"}}, "expected both or none"),
         ({"own": {"queue": {"name": "a"}}}, "own.queue"),
+        ({"slurm": {"constraint": "h100|`id`"}}, "slurm.constraint"),
+        ({"slurm": {"constraint": "--uid=0"}}, "slurm.constraint"),
+        ({"kubernetes": {"node_selector": {"gpu": "a b"}}}, "kubernetes.node_selector"),
+        ({"kubernetes": {"tolerations": [{"key": "gpu", "value": "h100"}]}}, "expected `operator: Equal` beside it"),
         ({"own": {"api_token": "abc"}}, "api_token looks like a secret"),
     ],
 )
@@ -44,6 +48,20 @@ def test_a_wrong_site_is_refused_with_its_key(content: dict[str, Any], message: 
     with pytest.raises(DocumentError, match=r"site\.yaml") as refusal:
         site(**content)
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"slurm": {"constraint": "h100|h200"}},
+        {"slurm": {"constraint": "[rack1*2&rack2*4]"}},
+        {"kubernetes": {"node_selector": {"node-role.kubernetes.io/gpu": ""}}},
+        {"kubernetes": {"tolerations": [{"key": "gpu", "operator": "Equal", "value": "h100"}]}},
+        {"ssh": {"command": ["ssh", "-4"]}},
+    ],
+)
+def test_what_clusters_have_is_accepted(content: dict[str, Any]) -> None:
+    assert site(**content).model_dump(exclude_unset=True)
 
 
 @pytest.mark.parametrize(
