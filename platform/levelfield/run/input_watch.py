@@ -184,8 +184,9 @@ class CodeWatch:
         with suppress(OSError):
             for folder in (implementation, *shared_folders(implementation)):
                 for path in source_files(folder):
-                    status = path.stat()
-                    states[path] = (status.st_size, status.st_mtime_ns)
+                    with suppress(FileNotFoundError):
+                        status = path.stat()
+                        states[path] = (status.st_size, status.st_mtime_ns)
         return states
 
     def _digest(self) -> str:

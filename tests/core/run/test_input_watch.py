@@ -19,6 +19,7 @@ from levelfield.corpus.integrity import check_corpus
 from levelfield.errors import CorpusError
 from levelfield.judge.collector import collect
 from levelfield.node import code_digest
+from levelfield.run import input_watch
 from levelfield.run.input_watch import CodeWatch, CorpusWatch
 from levelfield.rundir.directory import read_plan, write_json
 from levelfield.rundir.seal import add_seal
@@ -144,6 +145,15 @@ def here(tmp_path: Path, ranks: int = 2) -> Any:
         implementation=SimpleNamespace(rests_on="sha256:1", folder=str(folder)),
         hardware=SimpleNamespace(nodes=1),
     )
+
+
+def test_a_file_that_disappears_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = here(tmp_path)
+    first, last = (Path(plan.implementation.folder) / name for name in ("a.py", "z.py"))
+    first.write_text(""), last.write_text("")
+    monkeypatch.setattr(input_watch, "source_files", lambda folder: [first, folder / "gone.py", last])
+    monkeypatch.setattr(input_watch, "shared_folders", lambda folder: ())
+    assert set(CodeWatch(plan, RunPaths(tmp_path))._file_states()) == {first, last}
 
 
 def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path) -> None:
