@@ -27,12 +27,9 @@ class NodePart:
     # Why nothing was read here; None where there is telemetry, and for the platform's machine.
     silence_reason: str | None = None
 
-    def window_ns(self, window: Window, begin_ns: int | None = None) -> tuple[int, int] | None:
-        """Return begin and end of the window on this machine's clock; None when the run ended before.
-
-        begin_ns: when the steps began, for a window from the first one on.
-        """
-        begin, end = self.ends.get(window.first_step - 1, begin_ns), self.ends.get(window.last_step)
+    def window_ns(self, window: Window) -> tuple[int, int] | None:
+        """Return begin and end of the window on this machine's clock; None where a record of one of them is missing."""
+        begin, end = self.ends.get(window.first_step - 1), self.ends.get(window.last_step)
         return None if begin is None or end is None or not begin < end else (begin, end)
 
     def time_of_day_ns(self, time_ns: int) -> int:

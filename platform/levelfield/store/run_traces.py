@@ -226,7 +226,7 @@ def telemetry_summary(plan: Plan, raw: RawRecords) -> dict[str, float]:
     left out, and all of it where a machine lacks the window.
     """
     parts = node_parts(plan, raw)
-    windows = [part.window_ns(plan.work.window, raw.first_step_start_ns.get(part.ranks.start)) for part in parts]
+    windows = [part.window_ns(plan.work.window) for part in parts]
     measured_parts = [(part, window) for part, window in zip(parts, windows, strict=True) if window is not None]
     if len(measured_parts) < len(parts):
         return {}
