@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from acme_folder import VENDOR
 from levelfield.contracts import tool_records
+from levelfield.errors import DocumentError
 from levelfield.specs.base import parse
 from levelfield.specs.bounded_reading import read_mapping
 from levelfield.specs.tool import Tool, ValueLocation
@@ -118,3 +120,9 @@ def test_values_are_read_from_nested_json_by_their_paths() -> None:
     assert (first.values["index"], first.values["memory_total"]) == ("card0", "65536 MiB")
     assert (first.values["power"], first.values["temperature"]) == ("183.5 W", "61 C")
     assert (second.values["identity"], second.values["power"]) == ("AC-000002", "N/A")
+
+
+def test_software_has_no_name_of_another_command() -> None:
+    """Nodes would ask that command in its place."""
+    with pytest.raises(DocumentError, match=r"software: found monitor, the name of another key"):
+        acme(software={"monitor": {"command": ["acme", "--version"], "pattern": r"\d+"}})

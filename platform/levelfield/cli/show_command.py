@@ -67,7 +67,8 @@ def _show(options: argparse.Namespace) -> int:
     registry = registry_of(options)
     if options.name is not None and options.name not in KINDS:
         return _show_case(options, registry)
-    if case_options := [f"--{name}" for name in _CASE_OPTIONS if getattr(options, name) not in (None, False)]:
+    stated = {name: getattr(options, name) for name in _CASE_OPTIONS}
+    if case_options := [f"--{name}" for name, value in stated.items() if value is not None and value is not False]:
         raise UsageError(
             f"show: found {', '.join(case_options)}, expected a case beside it: show CASE {case_options[0]}"
         )

@@ -17,7 +17,7 @@ from levelfield.specs.result import RankPace, Straggler
 
 FALSE_ALARMS = 0.01  # of all runs without a straggler
 NOTICEABLE = 0.03  # relative excess over the others; less is not worth a search
-MIN_STEPS = 10  # the slowest of two ranks by chance in all of nine steps: 1 in 256 runs, which is above the limit
+MIN_STEPS = 10  # the same of two ranks is by chance the slower one in all of eight steps in 1 of 128 runs: too often
 
 StepSeconds = Mapping[int, Mapping[int, float]]  # by rank and step
 

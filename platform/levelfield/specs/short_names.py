@@ -11,7 +11,7 @@ from levelfield.errors import UsageError
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 _READABLE_CHARACTERS = 40  # of the name in a slug
 _DIGEST_DIGITS = 10  # in a slug; their 40 bits are enough for a million names
-_NAMESPACES = re.compile(r"at::native::|\(anonymous namespace\)::|at::|std::|void ")  # of C++
+_NAMESPACES = re.compile(r"\bat::native::|\(anonymous namespace\)::|\bat::|\bstd::|\bvoid ")  # of C++
 
 
 def refuse_empty_name(kind: str, name: str) -> None:

@@ -261,6 +261,12 @@ class VendorFile(Document):
         return self
 
     @model_validator(mode="after")
+    def _software_is_no_other_command(self) -> VendorFile:
+        if names := sorted({"discovery", "monitor", "numbering", "topology"} & self.software.keys()):
+            raise ValueError(f"software: found {', '.join(names)}, the name of another key; expected another name")
+        return self
+
+    @model_validator(mode="after")
     def _access_is_named(self) -> VendorFile:
         for framework, access in self.frameworks.items():
             for key, name in (("device", access.device), ("backend", access.backend)):

@@ -229,6 +229,7 @@ def test_the_longest_words_win() -> None:
         (["nightly"], "`nightly`: found nothing after it, expected one of run, "),
         (["show", "case"], "did you mean `show cases`?"),
         (["show", "cases", "--diff"], "expected a case beside it: show CASE --diff"),
+        (["show", "chips", "--devices", "0"], "expected a case beside it: show CASE --devices"),
         (["report", "latest", "--formt", "csv"], "unrecognized arguments: --formt csv; did you mean --format?"),
         (["--case", "tiny:fake", "--dryrun"], "unrecognized arguments: --dryrun; did you mean --dry-run?"),
         (["verify", "run.zip"], "unknown command 'verify'; did you mean `evidence verify`?"),
