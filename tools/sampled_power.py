@@ -174,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a sampled step shows of planted faults")
     parser.add_argument("--docs", action="store_true", help="write the data and the table in docs/")
     arguments = parser.parse_args()
-    data = {"faults": fault_rows(), "honest": honest_rows(), "day": date.today().isoformat()}
+    data: dict[str, Any] = {"faults": fault_rows(), "honest": honest_rows(), "day": date.today().isoformat()}
     print(section(**data))
     if arguments.docs:
         write_data(DATA, data)
