@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _fitted(registry: Registry, framework: str, points: list[Point]) -> Constants:
-    before = registry.constants(framework)
+    before = registry.planner_constants(framework)
     assert before is not None
     weighed = halves(points, framework, memory)
     return before.model_copy(

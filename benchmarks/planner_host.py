@@ -44,7 +44,7 @@ def main() -> int:
     options = parser.parse_args()
     measured = load(HostRuns, HOST_RUNS)
     runs = [run for run in measured.runs if run.status == "valid"]
-    before = Registry().constants("torch")
+    before = Registry().planner_constants("torch")
     if before is None:
         raise SystemExit(f"{CONSTANTS} is missing")
     if options.quick:
@@ -134,7 +134,7 @@ def _written(constants: Constants) -> str:
 
 def accuracy(registry: Registry) -> list[str]:
     """Return the section of docs/planner-accuracy.md, by the committed constants."""
-    measured, constants = load(HostRuns, HOST_RUNS), registry.constants("torch")
+    measured, constants = load(HostRuns, HOST_RUNS), registry.planner_constants("torch")
     assert constants is not None
     runs = [run for run in measured.runs if run.status == "valid"]
     pace = constants.host_pace or constants.pace

@@ -65,7 +65,7 @@ def command_seconds(framework: str, program: str, devices: int) -> float:
 def question_of(devices: int) -> layout_search.LayoutQuestion:
     registry = Registry()
     _, chip = find_chip(registry, "H100")
-    constants = registry.constants("megatron")
+    constants = registry.planner_constants("megatron")
     if constants is None:
         raise SystemExit("configs/planner/megatron.yaml is missing")
     return layout_search.LayoutQuestion(

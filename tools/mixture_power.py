@@ -87,7 +87,7 @@ def training(kind: str, variant: Variant, code: str | None = None, precision: st
 def reference(kind: str, precision: str = "fp32") -> rules.TrainingCurve:
     """Return the reference: its own choices, by their digest."""
     free_training, choices = chosen(kind, precision)
-    return replace(free_training, follows=digest_of(choices))
+    return replace(free_training, choices_digest=digest_of(choices))
 
 
 def _trained(
@@ -103,7 +103,7 @@ def _trained(
         ranks = range(len(ends))
         curve = read_curve([events(folder, rank) for rank in ranks])
         choice_events = [(rank, event) for rank in ranks for event in _lines(folder / f"rank{rank}.choices.jsonl")]
-    compared = [
+    compared_choices = [
         ComparedChoices(
             rank=rank,
             step=event["step"],
@@ -116,7 +116,7 @@ def _trained(
         for rank, event in choice_events
         if event["event"] == "compared"
     ]
-    follows = next(event["follows"] for _, event in choice_events if event["event"] == "choices")
+    choices_digest = next(event["follows"] for _, event in choice_events if event["event"] == "choices")
     chosen_experts = {
         (event["step"], event["layer"]): event["experts"] for _, event in choice_events if event["event"] == "chosen"
     }
@@ -124,7 +124,9 @@ def _trained(
     packed = [chosen_experts[place] for place in sorted(chosen_experts)]
     whole = joined(packed, shape, KINDS[kind]["experts"]["count"]) if packed else ""
     return replace(
-        training_of(curve), follows=follows, own_choices=summarise_own_choices(compared, EXPERTS[kind])
+        training_of(curve),
+        choices_digest=choices_digest,
+        own_choices=summarise_own_choices(compared_choices, EXPERTS[kind]),
     ), whole
 
 

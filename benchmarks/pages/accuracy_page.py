@@ -136,7 +136,7 @@ def _recipes() -> list[str]:
 def _residuals(registry: Registry) -> list[str]:
     points, _ = points_of(registry)
     names = sorted({point.framework for point in points})
-    constants = {name: value for name in names if (value := registry.constants(name))}
+    constants = {name: value for name in names if (value := registry.planner_constants(name))}
     return [
         "## Memory and speed of published rows",
         "",

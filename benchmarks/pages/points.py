@@ -76,7 +76,7 @@ def _point(registry: Registry, name: str, row: PublishedRow) -> Point:
     network = setting.network.bytes_per_second if setting.network else None
     assumed = machines.ASSUMED_PORT_BYTES_PER_SECOND * setting.devices_per_node
     machine = machines.machine_rates(chip, setting.precision, setting.devices_per_node, network or assumed)
-    constants = registry.constants(setting.framework)
+    constants = registry.planner_constants(setting.framework)
     assert constants is not None
     question = layout_search.LayoutQuestion(
         case.work("full"), machine, constants, EVERYTHING, False, setting.devices, chip.memory_bytes

@@ -199,7 +199,7 @@ class Questions:
 
     def constants_with_programs(self, framework: str) -> Constants:
         """Return the constants of a framework, with the old programs beside those of configs/planner."""
-        constants = self.registry.constants(framework)
+        constants = self.registry.planner_constants(framework)
         assert constants is not None
         return constants.model_copy(update={"programs": {**constants.programs, **old_programs().get(framework, {})}})
 

@@ -170,11 +170,11 @@ def test_with_a_kernel_a_chunk_has_the_bytes_of_the_softmax_too(monkeypatch: pyt
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 1000, 4096, 8192, 32768, 99999])
 @pytest.mark.parametrize("most", [0, 1, 100, 128, 200, 1569, 2093, 2**20])
 def test_chunks_are_equal_tiles_and_as_few_as_they_can_be(tokens: int, most: int) -> None:
-    from levelfield.predict.footprint import chunk_rows
+    from levelfield.predict.footprint import head_chunk_rows
     from model.head_on_accelerators import TILE, equal_chunks
 
     rows = equal_chunks(tokens, most)
-    assert rows == chunk_rows(tokens, most), "a plan has memory for another chunk"
+    assert rows == head_chunk_rows(tokens, most), "a plan has memory for another chunk"
     assert 1 <= rows <= max(1, most) and rows <= max(tokens, TILE)
     if TILE <= most < tokens:
         assert rows % TILE == 0

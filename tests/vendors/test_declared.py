@@ -65,7 +65,7 @@ def test_the_recorded_values_in_the_contracts_units(shape: str) -> None:
 def test_devices_with_chip_memory_and_identity() -> None:
     name = "NVIDIA A100-SXM4-40GB"
     assert devices("csv")[0] == Device(0, "X", name, 40536 * MIB, "GPU-00000000-aaaa-bbbb-cccc-000000000000")
-    assert replace(devices("npu")[1], unnumbered=None) == Device(5, "X", "910A", 21534 * MIB, "0000:82:00.0")
+    assert replace(devices("npu")[1], unnumbered_reason=None) == Device(5, "X", "910A", 21534 * MIB, "0000:82:00.0")
     bare = devices("headed")[1]
     assert (bare.index, bare.chip, bare.memory_bytes, bare.identity) == (1, None, None, None)
     assert bare.description.split() == ["acme", "device", "1"]

@@ -229,7 +229,7 @@ def test_device_nodes_are_devices_and_the_monitor_names_them(tmp_path: Path) -> 
     spec = spec_of(NPU, "\ndiscovery: {device_nodes: /dev/davinci*}\n")
     adapter = DeclaredVendor(spec, replay(npu_smi=recorded("npu")), root=tmp_path)
     first, second = adapter.devices()
-    assert replace(first, unnumbered=None) == Device(4, "X", "910A", 21534 * MIB, "0000:81:00.0")
+    assert replace(first, unnumbered_reason=None) == Device(4, "X", "910A", 21534 * MIB, "0000:81:00.0")
     assert (second.index, second.chip, second.memory_bytes, second.identity) == (10, None, None, None)
     sample = adapter.sample([first, second])[1]
     assert sample.power_watts is None and "device 10" in sample.reasons["power_watts"]

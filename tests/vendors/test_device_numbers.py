@@ -67,10 +67,10 @@ def hip_ids(numbers: Mapping[int, object]) -> str:
 def test_slots_with_a_gap_are_devices_whose_numbers_are_unknown() -> None:
     devices = ascend()
     assert [device.index for device in devices] == [0, 1, 3, 4]
-    assert all(re.search(GAP, device.unnumbered or "") for device in devices)
-    assert devices.problem == devices[0].unnumbered
+    assert all(re.search(GAP, device.unnumbered_reason or "") for device in devices)
+    assert devices.problem == devices[0].unnumbered_reason
     without_a_gap = SLOTS.replace("| 4     910B2", "| 2     910B2")
-    assert not any(device.unnumbered for device in ascend(without_a_gap))
+    assert not any(device.unnumbered_reason for device in ascend(without_a_gap))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_behind_a_gap_the_user_names_the_runtimes_numbers(
     assert [(device.index, device.visible) for device in devices] == (pairs or [])
     assert f"found ASCEND_RT_VISIBLE_DEVICES={variable}" in str(devices.problem)
     assert ("cannot be" in str(devices.problem)) is (pairs is None)
-    assert not any(device.unnumbered for device in devices)
+    assert not any(device.unnumbered_reason for device in devices)
 
 
 def test_a_gap_is_refused_by_name_and_a_named_number_is_what_a_rank_gets(
@@ -123,7 +123,7 @@ def test_a_module_keeps_its_number_where_another_is_absent(monkeypatch: pytest.M
     line = "{}, 01P4-HL3090A0-18-U4V193-22-07-0{}, HL-325L, 131072 MiB, 672 MiB, 226 W, 0 %, 36 C\n"
     text = "".join(line.format(module, module) for module in (0, 1, 3))
     vendor = DeclaredVendor(load_spec("intel"), lambda argv, seconds: CommandOutput(text))
-    assert [(device.visible, device.unnumbered) for device in vendor.devices()] == [
+    assert [(device.visible, device.unnumbered_reason) for device in vendor.devices()] == [
         ("0", None),
         ("1", None),
         ("3", None),
@@ -157,8 +157,8 @@ def test_without_hip_id_the_numbers_of_several_are_unknown_and_that_of_one_is_0(
     listing: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = amd(*whole_cards(2), listing)
-    assert len(devices) == 2 and all("HIP_VISIBLE_DEVICES" in str(d.unnumbered) for d in devices)
-    assert [(d.visible, d.unnumbered) for d in amd(*whole_cards(1), None)] == [("0", None)]
+    assert len(devices) == 2 and all("HIP_VISIBLE_DEVICES" in str(d.unnumbered_reason) for d in devices)
+    assert [(d.visible, d.unnumbered_reason) for d in amd(*whole_cards(1), None)] == [("0", None)]
     for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "1,0")
         assert [device.index for device in amd(*whole_cards(2), listing)] == [0, 1]

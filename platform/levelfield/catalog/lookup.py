@@ -80,7 +80,7 @@ def find_selection(registry: Registry, selector: Selector, require_support: bool
     case = registry.case(selector.case)
     implementation, folder = registry.implementation(selector.framework, selector.version)
     hardware = find_hardware(registry, selector.target)
-    vendor, constants = hardware.adapter.spec, registry.constants(implementation.framework)
+    vendor, constants = hardware.adapter.spec, registry.planner_constants(implementation.framework)
     name, kind = implementation.framework, vendor.device_kind
     missing_parts = [part for part in case.parts if part not in implementation.architecture]
     if require_support and missing_parts:

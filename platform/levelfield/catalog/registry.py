@@ -159,7 +159,7 @@ class Registry:
     references = _file_index("reference", "configs/references/*.json")
     published = _file_index("published set", "configs/published/*.yaml")
     reported = _file_index("reported set", "configs/reported/*.json")
-    constants_files = _file_index("planner's constants", "configs/planner/*.yaml")
+    planner_constants_files = _file_index("planner's constants", "configs/planner/*.yaml")
     frameworks = _file_index("framework", "models/*/implementation.yaml")
     vendors = _file_index("vendor", "vendors/*/vendor.yaml")
 
@@ -297,11 +297,11 @@ class Registry:
         reaching = {file.framework for file in files if vendor.device_kind in file.reaches}
         return [*vendor.frameworks, *sorted(reaching - set(vendor.frameworks))]
 
-    def constants(self, framework: str) -> Constants | None:
+    def planner_constants(self, framework: str) -> Constants | None:
         """Return the planner's constants of a framework; None without a document of them."""
-        if framework not in self.constants_files:
+        if framework not in self.planner_constants_files:
             return None
-        return self.document(Constants, "planner's constants", framework, self.constants_files, "framework")
+        return self.document(Constants, "planner's constants", framework, self.planner_constants_files, "framework")
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:

@@ -1,4 +1,4 @@
-"""The changes of a vendor's tuning to a case: by row, and all rows of one place together."""
+"""The changes of a vendor's tuning to a case: by row, and all rows for one target together."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UNCHOSEN_VALUES: dict[str, Any] = {"layout": "chosen for the devices", "threads"
 
 
 @dataclass(frozen=True)
-class RunPlace:
-    """The place of a run. None: any."""
+class RunTarget:
+    """What a run is on: chip, framework, devices of a node, and nodes. None: any."""
 
     chip: str | None = None
     framework: str | None = None
@@ -27,11 +27,11 @@ class RunPlace:
     nodes: int | None = 1
 
     def may_apply(self, row: TuningRow) -> bool:
-        """Return whether the row may apply here: no known value contradicts it."""
-        return all(getattr(self, name) in (None, value) for name, value in row.conditions.items())
+        """Return whether the row may apply to the run: no known value contradicts it."""
+        return all(getattr(self, name) in (None, value) for name, value in row.criteria.items())
 
     def applies(self, row: TuningRow, scale: Scale) -> bool:
-        """Return whether the row applies here with the known values."""
+        """Return whether the row applies to the run with the known values."""
         return row.applies(scale, self.chip, self.framework, self.devices, self.nodes)
 
 
@@ -83,21 +83,21 @@ def tuning_rows(registry: Registry, vendor: str, case: str) -> tuple[TuningRow, 
     return file.rows
 
 
-def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> Iterator[RowChanges]:
+def row_changes(case: Case, rows: Sequence[TuningRow], scale: Scale, target: RunTarget) -> Iterator[RowChanges]:
     """Yield each row that may apply, with its changes to the case and to earlier rows that apply wherever it does."""
     for number, row in enumerate(rows):
-        if row.scale != scale or not place.may_apply(row):
+        if row.scale != scale or not target.may_apply(row):
             continue
-        row_place = RunPlace(row.chip, row.framework, row.devices, row.nodes)
-        before, after = (tuned_values(case, rows[:end], scale, row_place) for end in (number, number + 1))
+        row_target = RunTarget(row.chip, row.framework, row.devices, row.nodes)
+        before, after = (tuned_values(case, rows[:end], scale, row_target) for end in (number, number + 1))
         fields = [name for name in after if after[name] != before[name]]
         yield RowChanges(number, row, tuple(FieldChange(name, before[name], after[name]) for name in fields))
 
 
-def tuned_values(case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace) -> dict[str, Any]:
-    """Return all free fields with the choices of case and vendor at one place."""
+def tuned_values(case: Case, rows: Sequence[TuningRow], scale: Scale, target: RunTarget) -> dict[str, Any]:
+    """Return all free fields with the choices of case and vendor for one target."""
     values = {**Tuning().model_dump(mode="json"), **UNCHOSEN_VALUES}
-    rows_here = (row.set for row in rows if place.applies(row, scale))
+    rows_here = (row.set for row in rows if target.applies(row, scale))
     for choice in (case.tuning.get(scale, TuningChoice()), *rows_here):
         changes = choice.model_dump(exclude_none=True)
         if "environment" in changes:  # its variables are added to the present ones

@@ -20,7 +20,7 @@ from levelfield.specs.short_names import clipped
 if TYPE_CHECKING:
     from levelfield.catalog.registry import Registry
     from levelfield.catalog.rehearsals import Rehearsals
-    from levelfield.catalog.tuning_changes import RowChanges, RunPlace
+    from levelfield.catalog.tuning_changes import RowChanges, RunTarget
     from levelfield.specs.case import Case, Scale
     from levelfield.specs.tuning import TuningRow
     from levelfield.specs.vendor import AchievedRate, Chip, Peak, PeakDtype
@@ -118,9 +118,9 @@ def _vendor_lines(rows: list[Row]) -> list[str]:
     table = [("  name", "here", "verified on")]
     for row in rows:
         table.append((f"  {row['name']}", clipped(row["here"], _HERE_COLUMN_WIDTH), row["verified"]))
-    name, here_width, _ = column_widths(table)
+    name_width, here_width, _ = column_widths(table)
     problems = [f"    {r['name']}: {r['problem']}" for r in rows if r["problem"]]
-    lines = [wrapped(pad_row(row, (name, here_width)), name + here_width + 4) for row in table]
+    lines = [wrapped(pad_row(row, (name_width, here_width)), name_width + here_width + 4) for row in table]
     return [*lines, *(wrapped(problem, 6) for problem in problems)]
 
 
@@ -211,9 +211,9 @@ def _chip_rows(registry: Registry) -> list[Row]:
 
 def _program_rows(registry: Registry) -> list[Row]:
     rows = []
-    for framework in sorted(registry.constants_files):
-        constants = registry.constants(framework)
-        for name, program in constants.programs.items() if constants else ():
+    for framework in sorted(registry.planner_constants_files):
+        planner_constants = registry.planner_constants(framework)
+        for name, program in planner_constants.programs.items() if planner_constants else ():
             row: Row = {"name": name, "says": f"{framework}; {program.title}", "framework": framework}
             rows.append({**row, "title": program.title, "source": program.source})
     return rows
@@ -249,12 +249,12 @@ def _show_case(options: argparse.Namespace, registry: Registry) -> int:
         raise UsageError(f"unknown case '{options.name}'; did you mean `show {near[0]}`?")
     case, vendor = registry.case(options.name), options.vendor
     scales: list[Scale] = [options.scale] if options.scale else ["full", "smoke"]
-    place = _run_place(options, registry)
+    target = _run_target(options, registry)
     rows = tuning_rows(registry, vendor, case.name) if vendor else ()
     if options.diff:
-        _print_changes(case, vendor, rows, scales, place, options.json)
+        _print_changes(case, vendor, rows, scales, target, options.json)
         return 0
-    tunings = {scale: _tuning_content(vendor, case, rows, scale, place) for scale in scales} if vendor else {}
+    tunings = {scale: _tuning_content(vendor, case, rows, scale, target) for scale in scales} if vendor else {}
     content: dict[str, object] = {
         "name": case.name,
         "title": case.title,
@@ -283,9 +283,9 @@ def _extension_content(registry: Registry, name: str) -> dict[str, object]:
     }
 
 
-def _run_place(options: argparse.Namespace, registry: Registry) -> RunPlace:
-    """Return the place for which rows are selected. Raises UsageError for unknown names, or without a vendor."""
-    from levelfield.catalog.tuning_changes import RunPlace
+def _run_target(options: argparse.Namespace, registry: Registry) -> RunTarget:
+    """Return the target for which rows are selected. Raises UsageError for unknown names, or without a vendor."""
+    from levelfield.catalog.tuning_changes import RunTarget
 
     if options.vendor is None:
         vendor_options = {"--diff": options.diff, "--framework": options.framework, "--chip": options.chip}
@@ -294,7 +294,7 @@ def _run_place(options: argparse.Namespace, registry: Registry) -> RunPlace:
             raise UsageError(
                 f"show: {', '.join(stated)}: found no --vendor; add --vendor NAME; known: {', '.join(registry.vendors)}"
             )
-        return RunPlace()
+        return RunTarget()
     vendor = registry.vendor_file(options.vendor)
     chip = vendor.chip(options.chip) if options.chip else None
     if options.chip and chip is None:
@@ -303,7 +303,7 @@ def _run_place(options: argparse.Namespace, registry: Registry) -> RunPlace:
         raise UnknownName("framework", options.framework, registry.frameworks)
     if options.devices is not None and options.devices < 1:
         raise UsageError(f"--devices: found {options.devices}, expected 1 or more")
-    return RunPlace(chip.name if chip else None, options.framework, options.devices)
+    return RunTarget(chip.name if chip else None, options.framework, options.devices)
 
 
 def _work_content(case: Case, scale: Scale) -> dict[str, object]:
@@ -319,26 +319,26 @@ def _work_content(case: Case, scale: Scale) -> dict[str, object]:
 
 
 def _tuning_content(
-    vendor: str, case: Case, rows: Sequence[TuningRow], scale: Scale, place: RunPlace
+    vendor: str, case: Case, rows: Sequence[TuningRow], scale: Scale, target: RunTarget
 ) -> dict[str, object]:
-    """Return the free fields with the vendor's rows that apply, and the conditions of the other rows."""
+    """Return the free fields with the vendor's rows that apply, and the criteria of the other rows."""
     from levelfield.catalog.tuning_changes import tuned_values
 
-    possible = [row for row in rows if row.scale == scale and place.may_apply(row)]
+    possible = [row for row in rows if row.scale == scale and target.may_apply(row)]
     return {
         "vendor": vendor,
-        "tuning": tuned_values(case, rows, scale, place),
-        "rows_applied": [row.why for row in possible if place.applies(row, scale)],
-        "rows_elsewhere": [row.conditions for row in possible if not place.applies(row, scale)],
+        "tuning": tuned_values(case, rows, scale, target),
+        "rows_applied": [row.why for row in possible if target.applies(row, scale)],
+        "rows_elsewhere": [row.criteria for row in possible if not target.applies(row, scale)],
     }
 
 
 def _print_changes(
-    case: Case, vendor: str, rows: Sequence[TuningRow], scales: list[Scale], place: RunPlace, as_json: bool
+    case: Case, vendor: str, rows: Sequence[TuningRow], scales: list[Scale], target: RunTarget, as_json: bool
 ) -> None:
     from levelfield.catalog.tuning_changes import row_changes
 
-    changes = {scale: list(row_changes(case, rows, scale, place)) for scale in scales}
+    changes = {scale: list(row_changes(case, rows, scale, target)) for scale in scales}
     if as_json:
         content = {scale: list(map(_change_content, changed)) for scale, changed in changes.items()}
         print(json_text({"case": case.name, "vendor": vendor, **content}))
@@ -351,11 +351,11 @@ def _print_changes(
 
 def _change_content(row: RowChanges) -> dict[str, Any]:
     changes = [{"field": c.field, "from": c.before, "to": c.after} for c in row.changes]
-    return {"row": row.number, **row.row.conditions, "changes": changes, "why": row.row.why}
+    return {"row": row.number, **row.row.criteria, "changes": changes, "why": row.row.why}
 
 
 def _change_lines(row: RowChanges) -> Iterator[str]:
-    where = ", ".join(f"{name} {value}" for name, value in row.row.conditions.items()) or "anywhere"
+    where = ", ".join(f"{name} {value}" for name, value in row.row.criteria.items()) or "anywhere"
     yield f"  row {row.number}: {where}"
     for change in row.changes:
         yield pad_row(

@@ -29,7 +29,7 @@ _DEVICE_FIELDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "memory_bytes": ((int, type(None)), "a whole number or None"),
     "identity": ((str, type(None)), "a text or None"),
     "visible_as": ((str, type(None)), "a text or None"),
-    "unnumbered": ((str, type(None)), "a text or None"),
+    "unnumbered_reason": ((str, type(None)), "a text or None"),
     "compute_units": ((int, type(None)), "a whole number or None"),
 }
 

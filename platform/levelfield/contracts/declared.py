@@ -64,7 +64,7 @@ class DeclaredVendor:
         if hides_all(outer) or hides_all(inner):
             return DeviceList()
         devices = self._all_devices()
-        if any(device.unnumbered for device in devices) and (outer or inner):
+        if any(device.unnumbered_reason for device in devices) and (outer or inner):
             return user_named_devices(self.spec, devices, outer, inner)
         after_outer = visible_devices(devices, str(names[0]), outer)
         renumbered = (
@@ -142,12 +142,12 @@ class DeclaredVendor:
             "discovery": discovery and discovery.tool, "monitor": monitor, "topology": self.spec.topology,
             "numbering": numbering and numbering.tool, **self.spec.software,
         }  # fmt: skip
-        facts = {
+        fact_commands = {
             name: NodeCommand(argv=tool.command, timeout_seconds=tool.timeout_seconds)
             for name, tool in tools.items()
             if tool
         }
-        return NodeCommands((facts["monitor"],) if monitor else (), facts)
+        return NodeCommands((fact_commands["monitor"],) if monitor else (), fact_commands)
 
     def replayed(self, ask: Ask) -> Vendor | None:
         """Return this vendor over recorded answers; None for a subclass, whose own code may read this machine."""
@@ -195,8 +195,8 @@ class DeclaredVendor:
             "two have one number",
         )
         devices = assign_visible_values(self.spec, devices, visible_values, missing_reason)
-        unknown = next((d.unnumbered for d in devices if d.unnumbered), None)
-        problem = listed.no_device_reason or monitored.no_device_reason or unknown or listed.incomplete_reason
+        unnumbered_reason = next((d.unnumbered_reason for d in devices if d.unnumbered_reason), None)
+        problem = listed.no_device_reason or monitored.no_device_reason or unnumbered_reason or listed.incomplete_reason
         return DeviceList(devices, problem)
 
 

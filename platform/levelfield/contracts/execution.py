@@ -165,8 +165,8 @@ class Outcome:
     seen: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
     # The digest of the code, by where and when it was read (run/input_watch.py).
     code: Mapping[str, str] = field(default_factory=dict)
-    # Digests of what ranks imported beside that code, by path; None: nobody looked for it.
-    elsewhere: Mapping[str, str] | None = None
+    # Digests of files that ranks imported and `code` does not cover, by path; None: nobody looked for them.
+    uncovered_imports: Mapping[str, str] | None = None
     nodes: tuple[NodeEnd, ...] = ()  # how each node's part ended, for a launcher of many machines
 
     def to_dict(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Outcome:
         optional = {
             "seen": self.seen,
             "code": self.code,
-            "elsewhere": [{"path": path, "sha256": digest} for path, digest in (self.elsewhere or {}).items()],
+            "elsewhere": [{"path": path, "sha256": digest} for path, digest in (self.uncovered_imports or {}).items()],
             "nodes": [{**asdict(node), "missing": list(node.missing)} for node in self.nodes],
         }
         ends = [asdict(end) for end in self.ends]

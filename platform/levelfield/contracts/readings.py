@@ -158,11 +158,11 @@ def whole_devices(spec: VendorFile, devices: DeviceList) -> DeviceList:
         return DeviceList(problem=SEVERAL_HOST_DEVICES.format(len(devices)))
     partitions = _partitions(spec, devices)
     remaining = [device for device in devices if device.index not in partitions]
-    if partitions and any(device.unnumbered for device in remaining):
+    if partitions and any(device.unnumbered_reason for device in remaining):
         remaining = []  # which of the numbers are those of the parts is unknown
     faults = [f"device {d.index}: {fault}" for d in remaining if (fault := memory_fault(d, spec.chip(d.chip)))]
     listing_problem = devices.problem
-    if len(partitions) == len(devices) and listing_problem in [device.unnumbered for device in devices]:
+    if len(partitions) == len(devices) and listing_problem in [device.unnumbered_reason for device in devices]:
         listing_problem = None  # it is about the numbers of devices that are left out
     by_reason: dict[str, list[int]] = {}
     for index, reason in partitions.items():
@@ -244,7 +244,7 @@ def assign_visible_values(
     if tool is None:
         keeps_gaps = spec.numbering is not None and spec.numbering.keeps_gaps
         if variable is None or keeps_gaps or sorted(numbers) == list(range(count)):
-            return [replace(device, unnumbered=None) for device in devices]
+            return [replace(device, unnumbered_reason=None) for device in devices]
         docker_hint = (
             "; or use --runtime docker, which gives a container their files" if spec.container.renumbered else ""
         )
@@ -254,7 +254,7 @@ def assign_visible_values(
             f"name its numbers yourself, {variable}={','.join(map(str, range(count)))}; they are taken in this order"
             f"{docker_hint}"
         )
-        return [replace(device, unnumbered=unknown_reason) for device in devices]
+        return [replace(device, unnumbered_reason=unknown_reason) for device in devices]
     values = [printed_values.get(device.index) or "" for device in devices]
     is_known = len({*values}) == len(values) and all(re.fullmatch("[0-9]{1,6}", value) for value in values)
     if is_known:
@@ -267,7 +267,7 @@ def assign_visible_values(
         f"{device_words}: {reason}. Use all {count} of them, or install a release of {tool.command[0]} "
         "that says it"
     )
-    return [replace(device, unnumbered=unknown_reason) for device in devices]
+    return [replace(device, unnumbered_reason=unknown_reason) for device in devices]
 
 
 def visible_value_tool(spec: VendorFile) -> Tool | None:
@@ -291,11 +291,11 @@ def user_named_devices(spec: VendorFile, devices: DeviceList, outer: str | None,
     if visible_value_tool(spec) and are_numbers and all(len(entries) == len(devices) for entries in lists):
         return devices
     if visible_value_tool(spec) is None and are_numbers and outer is None:
-        chosen = [replace(by_number[entry], visible_as=entry, unnumbered=None) for entry in lists[0]]
+        chosen = [replace(by_number[entry], visible_as=entry, unnumbered_reason=None) for entry in lists[0]]
         chosen_indices, all_indices = (", ".join(str(device.index) for device in group) for group in (chosen, devices))
         noun = "device" if len(chosen) == 1 else "devices"
         notice = f"found {spec.visible_devices_variable}={inner}, which is taken for {noun} {chosen_indices}"
         return DeviceList(chosen, f"{notice} of {all_indices}, in this order")
     pairs = ((spec.outer_devices_variable, outer), (spec.visible_devices_variable, inner))
     settings = ", ".join(f"{name}={value[:80]}" for name, value in pairs if value is not None)
-    return DeviceList(problem=f"found {settings}, which cannot be read: {devices[0].unnumbered}")
+    return DeviceList(problem=f"found {settings}, which cannot be read: {devices[0].unnumbered_reason}")

@@ -27,7 +27,8 @@ class Device:
     memory_bytes: int | None  # the whole memory, None if unreadable
     identity: str | None = None
     visible_as: str | None = None  # its value in the visible-devices variable, where that is not the index
-    unnumbered: str | None = None  # why its value in the variable is unknown; where one is, those of all devices are
+    # Why its value in the variable is unknown; where one is, those of all devices are.
+    unnumbered_reason: str | None = None
     compute_units: int | None = None  # as the tool counts them, None where it does not
 
     @property

@@ -108,7 +108,7 @@ def _redigest_certificate(run: RunInBundle) -> RunInBundle:
         layers = tuple(map(AlignmentLayer.model_validate, document["layers"]))
         subject = CertificateSubject.model_validate(document["subject"])
         rest = {k: v for k, v in document.items() if k not in ("schema", "digest", "subject", "layers")}
-        certificate = Certificate.seal(**rest, subject=subject, layers=layers)
+        certificate = Certificate.from_content(**rest, subject=subject, layers=layers)
         new, old = certificate.digest.encode(), str(document["digest"]).encode()
         files = {**run.files, name: dump(certificate).encode(), plan: run.files[plan].replace(old, new)}
         stored = {path: entries[path].model_copy(update={"stored": sha256_of(files[path])}) for path in (name, plan)}

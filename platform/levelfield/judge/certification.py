@@ -41,7 +41,7 @@ def make_certificate(paths: RunPaths, plan: Plan, result: Result, subject: Certi
     if software is None:
         raise GateFailed(f"its run {result.run_id} certifies nothing: its packages are not known")
     try:
-        return Certificate.seal(
+        return Certificate.from_content(
             subject=subject,
             case=plan.case,
             scale=plan.scale,
@@ -128,9 +128,10 @@ def software_digest(paths: RunPaths) -> str | None:
     try:
         provenance: dict[str, Any] = json.loads(read_regular(paths.provenance, "provenance"))
         facts = {key: provenance[key] for key in ("environment_packages", "vendor_software")}
-        if elsewhere := _elsewhere_digests(object_or_none(read_regular(paths.outcome, "outcome")) or {}):
-            facts["elsewhere"] = elsewhere
-        facts["inherited"] = arithmetic_variables(provenance.get("inherited", {}), provenance.get("inherited_are"))
+        if uncovered_digests := _uncovered_import_digests(object_or_none(read_regular(paths.outcome, "outcome")) or {}):
+            facts["elsewhere"] = uncovered_digests
+        recording_rule = provenance.get("inherited_are")  # the rule by which the variables were chosen
+        facts["inherited"] = arithmetic_variables(provenance.get("inherited", {}), recording_rule)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     if not facts["environment_packages"]:
@@ -157,20 +158,20 @@ def _certificate_mismatch(
     return None
 
 
-def _elsewhere_digests(outcome: JsonObject) -> list[str]:
+def _uncovered_import_digests(outcome: JsonObject) -> list[str]:
     """Return the digests of files that ranks imported from outside their folders, in order. A rank that did not report
     its imports counts as such a file."""
     files = (file for file in sequence(outcome.get("elsewhere")) if isinstance(file, dict))
     return sorted({str(file.get("sha256")) for file in files})
 
 
-def elsewhere_warning(outcome: JsonObject) -> tuple[str, ...]:
-    """Return a warning for a run that imported files from elsewhere, else nothing. `_elsewhere_digests` says which.
+def uncovered_imports_warning(outcome: JsonObject) -> tuple[str, ...]:
+    """Return a warning for a run that imported files from elsewhere, else nothing; see `_uncovered_import_digests`.
 
     It names no path, because a bundle has other ones. So it cannot tell whether they are packages of an environment
     below the run's own.
     """
-    if number := len(_elsewhere_digests(outcome)):
+    if number := len(_uncovered_import_digests(outcome)):
         files = "1 imported file is" if number == 1 else f"{number:,} imported files are"
         return (
             f"{files} neither in the framework's folder nor in those of its Python (`elsewhere` in outcome.json). "

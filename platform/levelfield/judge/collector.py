@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from levelfield.errors import DocumentError
-from levelfield.judge.certification import apply_certificate, certificate_finding, elsewhere_warning
+from levelfield.judge.certification import apply_certificate, certificate_finding, uncovered_imports_warning
 from levelfield.judge.doubtful_facts import doubtful_facts
 from levelfield.judge.implausibility import reject_implausible
 from levelfield.judge.node_figures import device_load, run_energy, run_memory, use_by_others
@@ -227,7 +227,7 @@ def _warnings(
     for name in ("LD_PRELOAD", "LD_AUDIT"):
         if raw.inherited_variables.get(name):
             yield f"the training inherited {name}={raw.inherited_variables[name]}: code that the plan does not name"
-    yield from elsewhere_warning(raw.outcome)
+    yield from uncovered_imports_warning(raw.outcome)
     if status.word != "not-run":  # else no evidence was to arrive
         yield from missing_evidence_warnings(nodes)
     if seal.word == "tampered" and status.word != "tampered":

@@ -84,7 +84,7 @@ def _memory_reasons(plan: Plan, parts: Sequence[NodePart], memory: Memory) -> It
 def _resident_reason(plan: Plan, part: NodePart) -> str | None:
     """Return why the process peaks of a machine's ranks are too low: the platform saw a rank with more, in time."""
     reported = [size for step in part.steps if (size := step.memory.get(PROCESS)) is not None]
-    end = part.ends.get(plan.work.window.last_step)
+    end = part.first_rank_end_ns.get(plan.work.window.last_step)
     if not reported or end is None:
         return None
     resident = max((r.rank_bytes for r in part.telemetry.host if r.rank_bytes and r.time_ns <= end), default=0)

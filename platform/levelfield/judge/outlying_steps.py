@@ -74,10 +74,12 @@ def _is_explained(outliers: StepOutliers, span: StepSpan, parts: Sequence[NodePa
     """Return whether other programs on one of the machines explain a step: all ranks wait for the slowest machine."""
     if len(parts) == 1:
         return outliers.is_explained(span, _host_use(parts[0], span))
-    ends = ((part, part.ends.get(span.step - 1), part.ends.get(span.step)) for part in parts)
+    part_spans = (
+        (part, part.first_rank_end_ns.get(span.step - 1), part.first_rank_end_ns.get(span.step)) for part in parts
+    )
     return any(
         outliers.is_explained(span, host_use(part.telemetry.host, begin, end))
-        for part, begin, end in ends
+        for part, begin, end in part_spans
         if begin is not None and end is not None and begin < end
     )
 

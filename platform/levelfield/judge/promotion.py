@@ -39,7 +39,7 @@ def make_reference(paths: RunPaths, reason: str) -> Reference:
         grad_norms=tuple(training.grad_norms.get(step) for step in steps),
         gradients={step: dict(norms) for step, norms in training.gradients.items()},
         weights={name: tuple(figures) for name, figures in training.weights.items()},
-        window={step: dict(groups) for step, groups in training.window.items()},
+        window={step: dict(groups) for step, groups in training.window_norms.items()},
         routing={step: dict(layers) for step, layers in training.routing.items()},
         choices=_expert_choices(paths, plan, raw),
         run_id=plan.run_id,
@@ -154,7 +154,7 @@ def _expert_choices(paths: RunPaths, plan: Plan, raw: RawRecords) -> str | None:
     experts, training = plan.work.model.experts, plan.work.training
     if experts is None:
         return None
-    if followed_digest := raw.follows.get(0):
+    if followed_digest := raw.choices_digests.get(0):
         choices = load(Reference, paths.reference).choices if paths.reference.exists() else None
         return choices if choices is not None and digest_of(choices) == followed_digest else None
     parts = {(layer.step, layer.layer): layer.packed_experts for layer in raw.chosen}

@@ -19,7 +19,7 @@ from levelfield.specs.case import Work
 from levelfield.specs.plan import Plan
 from levelfield.specs.result import Alignment, AlignmentLayer
 
-# The layers' names; the first one has norms, attention and gradients, too.
+# The layers' names. `products` is of every output that is computed again: products, norms, attention, gradients.
 OUTPUTS, TOKENS, UPDATE = "products", "tokens", "update"
 # Verdicts that compare nothing, or already name a difference.
 _DECIDED = ("not comparable", "different", "diverged")
@@ -63,9 +63,12 @@ Errors = list[tuple[SampledStep, SampleError]]
 def _output_layer(raw: RawRecords, work: Work) -> AlignmentLayer | None:
     precision = work.training.precision
     outputs = [(s, error) for s in raw.sampled for error in output_errors(s, work.model, precision)]
-    between = [(s, error) for s in raw.sampled for error in chain_errors(s, work.model, precision)]
-    between += [(s, error) for s in raw.sampled for error in norm_scale_errors(s, work.model, precision)]
-    between += [(s, error) for s in raw.sampled for error in gradient_errors(s, work.model, precision)]
+    chain_and_gradient_errors = [
+        (s, error)
+        for find_errors in (chain_errors, norm_scale_errors, gradient_errors)
+        for s in raw.sampled
+        for error in find_errors(s, work.model, precision)
+    ]
     if not outputs:
         return None
     sampled, worst = _worst(outputs)
@@ -74,8 +77,10 @@ def _output_layer(raw: RawRecords, work: Work) -> AlignmentLayer | None:
         expected = f"below {worst.limit:.1e}" if worst.value > worst.limit else f"above {worst.least:.1e}"
         detail += f", expected {expected}: it is that of {precision_word(worst)}, planned is {precision}"
     layer = _layer(OUTPUTS, worst, f"{detail}; {len(outputs)} outputs computed again")
-    if layer.passed and between and not (broken := _worst(between))[1].is_within:
-        layer = _layer(OUTPUTS, broken[1], _difference(broken, "what the operations before it gave"))
+    if layer.passed and chain_and_gradient_errors:
+        _, worst = worst_pair = _worst(chain_and_gradient_errors)
+        if not worst.is_within:
+            layer = _layer(OUTPUTS, worst, _difference(worst_pair, "what the operations before it gave"))
     missing = next(filter(None, map(_missing_output, raw.sampled)), None) if work.model.experts is None else None
     if layer.passed and missing is not None:
         layer = layer.model_copy(update={"passed": False, "detail": missing})
@@ -91,13 +96,11 @@ def _token_layer(raw: RawRecords, work: Work, accumulation: int, data_ranks: int
             errors.append((step, mean_loss_error(step, loss)))
     if not errors:
         return None
-    worst = _worst(errors)
-    if worst[1].kind == "tokens" and not worst[1].is_within:
-        count, token_kind = int(worst[1].value), worst[1].name
-        return _layer(
-            TOKENS, worst[1], f"{token_kind} of {count} micro-batches at step {worst[0].step} are not the case's"
-        )
-    return _layer(TOKENS, worst[1], _difference(worst, "what the logits give"))
+    sampled, worst = worst_pair = _worst(errors)
+    if worst.kind == "tokens" and not worst.is_within:
+        count, token_kind = int(worst.value), worst.name
+        return _layer(TOKENS, worst, f"{token_kind} of {count} micro-batches at step {sampled.step} are not the case's")
+    return _layer(TOKENS, worst, _difference(worst_pair, "what the logits give"))
 
 
 def _update_layer(raw: RawRecords, work: Work, accumulation: int, data_ranks: int) -> AlignmentLayer | None:
@@ -109,20 +112,20 @@ def _update_layer(raw: RawRecords, work: Work, accumulation: int, data_ranks: in
         (sums, "the sum of its micro-batches'"),
         (changes, "what the step before left"),
     ):
-        if errors and not (worst := _worst(errors))[1].is_within:
-            return _layer(UPDATE, worst[1], _difference(worst, expected))
+        if errors and not (worst_pair := _worst(errors))[1].is_within:
+            return _layer(UPDATE, worst_pair[1], _difference(worst_pair, expected))
     if not formula:
         return None
-    in_bf16 = next((s for s in raw.sampled if has_bf16_gradients(s)), None) if accumulation * data_ranks > 1 else None
-    layer = _layer(UPDATE, (worst := _worst(formula))[1], _difference(worst, "AdamW's formula"))
-    if in_bf16 is None:
+    bf16_step = next((s for s in raw.sampled if has_bf16_gradients(s)), None) if accumulation * data_ranks > 1 else None
+    layer = _layer(UPDATE, (worst_pair := _worst(formula))[1], _difference(worst_pair, "AdamW's formula"))
+    if bf16_step is None:
         return layer
-    detail = f"every gradient sampled at step {in_bf16.step} is a bf16 number: sums in float32 are not"
+    detail = f"every gradient sampled at step {bf16_step.step} is a bf16 number: sums in float32 are not"
     return layer.model_copy(update={"passed": False, "detail": detail})
 
 
-def _difference(error: tuple[SampledStep, SampleError], expected: str) -> str:
-    sampled, worst = error
+def _difference(error_pair: tuple[SampledStep, SampleError], expected: str) -> str:
+    sampled, worst = error_pair
     return f"{worst.name} at step {sampled.step}: {worst.value:.1e} off {expected}, limit {worst.limit:.1e}"
 
 

@@ -131,12 +131,12 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
 def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:
     training, experts = plan.work.training, plan.work.model.experts
     if experts is None:
-        return ["choices of experts were recorded, and the model has none"] if raw.follows else []
+        return ["choices of experts were recorded, and the model has none"] if raw.choices_digests else []
     planned = plan.choices.follows if plan.choices else None
-    if other := [rank for rank, digest in raw.follows.items() if digest != planned]:
-        return [f"rank {other[0]} follows {str(raw.follows[other[0]])[:19]}, planned {str(planned)[:19]}"]
+    if other := [rank for rank, digest in raw.choices_digests.items() if digest != planned]:
+        return [f"rank {other[0]} follows {str(raw.choices_digests[other[0]])[:19]}, planned {str(planned)[:19]}"]
     layers, choices = mixture_layers(plan.work.model), training.tokens_per_step * experts.chosen
-    return choice_reasons(raw.compared, raw.follows, layers, training.steps, choices)
+    return choice_reasons(raw.compared_choices, raw.choices_digests, layers, training.steps, choices)
 
 
 def _code_reasons(plan: Plan, raw: RawRecords) -> list[str]:

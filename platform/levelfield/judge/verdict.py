@@ -105,8 +105,8 @@ def run_curve(work: Work, raw: RawRecords, identity: Identity) -> rules.Training
         identity.model_dump(),
         final_weights(raw.final),
         sum_expert_shares(raw.experts),
-        raw.follows.get(0),
-        summarise_own_choices(raw.compared, work.model.experts),
+        raw.choices_digests.get(0),
+        summarise_own_choices(raw.compared_choices, work.model.experts),
         frozenset(r.step for r in raw.steps if r.skipped),
         window_norms(by_parameter, norms, work.window) if in_16_bits else {},
     )
@@ -124,7 +124,7 @@ def reference_curve(reference: Reference) -> rules.TrainingCurve:
         reference.weights,
         reference.routing,
         None if reference.choices is None else digest_of(reference.choices),
-        window=reference.window,
+        window_norms=reference.window,
     )
 
 

@@ -73,10 +73,10 @@ class TrainingCurve:
     identity: Mapping[str, str | None] = field(default_factory=dict)  # digests by name
     weights: Mapping[str, Sequence[float]] = field(default_factory=dict)  # after the last step: [norm, projections...]
     routing: Routing = field(default_factory=dict)  # of a mixture: the tokens of each expert by step and layer
-    follows: str | None = None  # the digest of the choices of experts that a run followed, or that a reference has
+    choices_digest: str | None = None  # of the choices of experts that a run followed, or that a reference has
     own_choices: Mapping[int, OwnChoices] = field(default_factory=dict)  # what the run would have chosen, by step
     skipped: Collection[int] = frozenset()  # the steps that the loss scale skipped, which have no gradients
-    window: Norms = field(default_factory=dict)  # in 16 bits: norms by step of the window and group, measure/weights.py
+    window_norms: Norms = field(default_factory=dict)  # in 16 bits, by step and group: measure/weights.py
 
 
 # Where a difference is: at a step; at a step or a third of the window, and a group; at a group and a figure.
@@ -140,7 +140,7 @@ def align(run: TrainingCurve, reference: TrainingCurve, limits: AlignmentLimits)
             )
     has_first_step = 1 in reference.losses  # no step is, where choices differ from the first one on
     rules = [first_step_layer, gradient_layer, curve_layer] if has_first_step else []
-    if reference.window:  # in 16 bits honest trainings part by up to 17 % in single steps
+    if reference.window_norms:  # in 16 bits honest trainings part by up to 17 % in single steps
         rules.append(window_layer)
     elif limits.norms is not None and reference.grad_norms:
         rules.append(norm_layer)
@@ -173,7 +173,7 @@ def truncate_before(training: TrainingCurve, step: int | None) -> TrainingCurve:
         losses={s: value for s, value in training.losses.items() if s in steps},
         grad_norms={s: value for s, value in training.grad_norms.items() if s in steps},
         gradients={s: norms for s, norms in training.gradients.items() if s in steps},
-        window={s: norms for s, norms in training.window.items() if s in steps},
+        window_norms={s: norms for s, norms in training.window_norms.items() if s in steps},
         weights={},
     )
 
@@ -338,8 +338,8 @@ def window_layer(run: TrainingCurve, reference: TrainingCurve, limits: Alignment
 
 def window_gap(run: TrainingCurve, reference: TrainingCurve) -> str | None:
     """Return the first group and step of the reference's window that the run lacks and did not skip; None without."""
-    for step, groups in sorted(reference.window.items()):
-        missing = sorted(groups.keys() - run.window.get(step, {}).keys())
+    for step, groups in sorted(reference.window_norms.items()):
+        missing = sorted(groups.keys() - run.window_norms.get(step, {}).keys())
         if missing and step not in run.skipped:
             return f"{missing[0]} at step {step}"
     return None
@@ -353,16 +353,18 @@ def window_differences(run: TrainingCurve, reference: TrainingCurve) -> list[Pla
     steps in which the loss is steep. The noise of the thirds differs. Both have the same steps and groups: `window_gap`
     says whether they do.
     """
-    steps, differences = sorted(reference.window), list[PlacedDifference]()
+    steps, differences = sorted(reference.window_norms), list[PlacedDifference]()
     ends = [round(len(steps) * part / 3) for part in range(4)]
     for third in (steps[start:stop] for start, stop in pairwise(ends) if start < stop):
         signed: dict[str, list[float]] = {}
         for step in third:
             if step not in run.skipped:
-                expected = reference.window[step]
+                expected = reference.window_norms[step]
                 floor = NORM_FLOOR * expected[WHOLE_GRADIENT]
                 for group, norm in expected.items():
-                    signed.setdefault(group, []).append((run.window[step][group] - norm) / max(norm, floor, 1e-300))
+                    signed.setdefault(group, []).append(
+                        (run.window_norms[step][group] - norm) / max(norm, floor, 1e-300)
+                    )
         name = f"{third[0]}-{third[-1]}"
         for group, values in signed.items():
             # the mean without the lowest and the highest quarter; infinite where a value is not finite
@@ -393,7 +395,7 @@ def routing_layer(
     """Compare the choices of experts. Open where they differ and the run did not follow the reference's."""
     if not routing_change.changed:
         return Layer("routing", None, None, None, "the run did not record its routing")
-    if run.follows is not None and run.follows == reference.follows:
+    if run.choices_digest is not None and run.choices_digest == reference.choices_digest:
         if routing_change.first is not None:
             return Layer(
                 "routing", False, None, None, f"it says that it follows the reference; {routing_change.sentence}"

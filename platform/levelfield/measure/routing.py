@@ -226,15 +226,15 @@ def judge_own_choices(choices: Mapping[int, OwnChoices], limits: ChoiceLimits | 
 
 def choice_reasons(
     shares: Sequence[ComparedChoices],
-    follows: Mapping[int, str | None],
+    choices_digests: Mapping[int, str | None],
     layers: Sequence[int],
     steps: int,
     choices: int,
 ) -> list[str]:
     """Check what the ranks recorded of own choices: each of `layers` in each step, with all `choices` once."""
-    if len(set(follows.values())) > 1:
+    if len(set(choices_digests.values())) > 1:
         return ["ranks follow different choices"]
-    if not any(follows.values()):
+    if not any(choices_digests.values()):
         return [f"own choices were compared, and rank {shares[0].rank} follows none"] if shares else []
     totals: dict[tuple[int, int], int] = {}
     seen = set()

@@ -174,9 +174,9 @@ def _score_gradients(weights: Numbers, output: Numbers, value: Numbers) -> tuple
     return scores, np.square(weights) * squares
 
 
-def _weights(query: Numbers, key: Numbers, places: object, window: int | None) -> Numbers:
+def _weights(query: Numbers, key: Numbers, query_positions: object, window: int | None) -> Numbers:
     scores = query @ key.T / math.sqrt(query.shape[1])
-    scores = np.where(hidden_positions(len(key), np.array(places), window), -np.inf, scores)
+    scores = np.where(hidden_positions(len(key), np.array(query_positions), window), -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     normal: Numbers = weights / weights.sum(-1, keepdims=True)
     return normal

@@ -100,9 +100,9 @@ def attention(operation: SampledOperation, window: int | None) -> tuple[Numbers,
     return operation.arrays["output"], weights @ value / weights.sum(-1, keepdims=True), 0.0
 
 
-def hidden_positions(length: int, places: NDArray[np.int64], window: int | None) -> NDArray[np.bool_]:
-    """Return which positions of a sequence queries at `places` do not attend to, [places, length]."""
-    positions, queries = np.arange(length)[None, :], places[:, None]
+def hidden_positions(length: int, query_positions: NDArray[np.int64], window: int | None) -> NDArray[np.bool_]:
+    """Return which positions of a sequence queries at these positions do not attend to, [queries, length]."""
+    positions, queries = np.arange(length)[None, :], query_positions[:, None]
     is_hidden: NDArray[np.bool_] = (positions > queries) | (positions <= queries - (window or length))
     return is_hidden
 

@@ -238,7 +238,7 @@ def planned_intensity(record: RunRecord, registry: Registry) -> PlannedIntensity
     """
     series, row = record.series, headline_utilisation(record)
     rate, achieved = record.tokens_per_second_per_device, row.achieved_tflops if row else None
-    constants = registry.constants(series.framework)
+    constants = registry.planner_constants(series.framework)
     if not constants or not rate or row is None or not (achieved and achieved > 0):
         return None
     try:

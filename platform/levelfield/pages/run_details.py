@@ -23,15 +23,15 @@ _SHARED_FIELDS: dict[str, tuple[str, ...]] = {
     "planned": ("steps_planned",),
     "done": ("steps_done",),
     "flags": ("throughput", "step_seconds", "flags"),
-    "disturbance": ("disturbance", "flags"),
+    "disturbance_flags": ("disturbance", "flags"),
     "capacity": ("memory", "capacity_bytes"),
     "expected_bytes": ("memory", "expected_bytes"),
     "boundary": ("energy", "boundary"),
     "certificate": ("certificate",),
     "deviations": ("deviations",),
     "warnings": ("warnings",),
-    "allowed": ("allowed",),
-    "repeated": ("repeated",),
+    "container_permissions": ("allowed",),
+    "recomputed": ("repeated",),
     "attention_kernel": ("attention_kernel", "name"),
     "fp8_library": ("fp8_library", "name"),
 }
@@ -47,7 +47,7 @@ _RUN_FIELDS: dict[str, tuple[str, ...]] = {
     "node_watts": ("energy", "nodes", "mean_watts"),
     "node_joules_per_token": ("energy", "nodes", "joules_per_token"),
     "other_joules_per_token": ("energy", "nodes", "other_joules_per_token"),
-    "others": ("other_use", "host_in_window"),
+    "other_cores": ("other_use", "host_in_window"),
     "utilisation": ("utilisation",),
     "alignment": ("alignment",),
     "expert_imbalance": ("experts", "imbalance"),
@@ -82,18 +82,18 @@ def month_data(
 
 def _run_data(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
     """Return what the history of the series does not have already."""
-    content = record.stored_result.content
-    facts = _result_values(content, _SHARED_FIELDS)
+    result_content = record.stored_result.content
+    facts = _result_values(result_content, _SHARED_FIELDS)
     if isinstance(facts.get("flags"), list):
         facts["flags"] = [result_words.flag_in_words(str(flag)) for flag in facts["flags"]]
-    inherited = value_at(content, "inherited")
+    inherited = value_at(result_content, "inherited")
     if isinstance(inherited, dict) and inherited:
         facts["inherited"] = report_variables({name: str(text) for name, text in inherited.items()})
         facts["inherited_others"] = len(inherited) - len(facts["inherited"])
     return {
         "run": record.run_id,
         "entry": record.entry,
-        "content": record.content,
+        "content_digest": record.content,
         "evidence": record.evidence,
         "evidence_reason": record.evidence_reason,
         "failure": record.failure,
@@ -105,7 +105,7 @@ def _run_data(record: RunRecord, shared: DistinctValues) -> dict[str, Any]:
         # bytes tell 1 from True; version 2 of marshal has no references
         "shared": shared.add(facts, marshal.dumps(facts, 2)),
         **({"traces": record.traces.model_dump(mode="json", exclude_defaults=True)} if record.traces else {}),
-        **_result_values(content, _RUN_FIELDS),
+        **_result_values(result_content, _RUN_FIELDS),
     }
 
 

@@ -72,13 +72,13 @@ def _visible_values(decision: Decision, chosen_devices: tuple[Device, ...]) -> l
     container that is given the devices' files needs no numbers.
     """
     selection = decision.selection
-    unknown = next((device.unnumbered for device in chosen_devices if device.unnumbered), None)
+    unnumbered_reason = next((device.unnumbered_reason for device in chosen_devices if device.unnumbered_reason), None)
     in_container = decision.request.runtime == "docker" and selection.vendor.container.renumbered
-    if unknown is None or in_container:
+    if unnumbered_reason is None or in_container:
         return [device.visible for device in chosen_devices]
     if visible_value_tool(selection.vendor) and len(chosen_devices) == selection.vendor_devices:
         return [str(number) for number in range(len(chosen_devices))]
-    raise UsageError(f"vendor {selection.vendor.name}: {unknown}")
+    raise UsageError(f"vendor {selection.vendor.name}: {unnumbered_reason}")
 
 
 def device_use_notices(selection: Selection, hardware: Hardware) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def resolve(decision: Decision, run_id: str, corpus: CorpusFacts | None = None) 
         ),
         launch=_planned_launch(decision.request.launch, hardware.nodes, selection.adapter),
         preflight=plan_preflight(decision.request, hardware.nodes),
-        node_power=NodePowerPlan(seconds=power_site.seconds, site=power_site) if power_site else None,
+        node_power=NodePowerPlan(seconds=power_site.seconds, reader=power_site) if power_site else None,
         explain_steps=decision.request.explain_steps,
         window_gradients=records_window_gradients(scale, work),
         spot_check=selection.implementation.spot_check,

@@ -49,9 +49,9 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
     s = training_setup(question.work, row.tuning, question.on_host, question.constants.keeping)
     stages = stage_footprints(s)
     stage = max(range(len(stages)), key=lambda n: stages[n].total)
-    count = stage_parameters(s, stage)
-    states, shares = _shares(s, count, s.layout.sharding_stage > 0)
-    gradient_ranks, gradient_shares = _shares(s, count, s.layout.sharding_stage > 1)
+    parameters = stage_parameters(s, stage)
+    states, shares = _shares(s, parameters, s.layout.sharding_stage > 0)
+    gradient_ranks, gradient_shares = _shares(s, parameters, s.layout.sharding_stage > 1)
     parts = row.memory._asdict()
     gradient, masters, moments = s.state_widths
     # moments are a multiple of masters, so that this is the share of the masters to a byte
@@ -70,8 +70,8 @@ def memory_terms(question: LayoutQuestion, row: LayoutEstimate) -> list[Term]:
         (
             "weights",
             f"{masters} * {shares} + {copies}",
-            f"{masters}-byte masters of the {count.total:,} parameters of stage {stage + 1} on one tensor rank, over "
-            f"{states}, and its compute copies",
+            f"{masters}-byte masters of the {parameters.total:,} parameters of stage {stage + 1} on one tensor rank, "
+            f"over {states}, and its compute copies",
             ZERO_SOURCE,
         ),
         (
@@ -190,14 +190,14 @@ def _exchange_words(s: TrainingSetup, pace: Pace) -> tuple[str, str]:
     )
 
 
-def _shares(s: TrainingSetup, count: RankParameters, is_sharded: bool) -> tuple[str, str]:
+def _shares(s: TrainingSetup, parameters: RankParameters, is_sharded: bool) -> tuple[str, str]:
     """Return over how many ranks what each parameter needs is divided, in words, and the parameters of a rank's share
     as arithmetic."""
     degree, shards = (s.layout.sharding_degree, s.expert_shards) if is_sharded else (1, 1)
-    if not count.routed:
-        return f"{degree} rank(s)", f"{count.plain} / {degree}"
+    if not parameters.routed:
+        return f"{degree} rank(s)", f"{parameters.plain} / {degree}"
     words = f"{degree} rank(s), those of its experts over {shards}"
-    return words, f"({count.plain} / {degree} + {count.routed} / {shards})"
+    return words, f"({parameters.plain} / {degree} + {parameters.routed} / {shards})"
 
 
 def _activation_term(s: TrainingSetup, stage: int, value: int) -> tuple[str, str]:

@@ -41,12 +41,12 @@ class Footprint(NamedTuple):
 
     @property
     def total(self) -> int:
-        tensors = self.weights + self.gradients + self.optimizer_states + self.activations + self.logits
-        return tensors + self.buffers + self.reserve
+        tensor_bytes = self.weights + self.gradients + self.optimizer_states + self.activations + self.logits
+        return tensor_bytes + self.buffers + self.reserve
 
 
 class StageStates(NamedTuple):
-    """The bytes of a stage that do not depend on micro-batch, chunks and recomputation."""
+    """The bytes of a stage that do not depend on micro-batch, virtual stages and recomputation."""
 
     weights: int
     gradients: int
@@ -102,29 +102,29 @@ def stage_states(s: TrainingSetup, stage: int) -> StageStates:
     gradients in 32 bits, which are the rank's own, and the largest group on its way, the gradients of the embedding or
     of a layer. From stage 2 on the reduced gradients are there all the time, and counted as gradients.
     """
-    count, zero_stage = stage_parameters(s, stage), s.layout.sharding_stage
+    parameters, zero_stage = stage_parameters(s, stage), s.layout.sharding_stage
     gradient, masters, moments = s.state_widths
     streams = zero_stage or (s.layout.tensor > 1 and s.layout.data * s.layout.context > 1)
     pool_bytes = 0
     if s.memory_model.stream_pools and streams:
-        reduced = FP32 * count.total // s.layout.sharding_degree if zero_stage < 2 else 0
+        reduced = FP32 * parameters.total // s.layout.sharding_degree if zero_stage < 2 else 0
         embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
         pool_bytes = reduced + FP32 * max(embedding, largest_layer(s, gathered=True))
     return StageStates(
-        weights=_sharded_bytes(s, masters, count, zero_stage >= 1) + _compute_copy_bytes(s, count),
-        gradients=_sharded_bytes(s, gradient, count, zero_stage >= 2),
-        optimizer_states=_sharded_bytes(s, moments, count, zero_stage >= 1),
-        buffers=_sharding_buffer_bytes(s, count.total),
+        weights=_sharded_bytes(s, masters, parameters, zero_stage >= 1) + _compute_copy_bytes(s, parameters),
+        gradients=_sharded_bytes(s, gradient, parameters, zero_stage >= 2),
+        optimizer_states=_sharded_bytes(s, moments, parameters, zero_stage >= 1),
+        buffers=_sharding_buffer_bytes(s, parameters.total),
         process=s.memory_model.host_process_bytes if s.on_host else s.memory_model.reserve_bytes + pool_bytes,
     )
 
 
-def _sharded_bytes(s: TrainingSetup, width: int, count: RankParameters, is_sharded: bool) -> int:
+def _sharded_bytes(s: TrainingSetup, width: int, parameters: RankParameters, is_sharded: bool) -> int:
     """Return the bytes of `width` for each parameter of a rank, where they are sharded of its share."""
     if not is_sharded:
-        return width * count.total
-    routed = width * count.routed // s.expert_shards if count.routed else 0
-    return width * count.plain // s.layout.sharding_degree + routed
+        return width * parameters.total
+    routed = width * parameters.routed // s.expert_shards if parameters.routed else 0
+    return width * parameters.plain // s.layout.sharding_degree + routed
 
 
 def stage_transients(s: TrainingSetup, stage: int, layer: LayerBytes) -> StageTransients:
@@ -144,8 +144,8 @@ def stage_transients(s: TrainingSetup, stage: int, layer: LayerBytes) -> StageTr
 
 
 def constant_bytes(s: TrainingSetup) -> tuple[tuple[int, int], ...]:
-    """Return the bytes that micro-batch, chunks and recomputation do not change, for each stage that may need most, and
-    those of them that are buffers of sharded states."""
+    """Return the bytes that micro-batch, virtual stages and recomputation do not change, for each stage that may need
+    most, and those of them that are buffers of sharded states."""
     stages = (stage_states(s, stage) for stage in s.critical_stages)
     return tuple((sum(states), states.buffers) for states in stages)
 
@@ -221,7 +221,7 @@ def _rank_elements(shapes: Shapes, tensor: int) -> int:
     )
 
 
-def _compute_copy_bytes(s: TrainingSetup, count: RankParameters) -> int:
+def _compute_copy_bytes(s: TrainingSetup, parameters: RankParameters) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
     ZeRO stage 3 gathers layer by layer instead (`_sharding_buffer_bytes`), some programs from a sharded copy in 16
@@ -229,10 +229,10 @@ def _compute_copy_bytes(s: TrainingSetup, count: RankParameters) -> int:
     """
     if s.layout.sharding_stage == 3:
         if s.memory_model.sharded_copy:
-            return _sharded_bytes(s, s.width, count, True)
-        return s.width * count.routed if s.width == FP16 and s.has_whole_experts else 0
+            return _sharded_bytes(s, s.width, parameters, True)
+        return s.width * parameters.routed if s.width == FP16 and s.has_whole_experts else 0
     fp8_bytes = 2 * FP8 * s.layers_of(0) * largest_layer(s) if s.input_width == FP8 else 0  # one copy is transposed
-    return fp8_bytes + (s.width * count.total if s.width == FP16 or s.layout.sharding_stage else 0)
+    return fp8_bytes + (s.width * parameters.total if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
 def _sharding_buffer_bytes(s: TrainingSetup, parameters: int) -> int:
@@ -284,17 +284,17 @@ def _logit_bytes(s: TrainingSetup) -> int:
         return int(s.tokens * (s.memory_model.logit_bytes * vocabulary + gathered))
     fp32_logits = FP32 * s.tokens * vocabulary
     if s.on_host:
-        chunk = 2 * min(fp32_logits, HOST_CHUNK_BYTES)
+        head_chunk_bytes = 2 * min(fp32_logits, HOST_CHUNK_BYTES)
     elif s.memory_model.fused_loss:
-        chunk = s.width * vocabulary * chunk_rows(s.tokens, FUSED_HEAD_BYTES // (s.width * vocabulary))
+        head_chunk_bytes = s.width * vocabulary * head_chunk_rows(s.tokens, FUSED_HEAD_BYTES // (s.width * vocabulary))
     else:
-        product_bytes, softmax_bytes, tensors = WHOLE_HEAD if s.layout.tensor == 1 else PART_OF_HEAD
-        rows = chunk_rows(s.tokens, product_bytes // (s.width * vocabulary))
-        chunk = s.width * vocabulary * rows + min(tensors * fp32_logits, softmax_bytes)
-    return chunk + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size
+        product_bytes, softmax_bytes, tensor_count = WHOLE_HEAD if s.layout.tensor == 1 else PART_OF_HEAD
+        rows = head_chunk_rows(s.tokens, product_bytes // (s.width * vocabulary))
+        head_chunk_bytes = s.width * vocabulary * rows + min(tensor_count * fp32_logits, softmax_bytes)
+    return head_chunk_bytes + FP32 * vocabulary * s.model.hidden_size + s.width * s.tokens * s.model.hidden_size
 
 
-def chunk_rows(tokens: int, max_rows: int) -> int:
+def head_chunk_rows(tokens: int, max_rows: int) -> int:
     """Return the tokens of one chunk of the head, as models/torch/model/head_on_accelerators.py divides them."""
     tiles = max_rows // TILE_ROWS
     if tokens <= max_rows or tiles == 0:

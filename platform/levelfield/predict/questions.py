@@ -69,11 +69,11 @@ def _question(
             f"framework {implementation.framework} on {device_kind}: found precision {precision}, expected one of "
             f"{', '.join(offered) or 'none'}; {precision} is offered by {', '.join(others) or 'no framework'}"
         )
-    constants = registry.constants(framework)
+    constants = registry.planner_constants(framework)
     if constants is None:
         raise UsageError(
             f"framework {framework}: found no configs/planner/{framework}.yaml, which holds its pace; known: "
-            f"{', '.join(registry.constants_files)}"
+            f"{', '.join(registry.planner_constants_files)}"
         )
     offer = supported_parallelism(implementation, device_kind)
     constants = constants.for_device_kind(device_kind)

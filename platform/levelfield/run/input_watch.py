@@ -159,23 +159,23 @@ class CodeWatch:
             )
             outcome = replace(outcome, warnings=(*outcome.warnings, warning))
         if outcome.cause != "exited":
-            return replace(outcome, code=code_digests, elsewhere=None)
+            return replace(outcome, code=code_digests, uncovered_imports=None)
         # the files that ranks imported and that the digest of the code does not cover, with their digests
         folders = [Path(self._plan.implementation.folder)]
         with suppress(OSError):
             folders += shared_folders(folders[0])
         covered_prefixes = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
-        uncovered_files: dict[str, str] = {}
+        uncovered_imports: dict[str, str] = {}
         for rank in range(self._plan.world_size):
             try:
                 report = json.loads(read_regular(imports_file(self._paths, rank), "imports"))["files"]
                 imported = {str(file["path"]): str(file["sha256"]) for file in report}
             except (OSError, ValueError, LookupError, TypeError):
                 imported = {f"rank {rank}": "it did not say what it imported"}
-            uncovered_files |= {
+            uncovered_imports |= {
                 path: digest for path, digest in imported.items() if not path.startswith(covered_prefixes)
             }
-        return replace(outcome, code=code_digests, elsewhere=uncovered_files)
+        return replace(outcome, code=code_digests, uncovered_imports=uncovered_imports)
 
     def _file_states(self) -> dict[Path, tuple[int, int]]:
         """Return size and time of each file that the digest of the code covers, without files that just disappear."""

@@ -35,11 +35,11 @@ class NodePowerError(Exception):
     """Why the command gave no reading of a node."""
 
 
-def run_power_command(site: NodePowerSite, host: str) -> str:
+def run_power_command(reader: NodePowerSite, host: str) -> str:
     """Return what the command prints. host: replaces {host}. Raises NodePowerError where it fails or hangs."""
-    if site.is_per_host and not _HOST_NAME.fullmatch(host):
+    if reader.is_per_host and not _HOST_NAME.fullmatch(host):
         raise NodePowerError(f"found the host name {host[:40]!r}, which cannot be part of a command for sh")
-    output = ask(("sh", "-c", site.command.replace("{host}", host)), COMMAND_SECONDS)
+    output = ask(("sh", "-c", reader.command.replace("{host}", host)), COMMAND_SECONDS)
     if output.text is None:
         raise NodePowerError(f"the site's command failed: {SECRET_VALUE.sub(MASK, output.reason)}")
     if not output.text.strip() and output.complaint.strip():  # a pipeline's exit code is that of its last command
@@ -70,30 +70,30 @@ def parse_watts(output: str, host: str, is_only_host: bool) -> float:
     return watts
 
 
-def node_power_findings(site: NodePowerSite, hosts: Sequence[str]) -> Iterator[SiteFinding]:
+def node_power_findings(reader: NodePowerSite, hosts: Sequence[str]) -> Iterator[SiteFinding]:
     """Run the command once for each host, and yield whether it gave the host's power."""
     for host in hosts:
         try:
-            watts = parse_watts(run_power_command(site, host), host, site.is_per_host or len(hosts) == 1)
-            yield ok_finding(f"power of {host}", f"{watts:g} W by {site.source}")
+            watts = parse_watts(run_power_command(reader, host), host, reader.is_per_host or len(hosts) == 1)
+            yield ok_finding(f"power of {host}", f"{watts:g} W by {reader.source}")
         except NodePowerError as error:
             yield missing_finding(f"power of {host}", str(error), "correct `node_power`; runs go on without it")
 
 
 def sample_node_power(plan: Plan, paths: RunPaths) -> AbstractContextManager[object]:
     """Return a context that reads the power of the plan's nodes; an empty one where the site has no command."""
-    site = plan.node_power and plan.node_power.site
-    return NodePowerSampler(plan, site, paths) if site else nullcontext()
+    reader = plan.node_power and plan.node_power.reader
+    return NodePowerSampler(plan, reader, paths) if reader else nullcontext()
 
 
 class NodePowerSampler:
     """Runs the command in threads: one for each node, or one for all. The block does not wait for a first reading."""
 
-    def __init__(self, plan: Plan, site: NodePowerSite, paths: RunPaths) -> None:
-        self._plan, self._site, self._paths = plan, site, paths
+    def __init__(self, plan: Plan, reader: NodePowerSite, paths: RunPaths) -> None:
+        self._plan, self._reader, self._paths = plan, reader, paths
         self._stop_event, self._write_lock, self._is_closed = threading.Event(), threading.Lock(), False
         nodes = range(plan.hardware.nodes if plan.launch else 1)
-        self._groups = [[node] for node in nodes] if site.is_per_host else [list(nodes)]
+        self._groups = [[node] for node in nodes] if reader.is_per_host else [list(nodes)]
         self._threads = [
             threading.Thread(target=self._sample, args=(group,), daemon=True, name="node-power")
             for group in self._groups
@@ -127,17 +127,17 @@ class NodePowerSampler:
             for node in group:
                 if node not in hosts and (host := _host_name(self._plan, self._paths, node)):
                     hosts[node] = host
-                    self._write(node, source=self._site.source)
+                    self._write(node, source=self._reader.source)
             if hosts:
                 has_reading = self._read(hosts, len(group) == 1) or has_reading
                 failures = 0 if has_reading else failures + 1
-            self._stop_event.wait(max(0.0, self._site.seconds - (time.monotonic_ns() - begin_ns) / 1e9))
+            self._stop_event.wait(max(0.0, self._reader.seconds - (time.monotonic_ns() - begin_ns) / 1e9))
 
     def _read(self, hosts: dict[int, str], is_only_host: bool) -> bool:
         """Run the command once and write a line for each node. Return whether a node has a reading."""
         begin_ns = time.monotonic_ns()
         try:
-            output = run_power_command(self._site, next(iter(hosts.values())))
+            output = run_power_command(self._reader, next(iter(hosts.values())))
         except NodePowerError as error:
             for node in hosts:
                 self._write(node, error=str(error))

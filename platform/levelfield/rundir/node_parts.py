@@ -21,7 +21,7 @@ class NodePart:
     name: str | None  # of its node; None for the platform's machine, which has all nodes
     ranks: range  # those on it, whose events and telemetry have one clock
     steps: tuple[StepRecord, ...]  # of these ranks
-    ends: Mapping[int, int]  # by step, when the first of these ranks ended it
+    first_rank_end_ns: Mapping[int, int]  # by step, when the rank with the lowest number of these ended it
     telemetry: NodeTelemetry  # without any reading where there is none
     device_indices: tuple[str, ...]  # its devices, as its telemetry names them
     # Why nothing was read here; None where there is telemetry, and for the platform's machine.
@@ -29,7 +29,7 @@ class NodePart:
 
     def window_ns(self, window: Window) -> tuple[int, int] | None:
         """Return begin and end of the window on this machine's clock; None where a record of one of them is missing."""
-        begin, end = self.ends.get(window.first_step - 1), self.ends.get(window.last_step)
+        begin, end = self.first_rank_end_ns.get(window.first_step - 1), self.first_rank_end_ns.get(window.last_step)
         return None if begin is None or end is None or not begin < end else (begin, end)
 
     def time_of_day_ns(self, time_ns: int) -> int:
@@ -62,7 +62,7 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
         nodes_and_ranks = [(None, range(plan.world_size))]
     parts = []
     for node, ranks in nodes_and_ranks:
-        ends = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
+        first_rank_end_ns = {record.step: record.end_ns for record in steps.get(ranks.start, ())}
         records = tuple(record for rank in ranks for record in steps.get(rank, ()))
         node_telemetry = telemetry.get(node, NodeTelemetry())
         indices: tuple[str, ...] = ("0",)  # a host that is divided into shares is one device
@@ -73,5 +73,9 @@ def node_parts(plan: Plan, raw: RawRecords) -> tuple[NodePart, ...]:
         elif node_telemetry.readings:
             indices = tuple(sorted({reading.device for reading in node_telemetry.readings}))
         name, is_silent = None if node is None else f"node{node}", node is not None and node not in telemetry
-        parts.append(NodePart(name, ranks, records, ends, node_telemetry, indices, NO_TELEMETRY if is_silent else None))
+        parts.append(
+            NodePart(
+                name, ranks, records, first_rank_end_ns, node_telemetry, indices, NO_TELEMETRY if is_silent else None
+            )
+        )
     return tuple(parts)

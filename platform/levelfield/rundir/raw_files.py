@@ -63,8 +63,9 @@ class RawRecords:
     final: tuple[FinalSlice, ...] = ()
     experts: tuple[ExpertShare, ...] = ()
     # Of a model with experts, by rank, the digest of the reference's choices that it follows; None: it follows none.
-    follows: dict[int, str | None] = field(default_factory=dict)
-    compared: tuple[ComparedChoices, ...] = ()  # how a rank's own choices differ from those that it follows
+    choices_digests: dict[int, str | None] = field(default_factory=dict)
+    # How a rank's own choices differ from those that it follows.
+    compared_choices: tuple[ComparedChoices, ...] = ()
     chosen: tuple[ChosenExperts, ...] = ()  # the choices of a run that follows none
     sampled: tuple[SampledStep, ...] = ()  # what the platform computes again, by rank
     # By rank, when its first step started, by its monotonic clock.
@@ -122,7 +123,7 @@ def read_raw(paths: RunPaths) -> RawRecords:
         for e in read_lines(path, damage_sentences)
     ]
     digests = {rank: e.get("follows") for rank, e in choices if e.get("event") == "choices"}
-    follows = {rank: None if digest is None else str(digest) for rank, digest in digests.items()}
+    choices_digests = {rank: None if digest is None else str(digest) for rank, digest in digests.items()}
     telemetry, node_power = read_telemetry(paths, damage_sentences), read_node_power(paths, damage_sentences)
     (outcome, seen, damage), provenance = _read_outcome(paths.outcome), read_document(paths.provenance) or {}
     nodes: dict[str, dict[int, JsonObject]] = {"facts": {}, "software": {}}
@@ -139,8 +140,8 @@ def read_raw(paths: RunPaths) -> RawRecords:
         gradients=tuple(_records(pairs, "gradients", damage_sentences)),
         final=tuple(_records(pairs, "final_weights", damage_sentences)),
         experts=tuple(_records(pairs, "experts", damage_sentences)),
-        follows=follows,
-        compared=tuple(_records(choices, "compared", damage_sentences, ".choices")),
+        choices_digests=choices_digests,
+        compared_choices=tuple(_records(choices, "compared", damage_sentences, ".choices")),
         chosen=tuple(_records(choices, "chosen", damage_sentences, ".choices")),
         sampled=tuple(_sampled_steps(paths, damage_sentences)),
         first_step_start_ns=dict(_records(pairs, "begin", damage_sentences)),

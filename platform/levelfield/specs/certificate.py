@@ -113,7 +113,7 @@ class Certificate(Document):
     case: str
     scale: Literal["smoke"] = "smoke"
     precision: Literal["fp32"] = "fp32"
-    reference: str
+    reference: str  # its name and its run; `subject.reference` is its digest
     run_id: str
     layout: str
     framework_version: str
@@ -125,7 +125,7 @@ class Certificate(Document):
     digest: str  # of all other keys; a changed file is not a certificate
 
     @classmethod
-    def seal(cls, **content: Any) -> Certificate:
+    def from_content(cls, **content: Any) -> Certificate:
         """Return the certificate with the digest of its content. Raises ValidationError for a layer that is open."""
         draft = cls.model_construct(digest="", **content)
         return cls.model_validate({**content, "digest": draft.fingerprint()})

@@ -247,7 +247,7 @@ KEYS_OF_ONE_RUN = {
     "peak.measured_tflops": "as peak.tflops",
     "peak.measurement": "as peak.tflops; what the training takes from it, the library of products, counts",
     "choices.known": "no plan.json has it; `follows` is its digest",
-    "node_power.site": "no plan.json has the command; its `seconds` count",
+    "node_power.reader": "no plan.json has the command; its `seconds` count",
 }
 
 

@@ -252,8 +252,9 @@ class NodePowerPlan(Value):
     # Other values than the defaults of `protocol` and `verify` are of earlier runs, which read BMCs without a command.
     protocol: Literal["command", "redfish", "ipmi", "local"] = "command"
     seconds: float  # from one reading to the next
-    verify: bool = True
-    site: NodePowerSite | None = Field(default=None, exclude=True, repr=False)  # the command; no file of a run has it
+    verify: bool = True  # whether the certificate of a BMC was checked
+    # The site's command that reads the power; no file of a run has it.
+    reader: NodePowerSite | None = Field(default=None, exclude=True, repr=False)
 
 
 class Site(Document):
@@ -297,8 +298,8 @@ class LaunchPlan(Value):
     code: str | None = None  # the path of a site's own launcher; None: one of Levelfield or of a package
     site: Site
     hosts: tuple[Host, ...] = ()  # for ssh, one for each node, the first node first; else empty
-    samples: tuple[NodeCommand, ...] = ()  # the commands that are repeated during the run
-    facts: dict[str, NodeCommand] = Field(default_factory=dict)  # by name, the commands that run once
+    samples: tuple[NodeCommand, ...] = ()  # `sampling_commands` of NodeCommands, repeated during the run
+    facts: dict[str, NodeCommand] = Field(default_factory=dict)  # its `fact_commands` by name, which run once
     pci_vendor: str | None = None  # the maker's number on the PCI bus, by which a node finds the devices' NUMA domains
 
 

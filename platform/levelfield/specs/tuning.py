@@ -140,7 +140,7 @@ class TuningChoice(Value):
 
 
 class TuningRow(Value):
-    """A vendor's choice and the reason, with the conditions of its place; None: any."""
+    """A vendor's choice and the reason, with the criteria of the runs that it is for; None: any."""
 
     chip: str | None = None
     framework: str | None = None
@@ -153,13 +153,13 @@ class TuningRow(Value):
     def applies(
         self, scale: str, chip: str | None, framework: str | None, devices: int | None, nodes: int | None
     ) -> bool:
-        """Return whether every condition of the row holds. A condition on an unknown value (None) does not hold."""
-        place = {"chip": chip, "framework": framework, "devices": devices, "nodes": nodes}
-        return self.scale == scale and all(place[name] == value for name, value in self.conditions.items())
+        """Return whether every criterion of the row holds. A criterion of an unknown value (None) does not hold."""
+        target = {"chip": chip, "framework": framework, "devices": devices, "nodes": nodes}
+        return self.scale == scale and all(target[name] == value for name, value in self.criteria.items())
 
     @property
-    def conditions(self) -> dict[str, str | int]:
-        """The conditions beside the scale, by name; empty for a row that always applies."""
+    def criteria(self) -> dict[str, str | int]:
+        """The criteria beside the scale, by name; empty for a row that always applies."""
         values = {"chip": self.chip, "framework": self.framework, "devices": self.devices, "nodes": self.nodes}
         return {name: value for name, value in values.items() if value is not None}
 

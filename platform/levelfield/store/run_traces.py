@@ -99,7 +99,7 @@ def run_traces(plan: Plan, raw: RawRecords, step: StepTrace | None = None) -> Ru
 
 def _device_readings(part: NodePart, begins: Mapping[int, int]) -> Iterator[DeviceReadings]:
     """Return the readings of each device of a machine during its steps, on its own clock."""
-    begin, end = begins.get(part.ranks.start), max(part.ends.values(), default=0)
+    begin, end = begins.get(part.ranks.start), max(part.first_rank_end_ns.values(), default=0)
     readings_by_device: dict[str, list[Reading]] = defaultdict(list)
     for reading in part.telemetry.readings:
         if begin is not None and not reading.before and begin <= reading.time_ns <= end:

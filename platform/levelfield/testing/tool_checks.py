@@ -215,9 +215,9 @@ def check_visible_devices(subject: VendorSubject) -> str:
     devices = subject.recorded_devices()
     if not devices:
         raise NotApplicable("the recordings show no device")
-    unknown = next((device.unnumbered for device in devices if device.unnumbered), None)
-    if unknown and visible_value_tool(subject.spec):
-        raise Fails(unknown, "compare numbering.tool with its recording")
+    unnumbered_reason = next((device.unnumbered_reason for device in devices if device.unnumbered_reason), None)
+    if unnumbered_reason and visible_value_tool(subject.spec):
+        raise Fails(unnumbered_reason, "compare numbering.tool with its recording")
     if subject.spec.numbering is None and not any(device.visible_as for device in devices):
         indices = [device.index for device in devices]
         if indices != list(range(len(indices))):

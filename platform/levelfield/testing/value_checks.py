@@ -56,7 +56,7 @@ def device_rows(subject: VendorSubject) -> tuple[CheckRow, ...]:
         values_by_device[device.index] = {
             "name": device.description if is_named else None,
             "identity": device.identity,
-            "visible": None if device.unnumbered else device.visible,
+            "visible": None if device.unnumbered_reason else device.visible,
             "compute_units": device.compute_units,
             "memory_total": device.memory_bytes,
             **{field: getattr(sample, name) for field, name in SAMPLE_FIELDS.items()},

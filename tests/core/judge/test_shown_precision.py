@@ -120,8 +120,10 @@ def test_the_first_rows_with_the_window_are_held_to_its_ceiling() -> None:
     result: Any = SimpleNamespace(run_id="another", framework=reference.framework)
 
     def admitted(factor: float) -> None:
-        window = {step: {group: norm * factor for group, norm in norms.items()} for step, norms in curve.window.items()}
-        check_admissible(older, replace(curve, window=window), result)
+        window = {
+            step: {group: norm * factor for group, norm in norms.items()} for step, norms in curve.window_norms.items()
+        }
+        check_admissible(older, replace(curve, window_norms=window), result)
 
     admitted(1.2)
     with pytest.raises(GateFailed, match="window"):

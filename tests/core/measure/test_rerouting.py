@@ -113,8 +113,10 @@ def differing(number: int, margin: float, step: int = 17, gates: float = 0.0) ->
     return lambda run: replace(run, own_choices={**run.own_choices, step: OwnChoices(8000, number, margin, 2, gates)})
 
 
-FOLLOWED = replace(REFERENCE, follows="sha256:f", own_choices={step: OwnChoices(8000, 0, 0.0, 1) for step in STEPS})
-KNOWN = replace(REFERENCE, follows="sha256:f")
+FOLLOWED = replace(
+    REFERENCE, choices_digest="sha256:f", own_choices={step: OwnChoices(8000, 0, 0.0, 1) for step in STEPS}
+)
+KNOWN = replace(REFERENCE, choices_digest="sha256:f")
 
 
 def followed(*changes: Change, limits: AlignmentLimits = LIMITS) -> tuple[str, str]:
@@ -198,8 +200,8 @@ def test_without_following_many_choices_at_once_are_a_fault() -> None:
 
 
 def test_a_run_that_follows_others_than_the_reference_has_followed_none() -> None:
-    assert align(replace(FOLLOWED, follows="sha256:other"), KNOWN, LIMITS).verdict == "aligned"
-    other = moved(1, 17)(replace(FOLLOWED, follows="sha256:other"))
+    assert align(replace(FOLLOWED, choices_digest="sha256:other"), KNOWN, LIMITS).verdict == "aligned"
+    other = moved(1, 17)(replace(FOLLOWED, choices_digest="sha256:other"))
     assert align(other, KNOWN, LIMITS).verdict == "inconclusive"
 
 
@@ -214,8 +216,8 @@ WHOLE = [share(rank, step, layer) for rank in (0, 1) for step in (1, 2) for laye
 BOTH = {0: "sha256:f", 1: "sha256:f"}
 
 
-def reasons(shares: list[ComparedChoices], follows: Mapping[int, str | None]) -> list[str]:
-    return choice_reasons(shares, follows, LAYERS, 2, 128)
+def reasons(shares: list[ComparedChoices], choices_digests: Mapping[int, str | None]) -> list[str]:
+    return choice_reasons(shares, choices_digests, LAYERS, 2, 128)
 
 
 def test_whole_records_of_all_ranks_are_right() -> None:
@@ -223,7 +225,7 @@ def test_whole_records_of_all_ranks_are_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "follows", "words"),
+    ("shares", "choices_digests", "words"),
     [
         (WHOLE[1:], BOTH, "step 1, layer 1: 64 own choices, expected 128"),
         ([*WHOLE, WHOLE[0]], BOTH, "step 1, layer 1, rank 0: recorded twice"),
@@ -238,8 +240,8 @@ def test_whole_records_of_all_ranks_are_right() -> None:
         (WHOLE, {0: None, 1: None}, "own choices were compared, and rank 0 follows none"),
     ],
 )
-def test_a_damaged_record_makes_the_run_invalid(shares: Any, follows: Any, words: str) -> None:
-    assert words in "; ".join(reasons(shares, follows))
+def test_a_damaged_record_makes_the_run_invalid(shares: Any, choices_digests: Any, words: str) -> None:
+    assert words in "; ".join(reasons(shares, choices_digests))
 
 
 def test_the_ranks_records_add_up_and_the_widest_margin_stays() -> None:

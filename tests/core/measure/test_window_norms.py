@@ -44,7 +44,7 @@ def training(window: Norms | None = None, skipped: tuple[int, ...] = ()) -> Trai
         losses,
         gradients=gradients,
         identity={"work": "w"},
-        window=norms() if window is None else window,
+        window_norms=norms() if window is None else window,
         skipped=frozenset(skipped),
     )
 
@@ -137,7 +137,7 @@ def test_groups_are_all_parameters_of_one_name_and_only_of_the_window() -> None:
 
 
 def test_a_mixture_is_compared_before_its_first_changed_choice() -> None:
-    assert list(truncate_before(REFERENCE, 14).window) == [11, 12, 13]
+    assert list(truncate_before(REFERENCE, 14).window_norms) == [11, 12, 13]
 
 
 # ---- noise
@@ -213,4 +213,6 @@ def test_without_a_common_norm_nothing_is_known(run: dict[str, float]) -> None:
 
 
 def test_the_layer_is_left_out_of_what_it_does_not_know() -> None:
-    assert window_layer(replace(REFERENCE, window=norms()), REFERENCE, replace(LIMITS, window=None)).passed is None
+    assert (
+        window_layer(replace(REFERENCE, window_norms=norms()), REFERENCE, replace(LIMITS, window=None)).passed is None
+    )

@@ -249,7 +249,7 @@ def on_h100(**changes: Any) -> RunRecord:
 def test_the_planned_intensity_is_the_models_flops_over_the_planners_bytes() -> None:
     """By hand: 400e12 / 8000 = 5e10 FLOPs a token, 8 sequences of 8,192 tokens; ridge 989.4e12 over the bandwidth."""
     intensity, registry = planned_intensity(on_h100(), Registry()), Registry()
-    constants = registry.constants("torch")
+    constants = registry.planner_constants("torch")
     assert intensity and constants
     setup = training_setup(registry.case("llama3_8b").work("full"), Tuning(micro_batch=8), False, constants.keeping)
     assert intensity.flops_per_byte == pytest.approx(

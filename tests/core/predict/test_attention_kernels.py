@@ -73,7 +73,7 @@ def test_a_stated_kernel_and_an_unknown_chip_are_as_before() -> None:
 
 @pytest.mark.parametrize(("framework", "kernel"), [("torch", "cudnn"), ("deepspeed", "cudnn"), ("megatron", "flash2")])
 def test_each_framework_has_its_own(framework: str, kernel: str) -> None:
-    constants = REGISTRY.constants(framework)
+    constants = REGISTRY.planner_constants(framework)
     assert constants is not None and attention_kernel(setup(), machine("H100-SXM5-80GB"), constants.pace) == kernel
 
 
@@ -89,6 +89,6 @@ def test_the_kernels_rate_is_that_of_the_plan() -> None:
 
 def test_published_programs_keep_the_kernel_that_they_had() -> None:
     for framework in ("torch", "deepspeed"):
-        constants = REGISTRY.constants(framework)
+        constants = REGISTRY.planner_constants(framework)
         assert constants is not None
         assert "sdpa" not in {constants.for_program(name).pace.attention for name in constants.programs}

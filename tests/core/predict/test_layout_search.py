@@ -61,7 +61,7 @@ def question(
     case: str = "llama3_8b", devices: int = 8, capacity_gib: float | None = 80, **changes: object
 ) -> LayoutQuestion:
     registry = Registry()
-    constants = registry.constants("megatron")
+    constants = registry.planner_constants("megatron")
     assert constants is not None
     plain = LayoutQuestion(
         work=registry.case(case).work("full"),
@@ -269,7 +269,7 @@ def test_rows_come_fastest_first_and_only_what_is_offered() -> None:
 )
 def test_a_search_by_shared_figures_finds_what_whole_rows_have(case: str, framework: str, on_host: bool) -> None:
     """Rows are ordered by sums of figures that many of them share; a row that is read is computed without these."""
-    constants = Registry().constants(framework)
+    constants = Registry().planner_constants(framework)
     assert constants is not None
     copying = constants.model_copy(update={"pace": constants.pace.model_copy(update={"exchange_copies": True})})
     offer = replace(ALL, parallelism=ALL.parallelism | {"expert", "uneven"})
@@ -428,7 +428,7 @@ def test_where_nothing_fits_the_smallest_is_named() -> None:
 def test_the_arithmetic_gives_each_part(
     layout: str, fields: dict[str, object], framework: str, keeping: dict[str, object]
 ) -> None:
-    constants = Registry().constants(framework)
+    constants = Registry().planner_constants(framework)
     assert constants is not None
     constants = constants.model_copy(update={"keeping": constants.keeping.model_copy(update=keeping)})
     query = question(constants=constants, capacity_gib=None)

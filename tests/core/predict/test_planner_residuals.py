@@ -32,7 +32,7 @@ def fit(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture(scope="module")
 def constants() -> dict[str, Constants]:
     registry = Registry()
-    committed = {name: registry.constants(name) for name in registry.constants_files}
+    committed = {name: registry.planner_constants(name) for name in registry.planner_constants_files}
     return {name: value for name, value in committed.items() if value}
 
 

@@ -313,7 +313,7 @@ def test_another_file_of_runs_is_in_no_fit(unseen: ModuleType, tmp_path: Path) -
 def test_every_program_is_that_of_a_row(unseen: ModuleType) -> None:
     """Those of configs/planner are of rows of today, which are in no fit; the others have rows of their own."""
     questions = unseen.Questions(Registry())
-    todays = {name: set(Registry().constants(name).programs) for name in Registry().constants_files}  # type: ignore[union-attr]
+    todays = {name: set(Registry().planner_constants(name).programs) for name in Registry().planner_constants_files}  # type: ignore[union-attr]
     current = {(name, program) for name in todays for program in questions.constants_with_programs(name).programs}
     paths = (unseen.CONTEXT_RUNS, unseen.MIXTURE_RUNS, unseen.RECENT_RUNS, unseen.RUNS)
     *recent, old = ({(run.framework, run.program) for run in unseen.runs_of(path)} for path in paths)

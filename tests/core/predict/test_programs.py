@@ -370,7 +370,7 @@ def test_a_program_is_described_and_its_rates_are_those_of_all() -> None:
     default = Pace(overlap=0)
     registry = Registry()
     for name, program_name in shipped():
-        framework_constants = registry.constants(name)
+        framework_constants = registry.planner_constants(name)
         assert framework_constants is not None
         pace = (framework_constants.for_program(program_name) if program_name else framework_constants).pace
         for rate in (*FITTED_FIELDS, "communication_efficiency"):
@@ -380,8 +380,8 @@ def test_a_program_is_described_and_its_rates_are_those_of_all() -> None:
 def shipped() -> list[tuple[str, str | None]]:
     registry = Registry()
     programs: list[tuple[str, str | None]] = []
-    for name in registry.constants_files:
-        framework_constants = registry.constants(name)
+    for name in registry.planner_constants_files:
+        framework_constants = registry.planner_constants(name)
         assert framework_constants is not None
         programs += [(name, None), *((name, program) for program in framework_constants.programs)]
     return programs
@@ -389,7 +389,7 @@ def shipped() -> list[tuple[str, str | None]]:
 
 @pytest.mark.parametrize(("framework", "program_name"), shipped())
 def test_more_recomputation_never_needs_more_memory(framework: str, program_name: str | None) -> None:
-    framework_constants = Registry().constants(framework)
+    framework_constants = Registry().planner_constants(framework)
     assert framework_constants is not None
     model = (framework_constants.for_program(program_name) if program_name else framework_constants).keeping
     work = Registry().case("llama3_8b").work("full")

@@ -447,7 +447,7 @@ def test_an_edited_certificate_with_a_right_digest_does_not_count(certified: Cer
     layers = tuple(layer.model_copy(update={"value": 1e-9}) for layer in right.layers if layer.value is not None)
     for changes in ({"layers": layers}, {"reason": "because"}, {"framework_version": "9"}, {"software": "sha256:0"}):
         content = {**right.model_dump(exclude={"digest", "subject", "layers"}), "layers": right.layers, **changes}
-        path.write_text(dump(Certificate.seal(subject=right.subject, **content)))
+        path.write_text(dump(Certificate.from_content(subject=right.subject, **content)))
         stored_certificate = load_certificate(certified.subject)
         assert stored_certificate.certificate is None and f"{path}: {next(iter(changes))}" in str(
             stored_certificate.problem
@@ -501,7 +501,7 @@ def resealed(certified: CertifiedRun, **changes: Any) -> Certificate:
     """The certificate with another subject: whole, with a right digest."""
     right = load(Certificate, certified.main.certificate)
     subject = right.subject.model_copy(update=changes)
-    return Certificate.seal(
+    return Certificate.from_content(
         **{**right.model_dump(exclude={"digest", "subject", "layers"})}, subject=subject, layers=right.layers
     )
 
@@ -676,7 +676,7 @@ def test_a_bundle_with_both_runs_has_its_certificate_recomputed(
     right = load(Certificate, certified.main.certificate)
     layers = tuple(layer.model_copy(update={"limit": 0.5}) if layer.limit else layer for layer in right.layers)
     content = {**right.model_dump(exclude={"digest", "subject", "layers"}), "layers": layers}
-    edited = Certificate.seal(subject=right.subject, **content)
+    edited = Certificate.from_content(subject=right.subject, **content)
     certified.main.certificate.write_text(dump(edited))
     rewrite(certified.main.plan, lambda plan: plan["certificate"].update(digest=edited.digest))
     seal_again(certified.main)

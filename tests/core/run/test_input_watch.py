@@ -163,12 +163,15 @@ def test_what_the_digest_of_the_code_covers_is_not_from_elsewhere(tmp_path: Path
     other = {"path": f"{plan.implementation.folder}2/train.py", "sha256": "b"}
     (paths.logs / "rank0.imported.json").write_text(json.dumps({"files": [covered, other]}))
     outcome = CodeWatch(plan, paths).revise_outcome(GOOD)
-    assert outcome.elsewhere is not None and outcome.elsewhere.keys() == {other["path"], "rank 1"}
-    assert outcome.elsewhere[other["path"]] == "b"
+    assert outcome.uncovered_imports is not None and outcome.uncovered_imports.keys() == {other["path"], "rank 1"}
+    assert outcome.uncovered_imports[other["path"]] == "b"
     for damaged in ("", "[]", '{"files": 1}', '{"files": [1]}', '{"files": [{}]}'):
         (paths.logs / "rank1.imported.json").write_text(damaged)
-        assert set(dict(CodeWatch(plan, paths).revise_outcome(GOOD).elsewhere or {})) == {other["path"], "rank 1"}
-    assert CodeWatch(plan, paths).revise_outcome(Outcome("hang")).elsewhere is None
+        assert set(dict(CodeWatch(plan, paths).revise_outcome(GOOD).uncovered_imports or {})) == {
+            other["path"],
+            "rank 1",
+        }
+    assert CodeWatch(plan, paths).revise_outcome(Outcome("hang")).uncovered_imports is None
 
 
 def test_a_process_reports_what_it_imported_from_elsewhere_however_it_ends(tmp_path: Path) -> None:

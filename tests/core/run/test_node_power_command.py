@@ -163,7 +163,7 @@ def test_a_site_that_is_wrong_is_refused() -> None:
 
 
 def test_no_plan_that_is_written_has_the_command(run: RunPaths) -> None:
-    plan = read_plan(run).model_copy(update={"node_power": NodePowerPlan(seconds=1, site=site("my-command"))})
+    plan = read_plan(run).model_copy(update={"node_power": NodePowerPlan(seconds=1, reader=site("my-command"))})
     assert "my-command" not in dump(plan) and "my-command" not in repr(plan)
     earlier = {"protocol": "redfish", "seconds": 2.0, "verify": False}
     assert parse(NodePowerPlan, earlier, "plan").model_dump() == earlier

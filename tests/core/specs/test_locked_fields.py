@@ -11,7 +11,7 @@ import pytest
 import yaml
 from golden_files import golden
 from levelfield.catalog.registry import Registry
-from levelfield.catalog.tuning_changes import UNCHOSEN_VALUES, RunPlace, row_changes, tuned_values, tuning_rows
+from levelfield.catalog.tuning_changes import UNCHOSEN_VALUES, RunTarget, row_changes, tuned_values, tuning_rows
 from levelfield.cli.main import main
 from levelfield.errors import DocumentError, UsageError
 from levelfield.specs.base import Value, load, parse
@@ -181,13 +181,13 @@ def rows() -> tuple[TuningRow, ...]:
     return tuning_rows(Registry([PLUGINS]), "fake", "tiny")
 
 
-def changes_at(case: Case, rows: tuple[TuningRow, ...], place: RunPlace) -> dict[int, list[tuple[str, Any, Any]]]:
-    changed_rows = row_changes(case, rows, "smoke", place)
+def changes_at(case: Case, rows: tuple[TuningRow, ...], target: RunTarget) -> dict[int, list[tuple[str, Any, Any]]]:
+    changed_rows = row_changes(case, rows, "smoke", target)
     return {row.number: [(c.field, c.before, c.after) for c in row.changes] for row in changed_rows}
 
 
 def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, rows: tuple[TuningRow, ...]) -> None:
-    assert changes_at(case, rows, RunPlace()) == {
+    assert changes_at(case, rows, RunTarget()) == {
         0: [("micro_batch", 4, 1), ("threads", UNCHOSEN_VALUES["threads"], 3)],
         1: [("micro_batch", 1, 2)],
         2: [("micro_batch", 1, 8)],
@@ -195,39 +195,39 @@ def test_each_row_is_held_against_those_that_apply_wherever_it_does(case: Case, 
 
 
 @pytest.mark.parametrize(
-    ("place", "numbers"),
+    ("target", "numbers"),
     [
-        (RunPlace(chip="F1"), [0, 1]),
-        (RunPlace(chip="F2"), [0, 2]),
-        (RunPlace("F1", None, 4), [0]),
-        (RunPlace("F1", "x", 2), [0, 1]),
+        (RunTarget(chip="F1"), [0, 1]),
+        (RunTarget(chip="F2"), [0, 2]),
+        (RunTarget("F1", None, 4), [0]),
+        (RunTarget("F1", "x", 2), [0, 1]),
     ],
 )
-def test_rows_of_another_place_are_left_out(
-    case: Case, rows: tuple[TuningRow, ...], place: RunPlace, numbers: list[int]
+def test_rows_for_another_target_are_left_out(
+    case: Case, rows: tuple[TuningRow, ...], target: RunTarget, numbers: list[int]
 ) -> None:
-    assert list(changes_at(case, rows, place)) == numbers
+    assert list(changes_at(case, rows, target)) == numbers
 
 
 def test_what_a_row_leaves_as_it_was_is_no_change(case: Case) -> None:
     same = TuningRow(scale="smoke", set=TuningChoice(micro_batch=4, recompute="none"), why="as before")
-    assert changes_at(case, (same,), RunPlace()) == {0: []}
+    assert changes_at(case, (same,), RunTarget()) == {0: []}
 
 
 def test_variables_join_those_before(case: Case) -> None:
     first = TuningRow(scale="smoke", set=TuningChoice(environment={"A": "1", "B": "1"}), why="one")
     second = TuningRow(scale="smoke", set=TuningChoice(environment={"B": "2"}), why="two")
-    assert tuned_values(case, (first, second), "smoke", RunPlace())["environment"] == {"A": "1", "B": "2"}
+    assert tuned_values(case, (first, second), "smoke", RunTarget())["environment"] == {"A": "1", "B": "2"}
 
 
 @pytest.mark.parametrize(
-    ("place", "micro_batch"),
-    [(RunPlace(), 1), (RunPlace("F1", None, 2), 2), (RunPlace("F1", None, 1), 1), (RunPlace("F2"), 8)],
+    ("target", "micro_batch"),
+    [(RunTarget(), 1), (RunTarget("F1", None, 2), 2), (RunTarget("F1", None, 1), 1), (RunTarget("F2"), 8)],
 )
-def test_all_rows_of_a_place_make_its_tuning(
-    case: Case, rows: tuple[TuningRow, ...], place: RunPlace, micro_batch: int
+def test_all_rows_for_a_target_make_its_tuning(
+    case: Case, rows: tuple[TuningRow, ...], target: RunTarget, micro_batch: int
 ) -> None:
-    fields = tuned_values(case, rows, "smoke", place)
+    fields = tuned_values(case, rows, "smoke", target)
     assert set(fields) == FREE and (fields["micro_batch"], fields["threads"]) == (micro_batch, 3)
 
 

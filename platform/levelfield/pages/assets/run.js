@@ -201,7 +201,7 @@
   function telemetry(place, file, record, fact, isHost) {
     const part = section(place, "telemetry");
     const rows = Object.entries(record.telemetry).map(([name, v]) => (/_bytes_/.test(name) ? [foreign(name.replace("_bytes_", "_gib_")), { v: v / GIB, text: number(v / GIB, 2) }] : [foreign(name), { v, text: number(v, Math.abs(v) < 10 ? 3 : 1) }]));
-    const watts = value(fact("mean_watts")), others = value(fact("others"));
+    const watts = value(fact("mean_watts")), otherCores = value(fact("other_cores"));
     if (watts !== null) rows.push([t("mean-watts", { boundary: fact("boundary") || "–" }), { v: watts, text: number(watts, 1) }]);
     for (const [name, digits] of [["node_watts", 1], ["node_joules_per_token", 4], ["other_joules_per_token", 4]]) {
       const known = fact(name);
@@ -209,7 +209,7 @@
       const v = value(known);
       rows.push([t(name), v === null ? foreign(known.reason || "") : { v, text: number(v, digits) }]);
     }
-    if (others !== null) rows.push([t("others"), { v: others, text: number(others, 2) }]);
+    if (otherCores !== null) rows.push([t("others"), { v: otherCores, text: number(otherCores, 2) }]);
     const memory = BYTES.map((name) => [t(isHost && name === "device_used" ? "memory.machine" : `memory.${name}`), value(fact(name)), fact(name)]);
     const columns = [t("reading"), { name: t("value"), number: true }];
     if (rows.length) levelfield.tables.add(part, t("telemetry-of-window"), columns, rows);
@@ -239,7 +239,7 @@
     const part = section(place, "layout");
     const { layout, in_words: words, work, corpus, version, ...rest } = file.series;
     pairs(part, t("work-and-layout"), [["layout", `${layout} (${words})`], ...Object.entries(rest), ["parameters", fact("parameters")],
-      ...EXPERTS.map((name) => [name, fact(name)]), ["repeated", fact("repeated")], ["attention_kernel", fact("attention_kernel")], ["fp8_library", fact("fp8_library")], ["steps", `${fact("done") ?? "–"} / ${fact("planned") ?? "–"}`], ["work", work], ["corpus", corpus]]);
+      ...EXPERTS.map((name) => [name, fact(name)]), ["repeated", fact("recomputed")], ["attention_kernel", fact("attention_kernel")], ["fp8_library", fact("fp8_library")], ["steps", `${fact("done") ?? "–"} / ${fact("planned") ?? "–"}`], ["work", work], ["corpus", corpus]]);
   }
 
   function surroundings(place, history, index, fact) {
@@ -273,7 +273,7 @@
 
   function remarks(place, fact) {
     const part = section(place, "warnings");
-    const all = ["warnings", "deviations", "flags", "disturbance", "allowed"].flatMap((name) => fact(name) || []);
+    const all = ["warnings", "deviations", "flags", "disturbance_flags", "container_permissions"].flatMap((name) => fact(name) || []);
     if (all.length) part.append(el("ul", {}, all.map((remark) => el("li", {}, foreign(remark)))));
     else part.append(el("p", { class: "empty" }, t("no-warnings")));
   }
@@ -284,7 +284,7 @@
     button.addEventListener("click", () => levelfield.copy(command, button));
     part.append(el("pre", { id: "command", tabindex: "0" }, el("code", {}, command)), button);
     part.append(el("p", { class: "note" }, t("repeat-means", { commit: subject.commit || t("unknown"), version: subject.framework_version })));
-    part.append(el("p", { class: "note" }, `${t("content")}: `, el("code", {}, record.content)));
+    part.append(el("p", { class: "note" }, `${t("content")}: `, el("code", {}, record.content_digest)));
   }
 
   levelfield.ready(start);
