@@ -20,6 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from faults.by_a_second_stranger import FAULTS as SECOND_STRANGERS_FAULTS
 from faults.by_a_stranger import FAULTS as STRANGERS_FAULTS
 from faults.by_an_insider import FAULTS as INSIDERS_FAULTS
 from faults.fault import Fault
@@ -32,8 +33,8 @@ from power import PAGE, documented_between, write_data
 DATA = ROOT / "docs" / "data" / "sampled_step.json"
 BEGIN = "<!-- written by tools/sampled_power.py: begin -->"
 
-# Those of the second had read none of the checks when they wrote their faults.
-AUTHORS = {"ours": "ours", "stranger": "a stranger's"}
+# The others had read none of the checks when they wrote their faults. No check was written for those of the last.
+AUTHORS = {"ours": "ours", "stranger": "a stranger's", "second stranger": "a second stranger's"}
 # What a check would need to see those that no layer tells of.
 NUMBERS_IN_8_BITS = "the numbers in 8 bits with their scales, and a limit for sums of those"
 UNSEEN = {
@@ -43,17 +44,27 @@ UNSEEN = {
         "norms' gradients not summed over the sequence's parts, late",
         "gradients reduced in bf16 at each micro-batch",
         "norms and biases left out of the all-reduce",
+        "keys and values gathered without the other ranks' gradients",
+        "the last MLP's input gradient not summed over tensor-parallel ranks",
+        "data-parallel ranks exchange no gradients, late",
+        "layer 1 keeps the last micro-batch's gradient only, late",
     ),
+    "what a pipeline's stages send and receive": ("gradients between pipeline stages sent in 8 bits without a scale",),
+    "the gradient of learned positions": ("the positions' gradient is that of each micro-batch's first sequence",),
     "outputs and losses of tensor parallel ranks after their sum": (
         "the sum of exponentials of a rank's own vocabulary, late",
         "the MLP's last bias added by each rank, late",
+        "each rank of a divided vocabulary subtracts its own largest logit",
     ),
     "a rank's part of a weight beside the whole that it gathers": ("weights gathered in E4M3, late",),
     NUMBERS_IN_8_BITS: (
         *("scales 16 times too small", "the weights' scales of the first step", "scales with a margin of 64"),
         "forward products summed in fp16",
     ),
-    "steps long before the sampled ones": ("moments zero at step 5, as after a restart",),
+    "steps long before the sampled ones": (
+        "moments zero at step 5, as after a restart",
+        "one rank loses its shards' moments before step 5",
+    ),
     "nothing: the gradients' squares do not add up to the norm, and the run is invalid": (
         "a gradient norm that leaves out the embedding",
     ),
@@ -68,6 +79,8 @@ def all_faults() -> Iterator[tuple[str, SampledFault]]:
         yield "ours", fault
     for fault in STRANGERS_FAULTS:
         yield "stranger", fault
+    for fault in SECOND_STRANGERS_FAULTS:
+        yield "second stranger", fault
 
 
 def fault_rows() -> list[Row]:

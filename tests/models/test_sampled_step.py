@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import sampled_power
+from faults.by_a_second_stranger import FAULTS as SECOND_STRANGERS_FAULTS
 from faults.by_a_stranger import FAULTS as STRANGERS_FAULTS
 from faults.by_an_insider import FAULTS as INSIDERS_FAULTS
 from faults.in_sampled_step import (
@@ -38,7 +39,7 @@ ALSO_FIRST = (
     "one layer without the gradient of its residual, late",
     *("biases with the gradient of one sequence of a micro-batch", "the reciprocal of the sum of exponentials in bf16"),
 )
-ALL = (*STRANGERS_FAULTS, *INSIDERS_FAULTS)
+ALL = (*STRANGERS_FAULTS, *INSIDERS_FAULTS, *SECOND_STRANGERS_FAULTS)
 SELECTED = {name: next(fault for fault in FAULTS if fault.name == name) for name in FIRST}
 
 
@@ -101,7 +102,7 @@ def test_the_record_has_every_fault_and_the_layer_that_tells_of_it() -> None:
     recorded = {(row["by"], row["fault"], row["precision"]): row["layer"] for row in DATA["faults"]}
     faults = list(sampled_power.all_faults())
     assert recorded == {(author, fault.name, fault.precision): fault.layer for author, fault in faults}
-    assert len(recorded) == len(faults) == 120
+    assert len(recorded) == len(faults) == 144
 
 
 def test_a_strangers_fault_changes_the_training() -> None:
@@ -112,6 +113,11 @@ def test_a_strangers_fault_changes_the_training() -> None:
 def test_every_fault_that_is_not_seen_has_what_a_check_would_need() -> None:
     names = [name for group in sampled_power.UNSEEN.values() for name in group]
     assert sorted(names) == sorted(fault.name for _, fault in sampled_power.all_faults() if fault.layer is None)
+
+
+def test_of_a_list_that_no_check_was_written_for_nothing_is_aligned() -> None:
+    blind = [row for row in DATA["faults"] if row["by"] == "second stranger"]
+    assert len(blind) == 24 and all(row["layer"] or row["verdict"] != "aligned" for row in blind)
 
 
 def test_with_a_reference_and_a_certificate_only_scales_and_sums_of_fp8_are_aligned() -> None:
