@@ -64,9 +64,9 @@ _pinned = PinnedMemory()
 
 
 class Copied:
-    """A copy of some numbers on the host, for levelfield's SpotCheck. No step waits until it has arrived.
+    """A copy of some numbers for levelfield's SpotCheck. With CUDA no step waits until it is on the host.
 
-    A view of a parameter's memory would keep FSDP2 from freeing it.
+    Elsewhere it stays on its device until then. A view of a parameter's memory would keep FSDP2 from freeing it.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -78,7 +78,8 @@ class Copied:
         """Wait for the numbers and return them: float32, or integers."""
         if self.is_on_its_way:
             torch.cuda.synchronize()
-        copy = self.copy.float() if self.copy.is_floating_point() else self.copy
+        copy = self.copy.cpu()
+        copy = copy.float() if copy.is_floating_point() else copy
         numbers: NDArray[Any] = copy.numpy()
         return numbers
 
