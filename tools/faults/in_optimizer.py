@@ -113,7 +113,7 @@ optimizer.LocalAdamW.step = step
     Fault(
         "Adam's beta2 0.999 for 0.95",
         """
-job.training.optimizer.beta2 = 0.999
+object.__setattr__(job.training.optimizer, "beta2", 0.999)  # the job is frozen
 """,
         "gradients",
         "updated.embedding.weight",
