@@ -26,7 +26,7 @@ def run(folder: Path, model: dict[str, Any], variant: Variant, explained: int, *
 
 def judged(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events without times, memory and what an explained training adds."""
-    dropped = ("end_ns", "memory", "before_exchange_seconds")
+    dropped = ("end_ns", "memory", "before_exchange_seconds", "compile_seconds")
     kept = [event for event in found if event["event"] != "measured"]
     return [{key: value for key, value in event.items() if key not in dropped} for event in kept]
 
