@@ -35,7 +35,7 @@ def launches(step: dict[str, Any]) -> Launches:
     return Launches(step["kernels"], copies, sum(step["synchronisations"].values()), step["allocated_peak_bytes"])
 
 
-def with_and_without_samples(text: str, python: Path) -> tuple[Launches, Launches]:
+def compare_launches(text: str, python: Path) -> tuple[Launches, Launches]:
     """Return the launches of a plan's step without samples, and of the next one, which is sampled."""
     entry = make_plan(text, [])
     entry["job"]["window"] = {"first_step": STEPS, "last_step": STEPS}  # its last step is the one that is sampled
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("plans", nargs="+", metavar="CASE:FRAMEWORK:CHIP:NODES:DEVICES")
     python = Path(os.environ["LEVELFIELD_CUDA_PYTHON"])
     for text in parser.parse_args().plans:
-        without, sampled = with_and_without_samples(text, python)
+        without, sampled = compare_launches(text, python)
         print(text)
         for label, step in (("without", without), ("sampled", sampled)):
             memory = f"{step.peak_bytes / 2**30:.2f} GiB"

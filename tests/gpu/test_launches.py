@@ -11,7 +11,7 @@ from rehearsal.launches import launches_by_part
 from rehearsal.plans import make_plan
 from rehearsal.start import rehearse
 from rehearsal.text import launch_lines
-from sampled_launches import with_and_without_samples
+from sampled_launches import compare_launches
 from standin.build import build
 
 PYTHON = os.environ.get("LEVELFIELD_CUDA_PYTHON")
@@ -67,7 +67,7 @@ def test_less_than_one_in_a_hundred_launches_is_unexplained() -> None:
 
 @pytest.mark.skipif(not PYTHON, reason="LEVELFIELD_CUDA_PYTHON is not set")
 def test_a_sampled_step_waits_as_often_as_others_and_takes_little_memory() -> None:
-    without, sampled = with_and_without_samples("gpt2_small:torch:H100:1:1", Path(str(PYTHON)))
+    without, sampled = compare_launches("gpt2_small:torch:H100:1:1", Path(str(PYTHON)))
     assert sampled.waits == without.waits
     assert sampled.copies > without.copies + 1000  # the samples: none of them is waited for
     assert sampled.peak_bytes < 1.02 * without.peak_bytes

@@ -76,12 +76,12 @@ BIAS_GRADIENT = """
 import jax, numpy
 from jax import numpy as jnp
 from layers import add_bias
-given = numpy.random.default_rng(0).normal(0.05, 1, (4096, 8)).astype(jnp.bfloat16)
-right = given.astype(float).sum(0)
-for added in (add_bias, lambda y, b: y + b):
-    loss = lambda b: jnp.sum(added(jnp.zeros_like(given), b) * given, dtype=jnp.float32)
-    found = jax.grad(loss)(jnp.zeros(8, jnp.bfloat16))
-    print(max(abs(numpy.asarray(found, float) / right - 1)))
+upstream = numpy.random.default_rng(0).normal(0.05, 1, (4096, 8)).astype(jnp.bfloat16)
+expected = upstream.astype(float).sum(0)
+for add in (add_bias, lambda y, b: y + b):
+    loss = lambda b: jnp.sum(add(jnp.zeros_like(upstream), b) * upstream, dtype=jnp.float32)
+    gradient = jax.grad(loss)(jnp.zeros(8, jnp.bfloat16))
+    print(max(abs(numpy.asarray(gradient, float) / expected - 1)))
 """
 
 

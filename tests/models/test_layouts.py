@@ -145,8 +145,8 @@ def test_compiled_blocks_train_the_same_curve(tmp_path: Path, torch_of: Callable
     job = small_job(model, VARIANTS["compile"], STEPS)
     traced = tmp_path / "a block was traced"
     script = planted(tmp_path, "torch", BACKEND.format(path=str(traced)))
-    found = compare(train(job, script), torch_of(small_job(model, SINGLE, STEPS)))
-    assert found.is_within_limits(), found
+    difference = compare(train(job, script), torch_of(small_job(model, SINGLE, STEPS)))
+    assert difference.is_within_limits(), difference
     assert traced.exists()
 
 

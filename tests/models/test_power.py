@@ -77,10 +77,10 @@ def test_a_training_that_failed_is_not_counted_as_missed() -> None:
 )
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_fewer_bits_are_aligned_only_where_fp32_is(fp32: str | None, below: str, expected: str, precision: str) -> None:
-    found = [judgement(precision=precision, verdict=below)]
-    found += [judgement(verdict=fp32)] if fp32 else []
-    found += [judgement("b", verdict="aligned"), judgement(verdict="aligned", framework="paddle")]  # of others
-    assert certified(found) == {("torch", "a", "gpt"): expected}
+    same_code = [judgement(precision=precision, verdict=below)]
+    same_code += [judgement(verdict=fp32)] if fp32 else []
+    same_code += [judgement("b", verdict="aligned"), judgement(verdict="aligned", framework="paddle")]  # of others
+    assert certified(same_code) == {("torch", "a", "gpt"): expected}
 
 
 def test_a_training_that_ends_with_an_error_is_failed() -> None:

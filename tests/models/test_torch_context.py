@@ -140,11 +140,11 @@ torch.compile = functools.partial(torch.compile, backend="aot_eager")
 def test_attention_in_two_calls_is_traced(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
     variant = Variant("CP2, traced, recompute full", {"context": 2}, recompute="full", compile=True)
-    found = compare(
+    difference = compare(
         train(small_job(model, variant, STEPS), planted(tmp_path, "torch", JOINED + TRACED)),
         torch_of(small_job(model, SINGLE, STEPS)),
     )
-    assert found.is_within_limits(), found
+    assert difference.is_within_limits(), difference
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,13 @@ def test_a_node_installs_in_the_same_stages(
 ) -> None:
     run = node_setup._run_installer
 
-    def with_our_pip(argv: list[str], variables: dict[str, str]) -> None:
+    def run_tests_pip(argv: list[str], variables: dict[str, str]) -> None:
         """The tests' own pip in place of a new environment's, which takes seconds to make."""
         if "venv" in argv:
             return run([*argv, "--without-pip"], variables)
         return run([sys.executable, "-m", "pip", "--python", argv[0], *argv[3:]], variables)
 
-    monkeypatch.setattr(node_setup, "_run_installer", with_our_pip)
+    monkeypatch.setattr(node_setup, "_run_installer", run_tests_pip)
     environment = {"digest": "sha256:0", "requirements": ["acme==1.0"], "builds": [STEP.model_dump(mode="json")]}
     node_setup._make_environment(tmp_path / "made", environment, {})
     against, seen = json.loads(subprocess.check_output([str(tmp_path / "made/bin/python"), "-c", READ]))
