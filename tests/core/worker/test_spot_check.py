@@ -168,7 +168,7 @@ def test_numbers_on_a_device_are_waited_for_when_they_are_written(job: Job) -> N
 
 
 def test_numbers_on_the_host_are_those_of_the_call(job: Job) -> None:
-    check, weight = begun(job), np.ones(2)
+    check, weight = begun(job), np.ones(2, np.float32)
     check.norm("final_norm", weight, weight, None, weight)
     weight[:] = 7
     _, norm = written(check, job)
