@@ -200,7 +200,7 @@ def deepseek(query_rank: int | None = 14) -> Model:
 def their_deepseek(model: Model) -> Any:
     experts, latent = model.experts, model.latent_attention
     assert experts is not None and experts.router.groups is not None and latent is not None
-    config = transformers.DeepseekV3Config(  # type: ignore[call-arg]
+    config = transformers.DeepseekV3Config(
         vocab_size=model.vocab_size, hidden_size=model.hidden_size, intermediate_size=model.ffn_hidden_size,
         moe_intermediate_size=experts.ffn_hidden_size, num_hidden_layers=model.layers,
         num_attention_heads=model.heads, num_key_value_heads=model.heads, n_shared_experts=experts.shared,

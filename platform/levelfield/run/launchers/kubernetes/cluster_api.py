@@ -60,11 +60,9 @@ class ClusterApi:
         try:
             if context is None and "KUBERNETES_SERVICE_HOST" in os.environ and not Path(path).exists():
                 # without a kubeconfig: the account of the pod that this process runs in
-                config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+                config.load_incluster_config(client_configuration=settings)
             else:
-                config.load_kube_config(  # type: ignore[no-untyped-call]
-                    config_file=path, context=context, client_configuration=settings
-                )
+                config.load_kube_config(config_file=path, context=context, client_configuration=settings)
         except (config.ConfigException, OSError, ValueError) as error:
             context_text = f"context {context}" if context else "the current context"
             reason = " ".join(str(error).split()).rstrip(".")
@@ -75,7 +73,7 @@ class ClusterApi:
         self._client, self.address = client.ApiClient(settings), str(settings.host)
 
     def close(self) -> None:
-        self._client.close()  # type: ignore[no-untyped-call]
+        self._client.close()
 
     def get(self, path: str, **query: object) -> Fields:
         return self.answer("GET", path, query)
