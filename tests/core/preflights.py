@@ -36,10 +36,11 @@ def write_preflight(
     products_of_each: bool = False,
     products: Sequence[float | None] = (),
     pairs: Sequence[tuple[list[int], int, float]] = (),
+    collective_factor: float = 1.0,
 ) -> None:
     """Write the events of a preflight. ranks: of all nodes together.
 
-    products: TFLOP/s by node, None for no event.
+    products: TFLOP/s by node, None for no event. collective_factor: of the seconds of each collective.
     """
     paths.events.mkdir(exist_ok=True)
     per_node = ranks // len(nodes)
@@ -52,7 +53,7 @@ def write_preflight(
         if best is not None and (products_of_each or rank % per_node == 0):
             events.append(("matmul", {"precision": "fp32", "tflops": best, "median": best * 0.98, "repeats": 9}))
         if ranks > 1:
-            events += _of_the_group(rank, ranks)
+            events += _of_the_group(rank, ranks, collective_factor)
         events += [
             ("pair", {"ranks": both, "bytes": size, "seconds": [seconds], "wrong": None})
             for both, size, seconds in pairs
@@ -62,8 +63,8 @@ def write_preflight(
         (paths.events / f"rank{rank}.jsonl").write_text("\n".join([*lines, '{"event": "end"}']) + "\n")
 
 
-def _of_the_group(rank: int, ranks: int) -> list[tuple[str, Values]]:
-    seconds = [0.001, 0.002, 0.003] if rank == 0 else [0.002, 0.002, 0.002]
+def _of_the_group(rank: int, ranks: int, factor: float) -> list[tuple[str, Values]]:
+    seconds = [factor * s for s in ((0.001, 0.002, 0.003) if rank == 0 else (0.002, 0.002, 0.002))]
     operations = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     rows = [{"operation": name, "bytes": 2**20, "seconds": seconds, "wrong": None} for name in operations]
     joined = ("joined", {"backend": "gloo", "ranks": ranks})

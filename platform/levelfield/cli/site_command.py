@@ -48,7 +48,8 @@ Measure what the nodes of a case reach before an hour is lost on a bad one:
 matmuls, then the collectives of the very process group that the run
 would have. Settings and load are compared. Nothing is trained.
 
-A node is compared with the other nodes; no limit is a constant of a machine.
+A node is compared with the other nodes; no limit is a constant of a machine,
+but for a network that carries less than 100 Mbit/s.
 Exit code 4 when a node is out of line, 3 when the preflight could not run or
 a collective gave wrong values.
 

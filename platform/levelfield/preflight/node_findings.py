@@ -20,6 +20,9 @@ SETTINGS = {
     ),
     "memory": ("transparent_huge_pages", "huge_pages"),
 }  # fmt: skip
+# Bytes a second of the slowest network that anybody trains over, 100 Mbit/s Ethernet. It is no limit of a machine: the
+# best rate of any collective stays below it only where something is broken.
+MIN_COLLECTIVE_RATE = 12.5e6
 
 
 class DeviceState(NamedTuple):
@@ -39,7 +42,7 @@ def node_findings(
 
     locks_memory: whether ranks lock much memory, as RDMA between accelerators does.
     """
-    findings = [*_missing_findings(facts.nodes), *_wrong_findings(facts)]
+    findings = [*_missing_findings(facts.nodes), *_wrong_findings(facts), *_broken_network_findings(facts)]
     for figure, readings in _readings(facts.nodes).items():
         findings += [_peer_finding(figure, peer_finding, len(readings)) for peer_finding in compare_peers(readings)]
     findings += _pair_findings(facts.pairs)
@@ -118,6 +121,19 @@ def _wrong_findings(facts: PreflightFacts) -> Iterator[PreflightFinding]:
         if pair.wrong is not None:
             sentence = f"{pair.members[0]} and {pair.members[1]}: a message came back wrong: {pair.wrong}"
             yield PreflightFinding(kind="wrong", nodes=pair.members, figure="pair", sentence=sentence)
+
+
+def _broken_network_findings(facts: PreflightFacts) -> Iterator[PreflightFinding]:
+    """Yield that all collectives are slower than any working network, which a comparison of nodes cannot show."""
+    row = max(facts.collectives, key=lambda row: row.bus_bytes_per_second, default=None)
+    if row is None or len(facts.nodes) < 2 or row.bus_bytes_per_second >= MIN_COLLECTIVE_RATE:
+        return
+    rate, expected_rate = (f"{rate / 1e6:.3g} MB/s" for rate in (row.bus_bytes_per_second, MIN_COLLECTIVE_RATE))
+    sentence = f"no collective reached {expected_rate}, which 100 Mbit/s Ethernet carries: the best is {row.operation} "
+    sentence += f"of {row.bytes} bytes with {rate}; look at `interface` and the links"
+    yield PreflightFinding(
+        kind="slow", nodes=tuple(node.name for node in facts.nodes), figure="collectives", sentence=sentence
+    )
 
 
 def _peer_finding(figure: str, finding: PeerFinding, peers: int) -> PreflightFinding:

@@ -132,6 +132,12 @@ SLOW_LINK = {(0, 1): 10.0, (0, 2): 10.1, (0, 3): 10.0, (1, 2): 3.0, (1, 3): 9.95
         (nodes(4), {"pairs": pairs(SLOW_LINK)}, "out of line", [
             "node1 to node2: messages is 70% below the median of 6 nodes; at most 8% is in line",
         ]),
+        (nodes(2), {"collective_factor": 1000.0}, "out of line", [
+            "no collective reached 12.5 MB/s, which 100 Mbit/s Ethernet carries: the best is all_reduce of 1048576 "
+            "bytes with 0.524 MB/s; look at `interface` and the links",
+        ]),
+        (nodes(2), {"collective_factor": 40.0}, "in line", []),
+        (nodes(1), {"collective_factor": 1000.0}, "not compared", []),
         (nodes(4), {"products": [1.0, 1.0, 1.0, None]}, "incomplete", [
             "node3: no matmul rate: the rank did not record it",
         ]),
