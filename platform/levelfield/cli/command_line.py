@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import levelfield
 import levelfield.cli
@@ -176,8 +176,28 @@ def _command_list(commands: Sequence[DeclaredCommand]) -> str:
     return "\n".join(["commands (each has --help):", *lines])
 
 
+class _StoreOnce(argparse._StoreAction):
+    """Stores a value, and refuses a second one that differs: argparse would take the last without a word."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        assert isinstance(parser, _Parser)
+        if option and self.dest in parser.stored_values and parser.stored_values[self.dest] != values:
+            first_value = parser.stored_values[self.dest]
+            raise argparse.ArgumentError(self, f"found {first_value} and {values}, expected one value")
+        parser.stored_values[self.dest] = values
+        super().__call__(parser, namespace, values, option)
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose error for an unknown option names the nearest option."""
+    """A parser that takes each value once, and whose error for an unknown option names the nearest option."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.stored_values: dict[str, Any] = {}  # by the option's destination
+        for name in (None, "store"):
+            self.register("action", name, _StoreOnce)
 
     def error(self, message: str) -> NoReturn:
         _, colon, rest = message.partition("unrecognized arguments: ")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
+from levelfield.cli.hostfile import read_hostfile
 from levelfield.cli.options import ParserOrGroup
 from levelfield.errors import UnknownName, UsageError
 from levelfield.run.launchers import LAUNCHERS, LOCAL, launcher_file, launcher_names
@@ -40,7 +41,10 @@ def add_site_options(parser: ParserOrGroup) -> None:
         help="how these machines are reached (default: ~/.config/levelfield/site.yaml, if it exists)",
     )
     option(
-        "--hosts", type=Path, metavar="FILE", help="hosts.yaml, or FlagPerf's cluster_conf.py: the nodes of the plan"
+        "--hosts",
+        type=Path,
+        metavar="FILE",
+        help="the nodes of the plan: hosts.yaml, a hostfile of DeepSpeed or MPI, or FlagPerf's cluster_conf.py",
     )
 
 
@@ -102,6 +106,11 @@ def _site_path(name: str | None) -> Path:
         return config_folder() / "levelfield" / "site.yaml"
     if Path(name).suffix in DOCUMENT_SUFFIXES:
         return Path(name)
+    if Path(name).is_file():
+        raise UsageError(
+            f"--site {name}: found a file that ends in none of {', '.join(DOCUMENT_SUFFIXES)}, expected a site's file; "
+            f"a list of hosts follows --hosts: `--launcher ssh --hosts {name}`"
+        )
     folder = checkout() / "configs" / "sites"
     sites = {path.stem: path for path in folder.glob("*.yaml")}
     if name not in sites:
@@ -110,7 +119,8 @@ def _site_path(name: str | None) -> Path:
 
 
 def load_hosts(path: Path | None) -> tuple[Host, ...]:
-    """Return the hosts of hosts.yaml or of FlagPerf's cluster_conf.py; none without a file."""
+    """Return the hosts of hosts.yaml, FlagPerf's cluster_conf.py, or a hostfile of DeepSpeed or MPI; none without a
+    file."""
     from levelfield.publish.flagperf_files import read_hosts
     from levelfield.specs.base import load, parse
     from levelfield.specs.site import HostsFile
@@ -119,5 +129,5 @@ def load_hosts(path: Path | None) -> tuple[Host, ...]:
         return ()
     if path.suffix in DOCUMENT_SUFFIXES:
         return load(HostsFile, path).hosts
-    hosts = [{"name": name} for name in read_hosts(path)]
+    hosts = [{"name": name} for name in read_hosts(path)] if path.suffix == ".py" else read_hostfile(path)
     return parse(HostsFile, {"schema": HostsFile.schema_name(), "hosts": hosts}, str(path)).hosts

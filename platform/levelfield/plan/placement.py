@@ -144,6 +144,9 @@ def _selector_for_launch(
     nodes = hardware.nodes if hardware else selector.nodes
     if launch.hosts and len(launch.hosts) < nodes:
         raise UsageError(f"--hosts: found {len(launch.hosts)} hosts, expected {nodes} as in '{entry.text}'")
+    for host in launch.hosts[:nodes] if nodes > 1 else ():
+        if problem := launch.loopback_problem(host):
+            raise UsageError(f"--hosts: host {host.name}, {problem}")
     slots = [host.slots for host in launch.hosts[:nodes] if host.slots]
     if hardware or selector.devices or not slots:
         return selector

@@ -8,6 +8,7 @@ user's own configuration.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from typing import Annotated, ClassVar, Literal
 
@@ -19,6 +20,8 @@ from levelfield.specs.variables import TuningVariables, is_secret
 
 # One word without a space, a control character or a leading dash, which a program would read as an option.
 _WORD = re.compile(r"[A-Za-z0-9_.:/@%+=,\[\]{}][A-Za-z0-9_.:/@%+=,\[\]{}-]*")
+# Linux allows 15 characters; a colon, an at sign and a dot are in names of aliases and VLANs.
+_INTERFACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
 # Features of nodes with sbatch's operators. No shell reads them.
 _CONSTRAINT = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.:=,|&*()\[\]-]*")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?")  # Kubernetes' labels may be empty
@@ -33,6 +36,15 @@ FIRST_PORT, LAST_PORT = 1024, 65535
 def _check_word(text: str) -> str:
     if not _WORD.fullmatch(text):
         raise ValueError(f"found {text!r}, expected one word of letters, digits and _.:/@%+=,[]-, without a space")
+    return text
+
+
+def _check_interface(text: str) -> str:
+    if not _INTERFACE.fullmatch(text):
+        raise ValueError(
+            f"found {text!r}, expected the name of one network interface, such as eth0: gloo knows no lists and no "
+            "prefixes `=` and `^`; for NCCL alone set NCCL_SOCKET_IFNAME under `environment` of the site"
+        )
     return text
 
 
@@ -85,6 +97,7 @@ def _refuse_secret(command: str) -> str:
 
 
 SafeWord = Annotated[str, AfterValidator(_check_word)]
+Interface = Annotated[str, AfterValidator(_check_interface)]
 Option = Annotated[str, AfterValidator(_check_option)]
 Constraint = Annotated[str, AfterValidator(_check_constraint)]
 LabelValue = Annotated[str, AfterValidator(_check_label_value)]
@@ -104,13 +117,21 @@ class Host(Value):
     user: SafeWord | None = None  # of ssh, as port; default: those of ssh_config
     port: int | None = Field(default=None, ge=1, le=LAST_PORT)
     slots: int | None = Field(default=None, ge=1)  # its devices
-    interface: SafeWord | None = None  # for the collectives
+    # For the collectives; default: that by which the host reaches the other hosts' addresses.
+    interface: Interface | None = None
     python: SafeWord = "python3"  # the interpreter that starts the node's part and makes the environment
 
     @property
     def peer_address(self) -> str:
         """The address of the host for other nodes."""
         return self.address or self.name
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 class HostsFile(Document):
@@ -264,7 +285,7 @@ class Site(Document):
 
     launcher: SafeWord | None = None  # the default of its runs
     shared: AbsoluteFolder | None = None  # a folder that every node sees at the same path
-    interface: SafeWord | None = None  # of the network between nodes
+    interface: Interface | None = None  # of the network between nodes
     # The first and the last port for the rendezvous; below the kernel's own range.
     ports: tuple[Port, Port] = (23000, 31999)
     python: SafeWord | None = None  # the interpreter on the nodes
@@ -301,6 +322,19 @@ class LaunchPlan(Value):
     samples: tuple[NodeCommand, ...] = ()  # `sampling_commands` of NodeCommands, repeated during the run
     facts: dict[str, NodeCommand] = Field(default_factory=dict)  # its `fact_commands` by name, which run once
     pci_vendor: str | None = None  # the maker's number on the PCI bus, by which a node finds the devices' NUMA domains
+
+    def interface_of(self, host: Host) -> str | None:
+        """Return the interface that the host or the site names for the collectives; None where neither does."""
+        return host.interface or self.site.interface
+
+    def loopback_problem(self, host: Host) -> str | None:
+        """Return why no other node can reach a host, where its address or interface already shows it."""
+        if self.interface_of(host) == "lo":
+            return "interface: found lo, expected one of the network between the nodes"
+        if host.peer_address.partition(".")[0] == "localhost" or _is_loopback(host.peer_address):
+            key = "name" if host.address is None else "address"
+            return f"{key}: found {host.peer_address}, expected an `address` at which the other nodes reach the host"
+        return None
 
 
 def rendezvous_port(run_id: str, ports: tuple[int, int]) -> int:

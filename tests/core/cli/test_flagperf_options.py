@@ -1,14 +1,16 @@
-"""FlagPerf's config_*.py and cluster_conf.py: read as data, never executed."""
+"""Files of others: FlagPerf's config_*.py and cluster_conf.py, read as data and never executed, and hostfiles."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from levelfield.cli.main import main
+from levelfield.cli.site_options import load_hosts
 from levelfield.errors import UsageError
 from levelfield.publish.flagperf_files import read_hosts, read_strategy
 
@@ -187,6 +189,91 @@ def test_hosts_that_are_no_list_of_names_are_refused(text: str, tmp_path: Path) 
     path.write_text(f"{text}\n")
     with pytest.raises(UsageError, match="key 'HOSTS'"):
         read_hosts(path)
+
+
+# ---- lists of hosts as DeepSpeed and MPI have them
+
+HOSTFILES = {
+    "worker-1 slots=8\nworker-2 slots=8\n": [("worker-1", 8), ("worker-2", 8)],
+    "# DeepSpeed\n\nworker-1 slots=4 # the first\r\nworker-2 slots=4": [("worker-1", 4), ("worker-2", 4)],
+    "gpu1 slots=2 max_slots=4\ngpu2\n": [("gpu1", 2), ("gpu2", None)],
+    "gpu1:8\n10.0.0.2:8\n": [("gpu1", 8), ("10.0.0.2", 8)],
+    "me@gpu1 slots=2\nyou@gpu2 slots=2\n": [("gpu1", 2), ("gpu2", 2)],
+    "gpu1\ngpu2\n": [("gpu1", None), ("gpu2", None)],
+    "gpu1\ngpu1\ngpu2\ngpu2\n": [("gpu1", 2), ("gpu2", 2)],
+    "fd00::1 slots=8\nfd00::2 slots=8\n": [("fd00::1", 8), ("fd00::2", 8)],
+}
+
+
+def test_a_hostfile_is_read_as_its_own_program_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    for text, expected in HOSTFILES.items():
+        path.write_text(text)
+        hosts = load_hosts(path)
+        assert [(host.name, host.slots) for host in hosts] == expected, text
+        assert [host.user for host in hosts] == (["me", "you"] if "@" in text else [None, None]), text
+
+
+def test_a_hostfile_gives_nodes_and_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("10.1.2.2 slots=8\n10.1.2.3 slots=8\n")
+    plan = plan_of(capsys, "--case", "gpt3_6.7B:paddle:A100", "--launcher", "ssh", "--hosts", path)
+    assert (plan["hardware"]["nodes"], plan["hardware"]["devices_per_node"]) == (2, 8)
+    message = refusal(capsys, "--case", "gpt3_6.7B:paddle:A100", "--site", path, "--dry-run")
+    assert f"`--launcher ssh --hosts {path}`" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "found no host"),
+        ("gpu1 slots=8\ngpu1 slots=8\n", "line 2: found gpu1 more than once"),
+        ("gpu1 slots=eight\n", "line 1: found 'gpu1 slots=eight'"),
+        ("gpu1 and gpu2\n", "line 1: found 'gpu1 and gpu2'"),
+        ("gpu1 slots=0\n", "key 'hosts.0.slots'"),
+        ("-oProxyCommand=x\n", "line 1: found '-oProxyCommand=x'"),
+        ("-v slots=8\n", "key 'hosts.0.name': found '-v'"),
+        ("\xff\xfe", "found no text"),
+    ],
+)
+def test_a_hostfile_that_is_none_is_refused_with_its_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "hostfile"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=f"{re.escape(str(path))}: .*{re.escape(says)}"):
+        load_hosts(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"address": "127.0.0.1"}, "address: found 127.0.0.1, expected an `address`"),
+        ({"address": "127.8.8.8"}, "address: found 127.8.8.8"),
+        ({"address": "::1"}, "address: found ::1"),
+        ({"name": "localhost"}, "name: found localhost"),
+        ({"interface": "lo"}, "interface: found lo"),
+        ({"interface": "=eno1,ib0"}, "found '=eno1,ib0', expected the name of one network interface"),
+        ({"interface": "^docker0"}, "found '^docker0'"),
+    ],
+)
+def test_a_first_host_that_the_others_cannot_reach_is_refused_in_a_plan(
+    changed: dict[str, str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hosts.json"
+    hosts = [{"name": "gpu1", **changed}, {"name": "gpu2"}]
+    path.write_text(json.dumps({"schema": "levelfield.hosts/1", "hosts": hosts}))
+    launched = ("--launcher", "ssh", "--hosts", path, "--dry-run")
+    assert says in refusal(capsys, "--case", "gpt3_6.7B:paddle:A100:2:8", *launched)
+    if "=" not in says and "^" not in says:  # one node has nobody to reach
+        plan_of(capsys, "--case", "gpt3_6.7B:paddle:A100:1:8", *launched[:-1])
+
+
+@pytest.mark.parametrize("option", ["--data", "--layout", "--scale", "--hosts"])
+def test_an_option_that_is_given_twice_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = ("full", "smoke") if option == "--scale" else ("DP1", "DP2")
+    with pytest.raises(SystemExit) as end:
+        main(["--case", "gpt3_6.7B:torch", option, first, f"{option}={second}", "--dry-run"])
+    assert end.value.code == 2
+    assert f"argument {option}: found {first} and {second}, expected one value" in capsys.readouterr().err
 
 
 def test_a_strategy_is_a_file_for_cases_only(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
