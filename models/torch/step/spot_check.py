@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +26,7 @@ from step.sampled_gradients import (
     watch_attention,
     watch_norm,
 )
-from step.transfers import Copied, indices_on_device, numbers_at, slices_at
+from step.transfers import Copied, copied_together, indices_on_device, numbers_at, slices_at
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
@@ -277,11 +278,17 @@ class SampledUpdate:
                 self.rows.append((name, whole.dim(), places, tensors, before))
 
     def finish(self) -> None:
-        for name, dimensions, places, tensors, before in self.rows:
-            after = [Copied(numbers_at(tensor, places)) for tensor in tensors]
-            parts = self.micro_batches.get(name)
-            micro_batches = None if parts is None else Copied(torch.stack(parts) / self.scale)
-            self.check.update(name, dimensions, [Copied(tensor) for tensor in before], after, micro_batches)
+        tensors_of_rows = []
+        for name, _, places, tensors, before in self.rows:
+            after = [numbers_at(tensor, places) for tensor in tensors]
+            parts = [torch.stack(self.micro_batches[name]) / self.scale] if name in self.micro_batches else []
+            tensors_of_rows.append([*before, *after, *parts])
+        if not self.rows:
+            return
+        copies = iter(copied_together([tensor for row in tensors_of_rows for tensor in row]))
+        for (name, dimensions, *_), row in zip(self.rows, tensors_of_rows, strict=True):
+            before_step, after_step, micro_batches = (list(islice(copies, count)) for count in (4, 3, len(row) - 7))
+            self.check.update(name, dimensions, before_step, after_step, *micro_batches)
 
 
 def updated_places(optimizer: LocalAdamW, check: SpotCheck) -> Sequence[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,6 +83,24 @@ class Copied:
         copy = copy.float() if copy.is_floating_point() else copy
         numbers: NDArray[Any] = copy.numpy()
         return numbers
+
+
+class CopiedPart(NamedTuple):
+    """One of the tensors that `copied_together` copied."""
+
+    whole: Copied
+    start: int  # of this tensor's numbers in `whole`
+    shape: torch.Size
+
+    def numbers(self) -> NDArray[Any]:
+        return self.whole.numbers()[self.start : self.start + self.shape.numel()].reshape(self.shape)
+
+
+def copied_together(tensors: Sequence[torch.Tensor]) -> Sequence[CopiedPart]:
+    """Return copies of small tensors, at least one, by one transfer."""
+    whole = Copied(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+    ends = accumulate(tensor.numel() for tensor in tensors)
+    return [CopiedPart(whole, end - x.numel(), x.shape) for end, x in zip(ends, tensors, strict=True)]
 
 
 class FiguresOnTheirWay:
