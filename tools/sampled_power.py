@@ -36,7 +36,6 @@ BEGIN = "<!-- written by tools/sampled_power.py: begin -->"
 # The others had read none of the checks when they wrote their faults. No check was written for those of the last.
 AUTHORS = {"ours": "ours", "stranger": "a stranger's", "second stranger": "a second stranger's"}
 # What a check would need to see those that no layer tells of.
-NUMBERS_IN_8_BITS = "the numbers in 8 bits with their scales, and a limit for sums of those"
 UNSEEN = {
     "gradients of several ranks, before and after their sum": (
         "keys and values without the gradients of other ranks' queries, late",
@@ -57,10 +56,6 @@ UNSEEN = {
         "each rank of a divided vocabulary subtracts its own largest logit",
     ),
     "a rank's part of a weight beside the whole that it gathers": ("weights gathered in E4M3, late",),
-    NUMBERS_IN_8_BITS: (
-        *("scales 16 times too small", "the weights' scales of the first step", "scales with a margin of 64"),
-        "forward products summed in fp16",
-    ),
     "steps long before the sampled ones": (
         "moments zero at step 5, as after a restart",
         "one rank loses its shards' moments before step 5",

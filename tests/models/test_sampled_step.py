@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 # A training of each kind; the others are thorough.
 FIRST = (
     *("E4M3 weights in all products, late", "attention skipped in one layer, late", "bf16 products in one layer"),
-    *("no clipping", "moments in bf16"),
+    *("no clipping", "moments in bf16", "scales 16 times too small"),
 )
 ALSO_FIRST = (
     *("TF32 in the blocks' weight gradients", "rotary tables in bf16", "two sequences' targets swapped, late"),
@@ -120,9 +120,9 @@ def test_of_a_list_that_no_check_was_written_for_nothing_is_aligned() -> None:
     assert len(blind) == 24 and all(row["layer"] or row["verdict"] != "aligned" for row in blind)
 
 
-def test_with_a_reference_and_a_certificate_only_scales_and_sums_of_fp8_are_aligned() -> None:
+def test_with_a_reference_and_a_certificate_no_fault_is_aligned() -> None:
     aligned = [row["fault"] for row in DATA["faults"] if row["layer"] is None and row["verdict"] == "aligned"]
-    assert sorted(aligned) == sorted(sampled_power.UNSEEN[sampled_power.NUMBERS_IN_8_BITS])
+    assert aligned == []
 
 
 @pytest.mark.thorough

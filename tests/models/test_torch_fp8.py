@@ -8,10 +8,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from layouts import MODELS, SINGLE, Variant, compare, parsed_job, planted, small_job, train
 from leaf_gradient import gradient_of
+from levelfield.measure.sampled_operations import in_e4m3
 from levelfield.worker import Unsupported
 
 pytestmark = pytest.mark.torch
@@ -45,6 +47,14 @@ def test_numbers_of_8_bits_are_those_of_the_format(
     found, factor = fp8.rounded(torch.tensor(values), kind)
     assert found.dtype == kind and torch.isfinite(found.float()).all()
     torch.testing.assert_close(found.float() * factor, torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_platform_rounds_to_the_same_numbers_of_8_bits(fp8: ModuleType, dtype: torch.dtype) -> None:
+    tensor = (numbers(0, 4096) * numbers(1, 4096).exp()).to(dtype)
+    in_8_bits, factor = fp8.rounded(tensor, torch.float8_e4m3fn)
+    on_the_platform = in_e4m3(tensor.double().numpy(), float(tensor.abs().amax()))
+    np.testing.assert_allclose(on_the_platform, in_8_bits.double() * factor.double(), rtol=1e-6)
 
 
 def test_the_scale_of_a_tiny_tensor_is_the_largest_number_and_not_infinite(fp8: ModuleType) -> None:

@@ -630,7 +630,7 @@ IN_FP8 = (
             change="return scaled(tensor, kind, first_scale(tensor, kind)) if tensor.dim() == 2 "
             "else rounded(tensor, kind)"
         ),
-        None,
+        "products",
         "llama",
     ),
     SampledFault(
@@ -652,7 +652,7 @@ IN_FP8 = (
         + FP8_ROUNDED.format(
             change="return scaled(tensor, kind, scale_now(tensor, kind) / 64) if is_late() else rounded(tensor, kind)"
         ),
-        None,
+        "products",
     ),
     SampledFault(
         "scales twice too high, so that large values saturate, late",
@@ -719,7 +719,7 @@ def summed_in_halves(context, x, weight, bias):
     return (y if bias is None else y + bias.to(x.dtype)).to(x.dtype)
 fp8_rounded._Products.forward = staticmethod(summed_in_halves)
 """,
-        None,
+        "products",
     ),
     SampledFault(
         "weights rounded toward zero, late",

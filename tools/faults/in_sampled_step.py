@@ -271,7 +271,7 @@ fp8_rounded.RoundedLinear.forward = mixed
         FP8_ROUNDED.format(change="""largest, most = tensor.detach().abs().amax().float(), torch.finfo(kind).max
     scale = torch.where(largest > 0, most / largest / 16, 1.0)
     return (tensor.float() * scale).to(kind), 1 / scale"""),
-        None, "llama",
+        "products", "llama",
     ),
     SampledFault("no clipping", "fp8",
                  NO_CLIPPING,

@@ -27,6 +27,8 @@ def replace_linears(model: Decoder, _job: Job) -> None:
 class RoundedLinear(nn.Linear):
     """y = x W^T + b. Parameters: float32, or as FSDP2 gathers them."""
 
+    is_exact = True  # but for its output's rounding to x's dtype: samples hold it to that
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Products.apply(x, self.weight, self.bias)  # type: ignore[no-any-return]
 

@@ -126,8 +126,14 @@ def _sample_product(check: SpotCheck, name: str, module: Any, inputs: tuple[Any,
         Copied(rows_of_all([_plain(bias) for bias in biases], columns)) if biases else None,
         Copied(slices_at(torch.cat(parts, -1), columns, 1)),
         columns if is_whole else (),
+        Copied(largest_values(x, layers[0].weight)) if getattr(module, "is_exact", False) else None,
     )
     return True
+
+
+def largest_values(*tensors: torch.Tensor) -> torch.Tensor:
+    """Return the largest absolute value of each, [tensors]."""
+    return torch.stack([tensor.detach().abs().amax().float() for tensor in tensors])
 
 
 def _sample_norm(

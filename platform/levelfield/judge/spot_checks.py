@@ -13,7 +13,7 @@ from levelfield.measure.sampled_gradients import gradient_errors
 from levelfield.measure.sampled_operations import SampledStep, SampleError, precision_word
 from levelfield.measure.sampled_tokens import loss_errors, mean_loss_error
 from levelfield.measure.sampled_updates import has_bf16_gradients, idle_change_errors, sum_errors, update_errors
-from levelfield.measure.spot_check import chain_errors, norm_scale_errors, output_errors
+from levelfield.measure.spot_check import chain_errors, exact_sum_errors, norm_scale_errors, output_errors
 from levelfield.rundir.raw_files import RawRecords
 from levelfield.specs.case import Work
 from levelfield.specs.plan import Plan
@@ -63,12 +63,10 @@ Errors = list[tuple[SampledStep, SampleError]]
 def _output_layer(raw: RawRecords, work: Work) -> AlignmentLayer | None:
     precision = work.training.precision
     outputs = [(s, error) for s in raw.sampled for error in output_errors(s, work.model, precision)]
-    chain_and_gradient_errors = [
-        (s, error)
-        for find_errors in (chain_errors, norm_scale_errors, gradient_errors)
-        for s in raw.sampled
-        for error in find_errors(s, work.model, precision)
-    ]
+    chain_and_gradient_errors, sum_errors_in_8_bits = (
+        [(s, error) for find in kinds for s in raw.sampled for error in find(s, work.model, precision)]
+        for kinds in ((chain_errors, norm_scale_errors, gradient_errors), (exact_sum_errors,))
+    )
     if not outputs:
         return None
     sampled, worst = _worst(outputs)
@@ -77,10 +75,12 @@ def _output_layer(raw: RawRecords, work: Work) -> AlignmentLayer | None:
         expected = f"below {worst.limit:.1e}" if worst.value > worst.limit else f"above {worst.least:.1e}"
         detail += f", expected {expected}: it is that of {precision_word(worst)}, planned is {precision}"
     layer = _layer(OUTPUTS, worst, f"{detail}; {len(outputs)} outputs computed again")
-    if layer.passed and chain_and_gradient_errors:
-        _, worst = worst_pair = _worst(chain_and_gradient_errors)
-        if not worst.is_within:
-            layer = _layer(OUTPUTS, worst, _difference(worst_pair, "what the operations before it gave"))
+    for errors, expected in (
+        (chain_and_gradient_errors, "what the operations before it gave"),
+        (sum_errors_in_8_bits, "the sum of its terms in E4M3"),
+    ):
+        if layer.passed and errors and not (worst_pair := _worst(errors))[1].is_within:
+            layer = _layer(OUTPUTS, worst_pair[1], _difference(worst_pair, expected))
     missing = next(filter(None, map(_missing_output, raw.sampled)), None) if work.model.experts is None else None
     if layer.passed and missing is not None:
         layer = layer.model_copy(update={"passed": False, "detail": missing})

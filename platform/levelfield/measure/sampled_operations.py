@@ -28,13 +28,18 @@ FP8_LIMITS = {
     "weight gradient": ((1e-2, 2.5e-1), (4.5e-2, 7.8e-2)),
 }
 FEWEST_TOGETHER = 4
+BF16_BITS, E4M3_BITS = 8, 4  # of a significand
+E4M3_LARGEST, E4M3_LEAST_EXPONENT = 448.0, -5  # of numbers m x 2^e with 0.5 <= m < 1: below are steps of 2^-9
+# How far the exact sum of a product is from the numbers that round to its output. Sums in float32 have below 1e-8, sums
+# in fp16 6e-4, scales 16 times too small 7e-6.
+EXACT_SUM_LIMIT = 1e-6
 OUTPUT_ROUNDING = 1.66e-3  # of a product in fp8, whose result is in bf16
 PRECISION_WORDS = {"fp32": "float32", "fp16": "TF32 or fp16", "bf16": "bf16", "fp8": "E4M3"}  # of errors up to LIMITS
 
 
 # The arrays of each kind of operation: those that all have, and those that some lack.
 KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "product": (("inputs", "weight", "output"), ("bias",)),
+    "product": (("inputs", "weight", "output"), ("bias", "largest")),
     "input gradient": (("inputs", "weight", "output"), ()),
     "weight gradient": (("inputs", "weight", "output"), ("bias_gradient",)),
     "norm": (("inputs", "weight", "output"), ("bias",)),
@@ -83,7 +88,7 @@ def _is_fitting(kind: str, shapes: dict[str, Shape], places: tuple[int, ...]) ->
     match kind, shapes:
         case "product" | "input gradient" | "weight gradient", {"inputs": (int(rows), int(size)), **others}:
             width = others.pop("weight")
-            if others.pop("bias_gradient", (rows,)) != (rows,):
+            if others.pop("bias_gradient", (rows,)) != (rows,) or others.pop("largest", (2,)) != (2,):
                 return False
             return (
                 width[1:] == (size,)
@@ -205,6 +210,28 @@ def _root_ratio(square: float, whole: float) -> float:
         return 0.0
     ratio = square / whole if whole else math.inf
     return math.sqrt(ratio) if math.isfinite(ratio) else math.inf
+
+
+def rounding_error(output: Numbers, expected: Numbers, terms: float) -> float:
+    """Return how far `expected` is from what rounds to the bf16 `output`, over the root mean square of the terms."""
+    _, exponent = np.frexp(output)
+    half_ulp = np.ldexp(0.5, exponent - BF16_BITS)
+    distance = np.maximum(np.abs(output - expected) - half_ulp, 0.0)
+    return _root_ratio(mean_square(distance), terms)
+
+
+def in_e4m3(numbers: Numbers, largest: float) -> Numbers:
+    """Return numbers in E4M3 (Micikevicius et al., 2022) by the scale that makes `largest` its largest number, 448.
+
+    To nearest, ties to even, of float32 numbers. The scale is the reciprocal times 448, as torch divides a number by a
+    tensor: with another last bit of it many bf16 numbers would lie on the other side of a tie.
+    """
+    scale = np.float32(1) / np.float32(largest) * np.float32(E4M3_LARGEST) if largest > 0 else np.float32(1)
+    scaled = np.clip((numbers.astype(np.float32) * scale).astype(np.float64), -E4M3_LARGEST, E4M3_LARGEST)
+    _, exponent = np.frexp(scaled)
+    unit = np.ldexp(1.0, np.maximum(exponent, E4M3_LEAST_EXPONENT) - E4M3_BITS)
+    in_8_bits: Numbers = np.round(scaled / unit) * unit / np.float64(scale)
+    return in_8_bits
 
 
 def rounded(numbers: Numbers, precision: str) -> Numbers:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from levelfield.measure.sampled_operations import (
+    EXACT_SUM_LIMIT,
     FEWEST_TOGETHER,
     FP8_LIMITS,
     LIMITS,
@@ -18,10 +19,12 @@ from levelfield.measure.sampled_operations import (
     SampledStep,
     SampleError,
     factor_error,
+    in_e4m3,
     mean_square,
     output_error,
     relative_error,
     rounded,
+    rounding_error,
 )
 from levelfield.measure.sampled_tokens import embedding, table_gradient
 from levelfield.specs.architecture import Model
@@ -80,6 +83,24 @@ def product(operation: SampledOperation, precision: str) -> tuple[Numbers, Numbe
         expected = expected + rounded(arrays["bias"], precision)
     terms = float((np.square(arrays["inputs"]) @ np.square(weight).T).mean())
     return arrays["output"], expected, terms
+
+
+def exact_sum_errors(step: SampledStep, _model: Model, precision: str) -> Iterator[SampleError]:
+    """Yield how far an output is from the sum of the E4M3 numbers that the layer's whole input and weight have.
+
+    Only of products whose numbers and sums the framework promises: models/torch/step/fp8_rounded.py.
+    """
+    for operation in step.operations:
+        arrays = operation.arrays
+        if operation.kind != "product" or "largest" not in arrays or precision != "fp8":
+            continue
+        largest_input, largest_weight = arrays["largest"]
+        inputs, weight = in_e4m3(arrays["inputs"], largest_input), in_e4m3(arrays["weight"], largest_weight)
+        expected, terms = inputs @ weight.T, float((np.square(inputs) @ np.square(weight).T).mean())
+        if "bias" in arrays:
+            expected = expected + rounded(arrays["bias"], precision)
+        error = rounding_error(arrays["output"], expected, terms)
+        yield SampleError(operation.name, "exact sum", error, EXACT_SUM_LIMIT)
 
 
 def norm(operation: SampledOperation, model: Model) -> tuple[Numbers, Numbers, float]:

@@ -223,7 +223,7 @@ def _sampled_operation(event: JsonObject) -> SampledOperation:
     kind = str(event["event"])
     required, optional_names = KINDS[kind]
     packed = {name: event[name] for name in required} | {
-        name: event[name] for name in optional_names if event[name] is not None
+        name: event[name] for name in optional_names if event.get(name) is not None
     }
     arrays = {name: unpack_array(array, _MAX_SAMPLED_NUMBERS) for name, array in packed.items()}
     places = tuple(map(strict_whole_number, event.get("places", ())))

@@ -250,13 +250,16 @@ class SpotCheck:
         bias: Numbers | None,
         output: Numbers,
         columns: Sequence[int] = (),
+        largest: Numbers | None = None,
     ) -> None:
         """Keep inputs [rows, in], weight [columns, in], bias [columns] and output [rows, columns] of a linear layer.
 
         weight, bias: the parameters that the optimizer updates, in their own precision, not the layer's copies.
         columns: which ones of the output, where this is the layer's whole output and its rows are those of `rows`.
+        largest: [2], the largest absolute value of the whole input and of the whole weight. Only of a product of E4M3
+        numbers with a scale from each, summed in float32: its output is held to the exact sum.
         """
-        arrays = {"inputs": inputs, "weight": weight, "bias": bias, "output": output}
+        arrays = {"inputs": inputs, "weight": weight, "bias": bias, "output": output, "largest": largest}
         self._keep("product", name, arrays, places=list(columns))
 
     def input_gradient(self, name: str, gradient: Numbers, weight: Numbers, output: Numbers) -> None:

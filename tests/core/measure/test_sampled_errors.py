@@ -14,11 +14,19 @@ from levelfield.measure.sampled_operations import (
     SampledOperation,
     SampledStep,
     SampleError,
+    in_e4m3,
     precision_word,
     rounded,
 )
 from levelfield.measure.sampled_updates import has_bf16_gradients, idle_change_errors, sum_errors, update_errors
-from levelfield.measure.spot_check import GELUS, chain_errors, norm, norm_scale_errors, output_errors
+from levelfield.measure.spot_check import (
+    GELUS,
+    chain_errors,
+    exact_sum_errors,
+    norm,
+    norm_scale_errors,
+    output_errors,
+)
 from levelfield.specs.architecture import RopeScaling
 from levelfield.specs.case import Work
 from levelfield.worker.job import Schedule
@@ -86,6 +94,64 @@ def test_a_product_in_the_planned_precision_is_within(precision: str, work: Work
 def test_another_precision_is_named(planned: str, operation: SampledOperation, word: str, work: Work) -> None:
     error = error_of(operation, planned, work)
     assert not error.is_within and precision_word(error).startswith(word), error
+
+
+def product_in_8_bits(scale: float = 1.0, sums: str = "fp32") -> SampledOperation:
+    """Scales that make a tensor's largest value 448 times `scale`; sums in `sums`, four terms at a time."""
+    x = round_to(X, "bf16")
+    largest = [2 * np.abs(x).max(), np.abs(W).max()]  # another row of the input has twice the largest sampled value
+    factors = [in_e4m3(x, largest[0] / scale), in_e4m3(W, largest[1] / scale)]
+    total = np.zeros((16, 16))
+    for start in range(0, 256, 4):
+        total = round_to(total + factors[0][:, start : start + 4] @ factors[1][:, start : start + 4].T, sums)
+    output = round_to(total + round_to(B, "bf16"), "bf16")
+    arrays = {"inputs": x, "weight": W, "bias": B, "output": output, "largest": np.array(largest)}
+    return SampledOperation("product", "layers.0.mlp.up", arrays)
+
+
+def exact_sum_error(operation: SampledOperation, work: Work) -> SampleError:
+    operation.check_shapes()
+    (error,) = exact_sum_errors(SampledStep(0, 5, True, (operation,)), work.model, "fp8")
+    return error
+
+
+def test_a_right_product_in_8_bits_is_the_exact_sum(work: Work) -> None:
+    assert exact_sum_error(product_in_8_bits(), work).value < 1e-8
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        product_in_8_bits(scale=1 / 16),
+        product_in_8_bits(scale=0.99),
+        product_in_8_bits(sums="fp16"),
+        product_in_8_bits(sums="bf16"),
+    ],
+    ids=["scales 16 times too small", "scales 1 % too small", "sums in fp16", "sums in bf16"],
+)
+def test_other_scales_and_sums_are_not(operation: SampledOperation, work: Work) -> None:
+    assert not exact_sum_error(operation, work).is_within
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"output": np.full((16, 16), np.nan)},
+        {"output": product_in_8_bits().arrays["output"][::-1]},
+        {"largest": np.array([np.nan, 1.0])},
+        {"largest": np.array([0.0, 0.0])},
+        {"largest": product_in_8_bits().arrays["largest"][::-1]},
+    ],
+    ids=["nan", "swapped rows", "a largest value of nan", "largest values of 0", "swapped largest values"],
+)
+def test_damaged_samples_of_8_bits_are_not_within(change: dict[str, Numbers], work: Work) -> None:
+    operation = product_in_8_bits()
+    assert not exact_sum_error(replace(operation, arrays={**operation.arrays, **change}), work).is_within
+
+
+def test_numbers_of_8_bits_go_to_the_nearest_and_halves_to_the_even_one() -> None:
+    values = [448.0, 17.0, 19.0, -(2.0**-9), 2.0**-10, 500.0, 0.0]
+    assert in_e4m3(np.array(values), 448.0).tolist() == [448.0, 16.0, 20.0, -(2.0**-9), 0.0, 448.0, 0.0]
 
 
 def changed(operation: SampledOperation, **arrays: Numbers) -> SampledOperation:
