@@ -1,22 +1,27 @@
 """A cluster's API in this process, for the real client: it keeps objects, watches, logs, and fails on request.
 
-Its kubelet is a thread: it runs each pod's command here, with the pod's folders below a temporary folder. Nothing of a
-cluster is tested with it but the requests of the client and what follows from the answers.
+It answers as an API server does: Status objects with reason and code, Retry-After, versions of which old ones are
+expired, bookmarks, watches that end in time. Its kubelet is a thread: it runs each pod's command here, with the pod's
+folders below a temporary folder. Nothing of a cluster is tested with it but the requests of the client and what follows
+from the answers.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
-import queue
 import signal
+import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,31 +30,84 @@ from urllib.parse import parse_qsl, urlsplit
 import yaml
 
 INDEX = "batch.kubernetes.io/job-completion-index"
+BOOKMARK_SECONDS = 1.0  # a real server sends one about once a minute
+REASONS = {  # https://github.com/kubernetes/apimachinery, pkg/apis/meta/v1/types.go
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 410: "Expired",
+    422: "Invalid", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout",
+}  # fmt: skip
+SILENT, RESET = 0, -1  # in place of a status: no answer, and a connection that breaks
 Fields = dict[str, Any]
+
+
+@dataclass
+class Fault:
+    """A wrong answer to requests of one kind. method: also WATCH for a watch, and EVENT for an ERROR within a watch."""
+
+    method: str
+    path: str  # how it ends
+    status: int
+    message: str
+    times: int | None  # None: always
+    pause_seconds: int | None  # Retry-After
+    is_late: bool  # the request is carried out before the wrong answer
+    text: str | None  # in place of a Status, as a proxy answers
+
+
+def status_object(code: int, message: str, reason: str | None = None) -> Fields:
+    """Return the Status with which an API server refuses."""
+    reason = REASONS.get(code, "") if reason is None else reason
+    fields = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
+    return {**fields, "reason": reason, "code": code}
 
 
 class SimulatedCluster:
     """Objects by path, the changes of pods for watches, and planned faults.
 
-    refusals: (method, end of the path) to (status, message). breaks: how often a watch or a log is cut. expired: how
-    often a watch ends with 410. played: called with this cluster when the pods' object is created.
+    broken_watches, broken_logs: how often a watch or a log is cut. dead_machines: the indexes of pods whose logs cannot
+    be read. played: called with this cluster when the pods' object is created.
     """
 
     def __init__(self, played: Callable[[SimulatedCluster], None]) -> None:
         self.objects: dict[str, Fields] = {}
         self.requests: list[tuple[str, str, Any]] = []
-        self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
+        self.faults: list[Fault] = []
         self.reviews: dict[str, bool] = {}
-        self.broken_watches = self.broken_logs = self.expired = 0
+        self.broken_watches = self.broken_logs = 0
+        self.dead_machines: set[int] = set()
         self.secrets: list[Fields] = []
         self.events: list[Fields] = []
         self.pods: dict[str, Fields] = {}
         self.logs: dict[str, Callable[[], Iterator[bytes]]] = {}
         self.on_delete: Callable[[], None] = lambda: None
         self._played, self._version = played, 100
-        self._changes: list[queue.Queue[bytes]] = []
+        self._changes: list[tuple[int, bytes]] = []  # version and line
+        self._watched_version = 0  # up to which a watch has sent
         self.lock = threading.RLock()
         self.closing = False
+
+    def fail(
+        self,
+        method: str,
+        path: str,
+        status: int,
+        message: str = "planted",
+        *,
+        times: int | None = None,
+        pause_seconds: int | None = None,
+        is_late: bool = False,
+        text: str | None = None,
+    ) -> None:
+        """Plan a wrong answer."""
+        self.faults.append(Fault(method, path, status, message, times, pause_seconds, is_late, text))
+
+    def fault_for(self, method: str, path: str) -> Fault | None:
+        """Return the planned answer to a request, and count it."""
+        with self.lock:
+            for fault in self.faults:
+                if fault.method == method and path.endswith(fault.path) and fault.times != 0:
+                    fault.times = None if fault.times is None else fault.times - 1
+                    return fault
+        return None
 
     def warn(self, name: str, message: str, at: str = "2026-01-01T00:00:00Z") -> None:
         """Add a warning about an object, as the Job's controller gives it where it can make no pod."""
@@ -71,13 +129,11 @@ class SimulatedCluster:
                 self.pods.pop(name, None)
             else:
                 self.pods[name] = pod
-            line = json.dumps({"type": kind, "object": pod}).encode() + b"\n"
-            for changes in self._changes:
-                changes.put(line)
+            self._changes.append((self._version, json.dumps({"type": kind, "object": pod}).encode() + b"\n"))
 
     def is_seen(self) -> None:
-        """Wait until a watch has sent everything."""
-        while not self._changes or not all(changes.empty() for changes in self._changes):
+        """Wait until a watch has sent everything, or a list has shown it."""
+        while self._watched_version < self._version:
             time.sleep(0.02)
         time.sleep(0.3)
 
@@ -101,28 +157,35 @@ class SimulatedCluster:
                 self.objects.pop(path)
         return removed is not None
 
-    def watch(self) -> Iterator[bytes]:
-        changes: queue.Queue[bytes] = queue.Queue()
+    def pod_list(self) -> Fields:
         with self.lock:
-            self._changes.append(changes)
-            for pod in self.pods.values():
-                changes.put(json.dumps({"type": "MODIFIED", "object": pod}).encode() + b"\n")
-        try:
-            if self.expired > 0:
-                self.expired -= 1
-                yield b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}\n'
+            self._watched_version = self._version
+            metadata = {"resourceVersion": str(self._version)}
+            return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": list(self.pods.values())}
+
+    def watch(self, version: int, seconds: float, has_bookmarks: bool) -> Iterator[bytes]:
+        """Yield the lines of a watch: changes after a version, and bookmarks, until its time is over."""
+        deadline, next_bookmark = time.monotonic() + seconds, time.monotonic() + BOOKMARK_SECONDS
+        while not self.closing and time.monotonic() < deadline:
+            if fault := self.fault_for("EVENT", "/pods"):
+                error = status_object(fault.status, fault.message)
+                yield json.dumps({"type": "ERROR", "object": error}).encode() + b"\n"
                 return
-            while not self.closing:
-                try:
-                    yield changes.get(timeout=0.1)
-                except queue.Empty:
-                    continue
+            with self.lock:
+                changes = [change for change in self._changes if change[0] > version]
+            for number, line in changes:
+                yield line
+                version = number
+                self._watched_version = max(self._watched_version, number)
                 if self.broken_watches > 0:
                     self.broken_watches -= 1
                     yield b'{"type": "MODI'
                     return
-        finally:
-            self._changes.remove(changes)
+            if has_bookmarks and time.monotonic() >= next_bookmark:
+                next_bookmark = time.monotonic() + BOOKMARK_SECONDS
+                bookmark = {"kind": "Pod", "apiVersion": "v1", "metadata": {"resourceVersion": str(version)}}
+                yield json.dumps({"type": "BOOKMARK", "object": bookmark}).encode() + b"\n"
+            time.sleep(0.03)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,20 +211,38 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length)) if length else None
         query = dict(parse_qsl(url.query))
         self.cluster.requests.append((method, url.path, body))
-        for (refused, end), (status, message) in self.cluster.refusals.items():
-            if refused == method and url.path.endswith(end):
-                return self._send(status, {"kind": "Status", "message": message})
-        getattr(self, f"_{method.lower()}")(url.path, query, body)
+        fault = self.cluster.fault_for("WATCH" if query.get("watch") else method, url.path)
+        if fault is None:
+            return getattr(self, f"_{method.lower()}")(url.path, query, body)
+        if fault.is_late:
+            answer, self.wfile = self.wfile, io.BytesIO()
+            getattr(self, f"_{method.lower()}")(url.path, query, body)
+            self.wfile = answer
+        self._fail(fault)
+
+    def _fail(self, fault: Fault) -> None:
+        if fault.status == RESET:
+            self.close_connection = True
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+        elif fault.status == SILENT:
+            while fault in self.cluster.faults and not self.cluster.closing:
+                time.sleep(0.05)
+            self.close_connection = True
+        elif fault.text is not None:
+            self._send(fault.status, fault.text.encode(), "text/html", fault.pause_seconds)
+        else:
+            self._refuse(fault.status, fault.message, fault.pause_seconds)
 
     def _get(self, path: str, query: dict[str, str], body: Any) -> None:
         cluster = self.cluster
         if path.endswith("/log"):
-            return self._stream(cluster.logs.get(path.split("/")[-2], lambda: iter(()))(), cuts=True)
+            return self._log(path.split("/")[-2])
         if path.endswith("/pods") and query.get("watch"):
-            return self._stream(cluster.watch())
+            version, seconds = int(query["resourceVersion"]), float(query["timeoutSeconds"])
+            return self._stream(cluster.watch(version, seconds, query.get("allowWatchBookmarks") == "true"))
         if path.endswith("/pods"):
-            with cluster.lock:
-                return self._send(200, {"items": list(cluster.pods.values()), "metadata": {"resourceVersion": "100"}})
+            return self._send(200, cluster.pod_list())
         if path.endswith("/events"):
             name = query["fieldSelector"].rpartition("=")[2]
             return self._send(200, {"items": [e for e in cluster.events if e["involvedObject"]["name"] == name]})
@@ -169,7 +250,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, cluster.objects[path])
         if path == "/version":
             return self._send(200, {"gitVersion": "v1.36.0"})
-        self._send(404, {"kind": "Status", "message": f"{path} not found"})
+        self._refuse(404, f"{path} not found")
+
+    def _log(self, pod: str) -> None:
+        index = int(pod.split("-")[-2])
+        if index in self.cluster.dead_machines:
+            address = f"https://machine{index}:10250/containerLogs/benchmarks/{pod}/node"
+            return self._refuse(500, f'Get "{address}?follow=true": dial tcp 10.0.0.7:10250: connect: no route to host')
+        self._stream(self.cluster.logs.get(pod, lambda: iter(()))(), index)
 
     def _post(self, path: str, query: dict[str, str], body: Any) -> None:
         if path.endswith("selfsubjectaccessreviews"):
@@ -177,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
             what = f"{attributes['verb']} {attributes['resource']}"
             return self._send(201, {"status": {"allowed": self.cluster.reviews.get(what, True)}})
         if f"{path}/{body['metadata']['name']}" in self.cluster.objects:
-            return self._send(409, {"kind": "Status", "message": f"{body['metadata']['name']} already exists"})
+            return self._refuse(409, f"{body['metadata']['name']} already exists")
         self.cluster.created(path, body)
         self._send(201, self.cluster.objects[f"{path}/{body['metadata']['name']}"])
 
@@ -186,34 +274,45 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, self.cluster.objects[path])
 
     def _delete(self, path: str, query: dict[str, str], body: Any) -> None:
-        is_removed = self.cluster.deleted(path)
-        self._send(200 if is_removed else 404, {"kind": "Status", "message": "deleted" if is_removed else "not found"})
+        if not self.cluster.deleted(path):
+            return self._refuse(404, f"{path} not found")
+        self._send(200, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 
-    def _send(self, status: int, content: Fields) -> None:
-        text = json.dumps(content).encode()
+    def _refuse(self, status: int, message: str, pause_seconds: int | None = None) -> None:
+        self._send(status, status_object(status, message), pause_seconds=pause_seconds)
+
+    def _send(
+        self, status: int, content: Fields | bytes, kind: str = "application/json", pause_seconds: int | None = None
+    ) -> None:
+        text = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(text)))
+        if pause_seconds is not None:
+            self.send_header("Retry-After", str(pause_seconds))
         self.end_headers()
         self.wfile.write(text)
 
-    def _stream(self, lines: Iterator[bytes], cuts: bool = False) -> None:
+    def _stream(self, lines: Iterator[bytes], log_index: int | None = None) -> None:
         """Send lines as they come: a log until the connection closes, a watch in chunks."""
         self.send_response(200)
         self.send_header("Connection", "close")
-        if not cuts:
+        if log_index is None:
             self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.close_connection = True
         try:
             for number, line in enumerate(lines):
-                if cuts and number > 3 and self.cluster.broken_logs > 0:
-                    self.cluster.broken_logs -= 1
-                    self.wfile.write(line[: len(line) // 2])
-                    return
-                self.wfile.write(line if cuts else b"%x\r\n%s\r\n" % (len(line), line))
+                if log_index is not None:
+                    while log_index in self.cluster.dead_machines and not self.cluster.closing:
+                        time.sleep(0.05)  # the connection stands
+                    if number > 3 and self.cluster.broken_logs > 0:
+                        self.cluster.broken_logs -= 1
+                        self.wfile.write(line[: len(line) // 2])
+                        return
+                self.wfile.write(line if log_index is not None else b"%x\r\n%s\r\n" % (len(line), line))
                 self.wfile.flush()
-            self.wfile.write(b"" if cuts else b"0\r\n\r\n")
+            self.wfile.write(b"" if log_index is not None else b"0\r\n\r\n")
         except OSError:
             pass
 
@@ -274,6 +373,11 @@ class Kubelet:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
 
+    def kill_machine(self, cluster: SimulatedCluster, index: int) -> None:
+        """End a pod as a machine that loses its power: nothing more comes from it, and the API still shows it."""
+        cluster.dead_machines.add(index)
+        os.killpg(self.processes[index].pid, signal.SIGKILL)
+
     def _start(self, cluster: SimulatedCluster, index: int, spec: Fields) -> None:
         root = self.folder / f"pod{index}"
         for document in [d for d in cluster.objects.values() if d["kind"] == "ConfigMap"]:
@@ -299,26 +403,27 @@ class Kubelet:
             return
         name = f"{cluster.main()['metadata']['name']}-{index}-abcde"
         cluster.logs[name] = lambda: _followed(log, process)
-        cluster.pod(index, {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]})
+        cluster.pod(index, {"phase": "Running", "containerStatuses": [{"name": "node", "state": {"running": {}}}]})
 
     def _mounted(self, root: Path, document: Fields) -> None:
         folder = root / ("package" if document["metadata"]["name"].endswith("-code") else "work")
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in document.get("data", {}).items():
-            # the paths of the pod, and the image's Python
-            text = text.replace("/levelfield/", f"{root}/").replace('"python3"', json.dumps(sys.executable))
             (folder / name).write_text(text)
         for name, text in document.get("binaryData", {}).items():
-            (folder / name).write_bytes(base64.b64decode(text))
+            content = base64.b64decode(text)
+            (folder / name).write_bytes(_local_work(content, root) if folder.name == "work" else content)
 
     def _wait(self, cluster: SimulatedCluster, index: int) -> None:
         code = self.processes[index].wait()
+        if index in cluster.dead_machines:
+            return  # nothing reports its end
         reason = "Completed" if code == 0 else "Error"
         ended = {"terminated": {"exitCode": code if code >= 0 else 128 - code, "reason": reason}}
         with cluster.lock:
             if any(v["kind"] == "Job" for v in cluster.objects.values()):
                 phase = "Succeeded" if code == 0 else "Failed"
-                cluster.pod(index, {"phase": phase, "containerStatuses": [{"state": ended}]})
+                cluster.pod(index, {"phase": phase, "containerStatuses": [{"name": "node", "state": ended}]})
 
 
 def _followed(log: Path, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
@@ -333,3 +438,15 @@ def _followed(log: Path, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
             if is_last and not part:
                 return
             time.sleep(0.05)
+
+
+def _local_work(content: bytes, root: Path) -> bytes:
+    """Return an archive of the nodes' work with the paths of a pod that runs here, and this Python."""
+    output = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive, tarfile.open(fileobj=output, mode="w:gz") as local:
+        for member in archive:
+            text = archive.extractfile(member).read().decode()  # type: ignore[union-attr]
+            text = text.replace("/levelfield/", f"{root}/").replace('"python3"', json.dumps(sys.executable))
+            member.size = len(text.encode())
+            local.addfile(member, io.BytesIO(text.encode()))
+    return output.getvalue()

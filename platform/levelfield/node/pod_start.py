@@ -1,9 +1,10 @@
 """The first program of a pod: it unpacks Levelfield's code, finds the first node, and becomes the node's agent.
 
-    python3 start.py --code FILE --folder DIR --work FILE [--first-node NAME] [--stream]
+    python3 start.py --code FILE --folder DIR --work FILE --peer-seconds N [--first-node NAME] [--stream]
 
-A name of the cluster's DNS appears a moment after its pod. The ranks get the address, because some frameworks take no
-name. It needs only the standard library of Python 3.8.
+The archive of the work has all nodes, and JOB_COMPLETION_INDEX is the number of this one. A name of the cluster's DNS
+appears a moment after its pod. The ranks get the address, because some frameworks take no name. It needs only the
+standard library of Python 3.8.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import tarfile
 import time
 from pathlib import Path
 
-RESOLVE_SECONDS = 300.0  # the longest wait for the first node's address
 RETRY_SECONDS = 1.0
+SPARE_SECONDS = 10.0  # beyond the limit: the platform, which knows why a pod is missing, ends the run first
+EXIT_NO_WORK = 2  # the exit code where the archive has no work of this node
 EXIT_NO_ADDRESS = 8  # the exit code where the first node's name has no address
 
 
@@ -26,18 +28,28 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="start.py")
     for name in ("--code", "--folder", "--work"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--peer-seconds", type=float, required=True)
     parser.add_argument("--first-node")
     parser.add_argument("--stream", action="store_true")
     options = parser.parse_args(arguments)
     code = Path(options.folder) / "code"
     with tarfile.open(options.code) as archive:
         archive.extractall(code)
+    name = f"node{os.environ.get('JOB_COMPLETION_INDEX')}.json"
+    try:
+        with tarfile.open(options.work) as archive:
+            archive.extract(name, options.folder)
+    except KeyError:
+        print(f"levelfield: {options.work}: found no {name}", file=sys.stderr)
+        return EXIT_NO_WORK
     agent = str(code / "platform" / "levelfield" / "node" / "node_agent.py")
-    argv = [sys.executable, agent, "run", options.work, *(["--stream"] if options.stream else [])]
+    work = str(Path(options.folder) / name)
+    argv = [sys.executable, agent, "run", work, *(["--stream"] if options.stream else [])]
     if options.first_node:
-        address = wait_for_address(options.first_node, RESOLVE_SECONDS)
+        limit_seconds = options.peer_seconds + SPARE_SECONDS
+        address = wait_for_address(options.first_node, limit_seconds)
         if address is None:
-            print(f"levelfield: {options.first_node}: found no address for {RESOLVE_SECONDS:g} s", file=sys.stderr)
+            print(f"levelfield: {options.first_node}: found no address for {limit_seconds:g} s", file=sys.stderr)
             return EXIT_NO_ADDRESS
         argv += ["--first-node", address]
     sys.stdout.flush()

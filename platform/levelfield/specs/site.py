@@ -209,6 +209,7 @@ class KubernetesSite(Value):
     image: SafeWord | None = None
     queue: SafeWord | None = None  # of Kueue
     service_account: SafeWord | None = None
+    peer_seconds: int = Field(default=300, ge=1)  # how long pods that run wait for the others
     node_selector: dict[SafeWord, LabelValue] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     # The resource that is one device, such as nvidia.com/gpu; `none`: pods have the devices without one.

@@ -202,7 +202,7 @@ def test_a_cluster_that_drops_keys_is_refused(plane: ControlPlane, tmp_path: Pat
     """Its pods would have no numbers, and the run would wait for ever."""
     outcome = Run(plane, tmp_path).execute()
     assert outcome.cause == "launch-error", outcome
-    message = "spec.completionMode, spec.podFailurePolicy of Job in batch/v1; expected Kubernetes 1.26"
+    message = "spec.completionMode, spec.podFailurePolicy of a Job; expected Kubernetes 1.26"
     assert message in str(outcome.evidence)
     until(lambda: plane.names() == set())
 

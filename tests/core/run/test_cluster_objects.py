@@ -21,7 +21,8 @@ from levelfield.contracts.execution import Request
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
-from levelfield.run.launchers.kubernetes.cluster_objects import MAX_DATA_BYTES, divide_files, object_name
+from levelfield.run.launchers.kubernetes import cluster_objects
+from levelfield.run.launchers.kubernetes.cluster_objects import MAX_DATA_BYTES, object_name
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
@@ -149,15 +150,17 @@ def test_names_fit_the_limit_of_a_host_s_name() -> None:
     assert name != object_name("20261121T081428Z_flagperf_llama3_8b+derived_megatron_nvidia_02eb2d")
 
 
+def works_of(documents: list[Fields]) -> list[Fields]:
+    """Return the nodes' work, which the second ConfigMap has as an archive."""
+    content = base64.b64decode(documents[1]["binaryData"]["work.tar.gz"])
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        return [json.load(archive.extractfile(member)) for member in archive]  # type: ignore[arg-type]
+
+
 def test_the_request_is_equal_twice_and_every_rank_is_in_it() -> None:
     first, second = request_for(nodes=4), request_for(nodes=4)
     assert first == second
-    works = [
-        json.loads(text)
-        for d in documents_of(first)
-        if "-work-" in d["metadata"]["name"]
-        for text in d["data"].values()
-    ]
+    works = works_of(documents_of(first))
     assert [process["rank"] for work in works for process in work["processes"]] == list(range(4))
     assert [work["node_rank"] for work in works] == [0, 1, 2, 3]
     assert {work["root"] for work in works} == {"/levelfield/local/run"} and "job.json" in works[0]["files"]
@@ -168,7 +171,7 @@ def test_with_a_claim_the_pods_write_the_run_directory_itself() -> None:
     pod = documents_of(request)[-1]["spec"]["template"]["spec"]
     assert {"name": "runs", "persistentVolumeClaim": {"claimName": "runs"}} in pod["volumes"]
     assert "--stream" not in pod["containers"][0]["args"]
-    work = json.loads(documents_of(request)[1]["data"]["node0.json"])
+    work = works_of(documents_of(request))[0]
     assert work["root"] == "/shared/runs/a-run" and "files" not in work
 
 
@@ -262,11 +265,16 @@ def test_an_accelerator_without_its_resource_is_refused() -> None:
             launcher.request(launched, RunPaths(Path("/runs/a-run")), launcher.runtime(launched))
 
 
-def test_many_nodes_need_several_configmaps() -> None:
-    works = {f"node{n}.json": "x" * 20_000 for n in range(100)}
-    parts = divide_files(works)
-    assert len(parts) == 3 and {k: v for part in parts for k, v in part.items()} == works
-    assert all(sum(len(k) + len(v) for k, v in part.items()) <= MAX_DATA_BYTES for part in parts)
+def test_the_work_of_many_nodes_is_small_and_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pod gets all of it: 7 KB a node would be 7 MB for each of 1,000 pods."""
+    request = request_for(nodes=4)
+    texts = {name: text for name, text in request.submissions[0].files.items() if name != "manifest.yaml"}
+    assert [json.loads(text) for text in texts.values()] == works_of(documents_of(request))
+    archive = documents_of(request)[1]["binaryData"]["work.tar.gz"]
+    assert len(archive) < sum(map(len, texts.values())) / 2
+    monkeypatch.setattr(cluster_objects, "MAX_DATA_BYTES", len(archive) - 1)
+    with pytest.raises(UsageError, match=r"the work of 4 nodes: found \d+ bytes"):
+        request_for(nodes=4)
 
 
 def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
@@ -285,3 +293,4 @@ def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:
 def test_a_first_node_without_an_address_ends_the_pod(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert pod_start.wait_for_address("localhost", 1.0) in ("127.0.0.1", "::1")
     assert pod_start.wait_for_address("nothing.invalid", 0.0) is None
+    assert "--peer-seconds 900 " in " ".join(pod_of(peer_seconds=900)["spec"]["containers"][0]["args"])

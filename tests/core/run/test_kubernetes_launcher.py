@@ -18,8 +18,7 @@ import pytest
 import yaml
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import NodeWord, NodeWork, Outcome, ProcessWork, Request
-from levelfield.run.launchers.kubernetes import cluster_run, pod_watch
-from levelfield.run.launchers.kubernetes.cluster_api import ClusterApi, ClusterRefusal, ClusterSilence
+from levelfield.run.launchers.kubernetes import cluster_api, cluster_run
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
 from levelfield.run.launchers.kubernetes.pod_watch import PodState
 from levelfield.specs.paths import RunPaths
@@ -31,7 +30,7 @@ from simulated_cluster import Kubelet, SimulatedCluster, served
 
 SECRET = "a-value-that-stays-secret"
 MARK = "LEVELFIELD_TEST_MARK"
-RUNNING = {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}
+RUNNING = {"phase": "Running", "containerStatuses": [{"name": "node", "state": {"running": {}}}]}
 
 
 class Cluster:
@@ -90,7 +89,8 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setattr(cluster_run, "SETTLE_SECONDS", 1.0)
-    monkeypatch.setattr(pod_watch, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(cluster_run, "CREATE_SECONDS", 3.0)
+    monkeypatch.setattr(cluster_api, "RETRY_SECONDS", 0.1)
     simulated = Cluster(tmp_path, monkeypatch)
     yield simulated
     for process in simulated.left():
@@ -133,10 +133,11 @@ def test_a_run_sends_the_printed_manifest_and_brings_all_evidence_without_the_se
 
 
 def test_broken_connections_and_an_expired_watch_lose_nothing(cluster: Cluster) -> None:
-    cluster.api.broken_logs, cluster.api.broken_watches, cluster.api.expired = 4, 3, 2
+    cluster.api.broken_logs, cluster.api.broken_watches = 4, 3
+    cluster.api.fail("EVENT", "/pods", 410, "too old resource version: 100 (140)", times=2)
     outcome = cluster.execute(cluster.plan())
     assert outcome.cause == "exited" and all(node.missing == () for node in outcome.nodes), outcome
-    assert cluster.api.broken_logs == 0 and cluster.api.broken_watches == 0 and cluster.api.expired == 0
+    assert cluster.api.broken_logs == 0 and cluster.api.broken_watches == 0 and cluster.api.faults[0].times == 0
     assert cluster.steps(0) == cluster.steps(1) == list(range(1, 13))
 
 
@@ -173,11 +174,12 @@ def test_a_step_that_never_ends_is_a_hang(cluster: Cluster) -> None:
 
 
 def failed(reason: str, message: str = "") -> dict[str, Any]:
-    return {"phase": "Failed", "reason": reason, "message": message}
+    """A pod that the cluster ended while its container ran."""
+    return {**container("Failed", "terminated", exitCode=137, reason="Error"), "reason": reason, "message": message}
 
 
 def container(phase: str, state: str, **fields: Any) -> dict[str, Any]:
-    return {"phase": phase, "containerStatuses": [{"state": {state: fields}}]}
+    return {"phase": phase, "containerStatuses": [{"name": "node", "state": {state: fields}}]}
 
 
 PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
@@ -197,7 +199,7 @@ PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
         pytest.param(
             *(failed("DeadlineExceeded"), "time-limit", "time-limit", "DeadlineExceeded"), marks=pytest.mark.thorough
         ),
-        (container("Pending", "waiting", reason="ImagePullBackOff"), "launch-error", "unreachable", "ImagePullBackOff"),
+        (container("Pending", "waiting", reason="InvalidImageName"), "launch-error", "unreachable", "InvalidImageName"),
         (container("Failed", "terminated", exitCode=4, reason="Error"), "node-differs", "differs", "differs"),
         (container("Failed", "terminated", exitCode=137, reason="OOMKilled"), "rank-failed", "failed", "OOMKilled"),
     ],
@@ -260,7 +262,7 @@ def test_a_queue_that_suspends_a_running_job_has_preempted_it(cluster: Cluster) 
 def test_a_refusal_is_the_evidence_and_nothing_is_left(
     cluster: Cluster, refused: tuple[str, str], status: int, message: str
 ) -> None:
-    cluster.api.refusals[refused] = status, message
+    cluster.api.fail(*refused, status, message)
     outcome = cluster.execute(cluster.plan())
     assert outcome.cause == "launch-error" and f"{message} ({status})" in str(outcome.evidence)
     assert cluster.api.objects == {}
@@ -274,23 +276,6 @@ def test_an_object_of_another_run_is_not_deleted(cluster: Cluster) -> None:
     outcome = cluster.execute(plan)
     assert outcome.cause == "launch-error" and "(409)" in str(outcome.evidence)
     assert list(cluster.api.objects) == [taken]
-
-
-@pytest.mark.parametrize(("kind", "answer"), [("Secret", "none"), ("Job", (504, "gateway timeout"))])
-def test_an_object_whose_answer_was_lost_is_deleted_too(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, answer: Any
-) -> None:
-    create = ClusterApi.create
-
-    def lost(api: ClusterApi, document: dict[str, Any]) -> dict[str, Any]:
-        created = create(api, document)
-        if document["kind"] == kind:
-            raise ClusterSilence("the answer was lost") if answer == "none" else ClusterRefusal(*answer)
-        return created
-
-    monkeypatch.setattr(ClusterApi, "create", lost)
-    assert cluster.execute(cluster.plan()).cause == ("unreachable" if answer == "none" else "launch-error")
-    assert cluster.api.objects == {}
 
 
 def test_a_cluster_that_does_not_answer_is_unreachable(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,10 +302,10 @@ def test_a_log_that_is_no_frames_ends_the_run_and_names_the_node(cluster: Cluste
 
 
 def test_an_object_that_cannot_be_deleted_is_named_with_the_command(cluster: Cluster) -> None:
-    cluster.api = SimulatedCluster(played(RUNNING, {"phase": "Failed", "reason": "NodeLost"}))
+    cluster.api = SimulatedCluster(played(RUNNING, failed("NodeLost")))
     plan = cluster.plan()
     name = cluster.request(plan).submissions[0].name
-    cluster.api.refusals["DELETE", f"/jobs/{name}"] = 403, "jobs.batch is forbidden"
+    cluster.api.fail("DELETE", f"/jobs/{name}", 403, "jobs.batch is forbidden")
     outcome = cluster.execute(plan)
     assert outcome.cause == "node-lost" and [path.rpartition("/")[2] for path in cluster.api.objects] == [name]
     assert "-n benchmarks" in outcome.warnings[0] and f" delete job/{name}`" in outcome.warnings[0]
@@ -385,7 +370,7 @@ def test_without_the_right_to_read_events_a_run_waits_as_before(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_run, "JOB_POLL_SECONDS", 0.0)
-    cluster.api.refusals["GET", "/events"] = 403, "events is forbidden"
+    cluster.api.fail("GET", "/events", 403, "events is forbidden")
     assert cluster.execute(cluster.plan()).cause == "exited"
 
 

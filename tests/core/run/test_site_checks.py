@@ -98,8 +98,8 @@ def test_each_planted_lack_is_named_with_what_to_do(
 def test_what_this_user_may_not_see_is_unknown(
     cluster: SimulatedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.refusals["GET", "/nodes"] = 403, "nodes is forbidden"
-    cluster.refusals["GET", "/namespaces/benchmarks"] = 403, "namespaces is forbidden"
+    cluster.fail("GET", "/nodes", 403, "nodes is forbidden")
+    cluster.fail("GET", "/namespaces/benchmarks", 403, "namespaces is forbidden")
     findings = checked(capsys, "--site", whole(tmp_path))
     assert of(findings, "devices")[0] == of(findings, "namespace")[0] == "unknown"
 

@@ -6,6 +6,7 @@ import io
 import mmap
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,18 @@ def code_archive(implementation: Path) -> bytes:
             members |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in source_files(folder)}
         for name, path in sorted(members.items()):
             _add_file(archive, name, path)
+    return output.getvalue()
+
+
+def text_archive(texts: Mapping[str, str]) -> bytes:
+    """Return an archive of texts by file name. The same texts give the same bytes."""
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=TAR_FORMAT) as archive:
+        for name, text in texts.items():
+            content = text.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     return output.getvalue()
 
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from levelfield.errors import UsageError
 from levelfield.specs.site import NO_RESOURCE, RDMA, KubernetesSite
 
 Fields = dict[str, Any]
 RUN_LABEL = "levelfield-run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 OBJECT_LIFETIME_SECONDS = 3600  # for which a cluster keeps an object whose platform was killed
-MAX_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
+MAX_DATA_BYTES = 900_000  # of one ConfigMap, as base64; the API's limit is 1 MiB
 CONTAINER_NAME = "node"  # a pod's container
-START_FILE, ARCHIVE_FILE = "start.py", "code.tar.gz"
+START_FILE, ARCHIVE_FILE, WORK_FILE = "start.py", "code.tar.gz", "work.tar.gz"
+PEER_SECONDS_OPTION = "--peer-seconds"  # of start.py
 MACHINE_LABEL = "kubernetes.io/hostname"  # the label that differs between machines
 # the folders of a pod
 PACKAGE_FOLDER = "/levelfield/package"  # has start.py and the code's archive
-WORK_FOLDER = "/levelfield/work"  # has the JSON of the nodes
+WORK_FOLDER = "/levelfield/work"  # has the archive of the nodes' work
 LOCAL_FOLDER = "/levelfield/local"  # is the pod's own disk
 _POD_FAILURE_RULES: Sequence[Fields] = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -40,7 +42,7 @@ class JobManifest:
     image: str
     python: str  # the interpreter in the image
     secrets: Sequence[str]  # names of the variables that a Secret has
-    work_files: Mapping[str, str]  # the JSON of each node, by file name
+    work: bytes  # the content of work.tar.gz, which has the JSON of each node
     code: bytes  # the content of code.tar.gz
     start: str  # the text of start.py
     deadline_seconds: int  # after which the cluster itself ends the Job
@@ -58,13 +60,17 @@ def first_pod_address(name: str) -> str:
 
 
 def manifest_documents(manifest: JobManifest) -> list[Fields]:
-    """Return all objects in the order in which they are created; the last one runs the pods."""
+    """Return all objects in the order in which they are created; the last one runs the pods. Raises UsageError."""
     archive = base64.b64encode(manifest.code).decode("ascii")
     code = {"immutable": True, "data": {START_FILE: manifest.start}, "binaryData": {ARCHIVE_FILE: archive}}
-    work_maps = [
-        _make_object(manifest, "v1", "ConfigMap", f"{manifest.name}-work-{index}", immutable=True, data=part)
-        for index, part in enumerate(divide_files(manifest.work_files))
-    ]
+    # compressed, as each pod gets the work of all nodes, and takes out its own
+    work_text = base64.b64encode(manifest.work).decode("ascii")
+    if len(work_text) > MAX_DATA_BYTES:
+        raise UsageError(
+            f"the work of {manifest.nodes} nodes: found {len(work_text)} bytes, expected at most {MAX_DATA_BYTES}, "
+            "which a ConfigMap holds; use fewer nodes"
+        )
+    work = {"immutable": True, "binaryData": {WORK_FILE: work_text}}
     # headless, so that it gives each pod its DNS name, also before the pod is ready
     dns = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: manifest.name}}
     service = _make_object(manifest, "v1", "Service", manifest.name, spec=dns)
@@ -84,19 +90,11 @@ def manifest_documents(manifest: JobManifest) -> list[Fields]:
     job = _make_object(manifest, "batch/v1", "Job", manifest.name, spec=spec)
     if manifest.site.queue:
         job["metadata"]["labels"][QUEUE_LABEL] = manifest.site.queue
-    return [_make_object(manifest, "v1", "ConfigMap", f"{manifest.name}-code", **code), *work_maps, service, job]
-
-
-def divide_files(work_files: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the files in as many parts as the size of a ConfigMap requires."""
-    parts: list[dict[str, str]] = [{}]
-    size = 0
-    for name, text in work_files.items():
-        size += len(name) + len(text.encode())
-        if size > MAX_DATA_BYTES and parts[-1]:
-            parts, size = [*parts, {}], len(name) + len(text.encode())
-        parts[-1][name] = text
-    return parts
+    parts = {"code": code, "work": work}
+    maps = [
+        _make_object(manifest, "v1", "ConfigMap", f"{manifest.name}-{name}", **part) for name, part in parts.items()
+    ]
+    return [*maps, service, job]
 
 
 def _make_object(manifest: JobManifest, version: str, kind: str, name: str, **content: Any) -> Fields:
@@ -147,7 +145,8 @@ def _container_spec(manifest: JobManifest) -> Fields:
     # shared volume the files of the run come through the pod's log.
     arguments = [f"{PACKAGE_FOLDER}/{START_FILE}", "--code", f"{PACKAGE_FOLDER}/{ARCHIVE_FILE}"]
     arguments += ["--folder", LOCAL_FOLDER]
-    arguments += ["--work", f"{WORK_FOLDER}/node{{node_rank}}.json", "--first-node", first_pod_address(manifest.name)]
+    arguments += ["--work", f"{WORK_FOLDER}/{WORK_FILE}", "--first-node", first_pod_address(manifest.name)]
+    arguments += [PEER_SECONDS_OPTION, str(site.peer_seconds)]
     arguments += ["--stream"] if site.claim is None else []
     container: Fields = {"name": CONTAINER_NAME, "image": manifest.image}
     container |= {"command": [manifest.python], "args": arguments}
@@ -166,10 +165,9 @@ def _container_spec(manifest: JobManifest) -> Fields:
 
 def _volumes_and_mounts(manifest: JobManifest) -> Iterator[tuple[str, Fields, Fields]]:
     """Yield the name of each volume, its source, and its mount in the container."""
-    site, parts = manifest.site, range(len(divide_files(manifest.work_files)))
-    work_sources = [{"configMap": {"name": f"{manifest.name}-work-{index}"}} for index in parts]
+    site = manifest.site
     yield "package", {"configMap": {"name": f"{manifest.name}-code"}}, {"mountPath": PACKAGE_FOLDER, "readOnly": True}
-    yield "work", {"projected": {"sources": work_sources}}, {"mountPath": WORK_FOLDER, "readOnly": True}
+    yield "work", {"configMap": {"name": f"{manifest.name}-work"}}, {"mountPath": WORK_FOLDER, "readOnly": True}
     yield "local", {"emptyDir": {}}, {"mountPath": LOCAL_FOLDER}
     if site.shared_memory_bytes:
         memory = {"medium": "Memory", "sizeLimit": str(site.shared_memory_bytes)}

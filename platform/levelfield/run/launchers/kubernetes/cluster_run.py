@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import get_args
 
 import yaml
 
@@ -17,24 +19,36 @@ from levelfield.errors import UsageError
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.kubernetes.cluster_api import (
     MIN_MINOR_VERSION,
+    QUICK_SECONDS,
     ClusterApi,
+    ClusterError,
     ClusterRefusal,
     ClusterSilence,
     Fields,
     object_path,
+    retried,
 )
-from levelfield.run.launchers.kubernetes.cluster_objects import RUN_LABEL
-from levelfield.run.launchers.kubernetes.pod_watch import PodLog, PodState, PodWatch
-from levelfield.run.launchers.liveness import Liveness, wait_until
+from levelfield.run.launchers.kubernetes.cluster_objects import PEER_SECONDS_OPTION, RUN_LABEL
+from levelfield.run.launchers.kubernetes.pod_watch import REFUSED_SECONDS, PodLog, PodState, PodWatch
+from levelfield.run.launchers.liveness import Liveness, NodePulse, wait_until
 from levelfield.run.launchers.node_content import secret_values
-from levelfield.run.launchers.node_records import last_records, mark_ended_by_engine
+from levelfield.run.launchers.node_records import UnfinishedNodes, last_records, mark_ended_by_engine
 
 POLL_SECONDS = 0.3
 POD_END_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's time
+LOG_SECONDS = 60.0  # for the rest of the logs of pods that have ended
 JOB_POLL_SECONDS = 5.0  # between two readings of the main object, or of the events that say why there is no pod
-REFUSED_SECONDS = 60.0  # after which the run ends where the cluster refuses its pods, and waiting does not help
+ABSENCE_COUNT = 3  # readings in a row that do not find the main object, after which it is deleted
 SETTLE_SECONDS = 5.0  # after a first failure: for the reasons of other pods, and the rest of the logs
-DELETE_TRIES = 3  # to delete an object
+CREATE_SECONDS = 60.0  # for an object that the cluster refuses for the moment
+DELETE_SECONDS = 60.0  # for all objects of a run whose pods may still run
+FINISH_SECONDS = 4.0  # for all objects of a run that has ended by itself, and for its pods
+RETRIED_START_SECONDS = 120.0  # for a container that cannot start: the kubelet tries after 10, 30, 70 s
+API_SECONDS = (
+    600.0  # without an answer about the pods, nor a line of a log: an upgrade of a control plane takes minutes
+)
+HEARD_SECONDS = 15.0  # without a line, after which a log is silent: a node adds one each second
+QUEUE_SECONDS = 7 * 86400.0  # for a first pod that runs
 
 
 def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
@@ -58,9 +72,14 @@ class ClusterRun:
         self._root = Path(request.events_dir).parent
         self._logs: dict[int, PodLog] = {}
         self._liveness: Liveness | None = None
+        self._pulse, self._unfinished_nodes = NodePulse(request), UnfinishedNodes(request)
+        self._unfinished_count = len(request.nodes)
         self._job_read_at = self._warning_read_at = 0.0
         self._pod_warning: str | None = None
         self._refused_since: float | None = None
+        self._began_at = time.monotonic()
+        self._first_pod_at: float | None = None  # since when a pod runs
+        self._retried_since: dict[int, float] = {}  # by node: since when its container cannot start
         self._say, self._last_sentences = say, list[str]()
         self._node_names = [node.name or f"node{rank}" for rank, node in enumerate(request.nodes)]
 
@@ -70,7 +89,7 @@ class ClusterRun:
             (self._root / name).mkdir(parents=True, exist_ok=True)
         cause: tuple[Cause, str | None]
         try:
-            self._job.create(self._api)
+            self._job.create(self._api, self._say_sentence)
             self._pods.thread.start()
             cause = self._watch_until_end(watch)
         except ClusterRefusal as error:
@@ -80,13 +99,13 @@ class ClusterRun:
         except KeyboardInterrupt:
             cause = "interrupted", "interrupted by the user"
         states = self._pods.states()
-        leftovers = self._job.delete(self._api)
-        if (
-            self._pods.states()
-            and not leftovers
-            and not wait_until(lambda: not self._pods.present_pods(), POD_END_SECONDS)
-        ):
-            leftovers.append(f"pods of {self._job.name} were still there after {POD_END_SECONDS:g} s")
+        is_over = cause[0] == "exited"  # no process of the run is left
+        deadline = time.monotonic() + (FINISH_SECONDS if is_over else DELETE_SECONDS)
+        leftovers = self._job.delete(self._api, deadline, self._say_sentence)
+        if self._pods.states() and not leftovers:
+            seconds = max(0.0, deadline - time.monotonic()) if is_over else POD_END_SECONDS
+            if not self._wait("the run's pods to end", lambda: not self._pods.present_pods(), seconds) and not is_over:
+                leftovers.append(f"pods of {self._job.name} were still there after {POD_END_SECONDS:g} s")
         wait_until(self._logs_are_complete, 0.0 if leftovers else SETTLE_SECONDS)  # for the rest of the logs
         for log in self._logs.values():
             log.stop_event.set()
@@ -100,29 +119,56 @@ class ClusterRun:
             watch()
             states = self._pods.states()
             for node, state in states.items():  # receive the files of each node whose pod has started
-                if self._is_streamed and node not in self._logs and state.phase != "pending":
+                if self._is_streamed and node not in self._logs and state.phase != "pending" and not state.is_rejected:
                     ranks = [work.rank for work in self._request.nodes[node].processes]
                     self._logs[node] = PodLog(self._api, self._job.namespace, state.pod, self._root, node, ranks)
             self._report_waits(states)
-            if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
-                wait_until(self._logs_are_complete, POD_END_SECONDS)
-                watch()
-                return "exited", None
             if cause := self._cause(states):
+                watch()
                 return cause
             time.sleep(POLL_SECONDS)
 
     def _cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
         """Return why the run has to end, and the evidence; None while it may go on."""
-        if self._pods.refusal:
-            return "launch-error", f"the pods cannot be watched: {self._pods.refusal}"
+        if cause := self._recorded_cause():
+            return cause
+        if len(states) == len(self._request.nodes) and all(state.word == "ended" for state in states.values()):
+            self._wait("the rest of the pods' logs", self._logs_are_complete, LOG_SECONDS)
+            return "exited", None
         if self._pods.first_failure:
             return self._failure_cause(self._pods.first_failure)
         for node, log in self._logs.items():
             if log.fault:
                 return "node-lost", f"{self._node_names[node]}: {log.fault}"
-        if evidence := self._hang_evidence(states):
-            return "hang", evidence
+        return self._job_cause(states) or self._silence_cause(states) or self._start_cause(states)
+
+    def _recorded_cause(self) -> tuple[Cause, str | None] | None:
+        """Return the cause by the nodes' own last records, where all have one or one of them has a failure.
+
+        They hold whatever the cluster says, and where it says nothing.
+        """
+        unfinished_count = len(self._unfinished_nodes.read())
+        if unfinished_count == self._unfinished_count:
+            return None
+        self._unfinished_count = unfinished_count
+        records = [record for record in last_records(self._request) if record.cause is not None]
+        failed = next((record for record in records if record.cause not in ("exited", "stopped")), None)
+        if failed is None and unfinished_count:
+            return None
+        if failed is None and all(record.cause == "exited" for record in records):
+            self._wait("the rest of the pods' logs", self._logs_are_complete, LOG_SECONDS)
+            return "exited", None
+        wait_until(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)  # the pods' states may say more
+        first = self._pods.first_failure
+        if first and (failed is None or first.cause != "cancelled"):
+            return self._failure_cause(first)
+        if failed is None:
+            return "cancelled", f"{records[0].name}: {records[0].evidence}"
+        cause: Cause = failed.cause if failed.cause in get_args(Cause) else "rank-failed"  # type: ignore[assignment]
+        return cause, f"{self._node_names[failed.node_rank]}: {failed.evidence or failed.cause}"
+
+    def _job_cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+        """Return why the Job ends the run, by its conditions and events, which are read every few seconds."""
         now = time.monotonic()
         if len(states) < len(self._request.nodes) and now - self._warning_read_at >= JOB_POLL_SECONDS:
             self._warning_read_at, self._pod_warning = now, self._job.newest_warning(self._api)
@@ -142,43 +188,120 @@ class ClusterRun:
             return self._failure_cause(first) if first and first.cause != "cancelled" else failure
         return failure
 
+    def _start_cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+        """Return why the run has waited too long for its pods."""
+        now = time.monotonic()
+        retried = [node for node, state in states.items() if state.is_retried]
+        self._retried_since = {node: self._retried_since.get(node, now) for node in retried}
+        for node, since in self._retried_since.items():
+            if now - since >= RETRIED_START_SECONDS:
+                limit = f"the kubelet tried for {RETRIED_START_SECONDS:g} s"
+                return "launch-error", f"{self._node_names[node]}: {states[node].description}; {limit}"
+        started_count = sum(state.phase != "pending" for state in states.values())
+        if started_count == len(self._request.nodes):
+            return None
+        if started_count and self._first_pod_at is None:
+            self._first_pod_at = now
+        if self._first_pod_at is not None and now - self._first_pod_at >= self._job.peer_seconds:
+            sentences = "; ".join(self._waits(states))
+            limit = f"for {self._job.peer_seconds:g} s (limit kubernetes.peer_seconds)"
+            return "unreachable", f"{started_count} pods waited {limit} for the others: {sentences}"
+        if self._first_pod_at is None and now - self._began_at >= QUEUE_SECONDS:
+            return "unreachable", f"no pod ran for {QUEUE_SECONDS:g} s: {'; '.join(self._waits(states))}"
+        return None
+
+    def _silence_cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
+        """Return why the run has waited too long for a sign: of the cluster, of a node, or of a step.
+
+        A node that is silent counts, and a cluster that does not answer does not: then nothing is known of its nodes.
+        Files on a claim come without the cluster. Each node watches its own ranks' heartbeats.
+        """
+        now, error = time.monotonic(), self._pods.error
+        is_heard = not self._is_streamed or any(now - log.heard_at < HEARD_SECONDS for log in self._logs.values())
+        seconds = now - self._pods.answered_at
+        if error and not states and seconds >= (REFUSED_SECONDS if isinstance(error, ClusterRefusal) else API_SECONDS):
+            word: Cause = "launch-error" if isinstance(error, ClusterRefusal) else "unreachable"
+            return word, f"the pods cannot be watched: {error}"
+        if error and not is_heard and seconds >= API_SECONDS:
+            return "node-lost", f"nothing is known of the pods for {seconds:.0f} s: {error}"
+        started = [node for node, state in states.items() if state.phase != "pending"]
+        if self._liveness is None:
+            if len(started) == len(self._request.nodes):
+                self._liveness = Liveness(self._request)
+            return None
+        if self._is_streamed and not is_heard and (error or self._job.error):
+            return None
+        evidence = self._liveness.hang_evidence([])
+        # a pod gives its first sign when its agent has started: until then the limit of the first step holds
+        nodes = [
+            node
+            for node in self._unfinished_nodes.read()
+            if states[node.node_rank].phase == "running"
+            and (self._root / f"nodes/node{node.node_rank}.record.jsonl").exists()
+        ]
+        silent_nodes = self._pulse.silent_nodes(nodes)
+        # where every node is silent, the cluster's way to all of them may be broken, while they train
+        is_way_open = len(silent_nodes) < len(states) or not all(states[node].is_ready for node in silent_nodes)
+        if silent_nodes and (is_way_open or evidence):
+            names = ", ".join(self._node_names[node] for node in silent_nodes)
+            logs = {log.silence for node, log in self._logs.items() if node in silent_nodes and log.silence}
+            limit = f"for {max(silent_nodes.values()):.0f} s (limit {self._request.heartbeat_seconds:g} s)"
+            return "node-lost", "; ".join([f"no sign of {names} {limit}", *sorted(logs)[:1]])
+        return ("hang", evidence) if evidence else None
+
     def _failure_cause(self, failed: PodState) -> tuple[Cause, str | None]:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
         if failed.cause == "cancelled":
             wait_until(lambda: self._job.failure(self._api) is not None, SETTLE_SECONDS, 0.5)
             if failure := self._job.failure(self._api):
                 return failure if failure[0] != "rank-failed" else ("cancelled", failure[1])
-            with suppress(ClusterSilence, ClusterRefusal):  # then it is not known whether a queue holds the Job
+            with suppress(ClusterError):  # then it is not known whether a queue holds the Job
                 if (self._api.get(object_path(self._job.main_document)).get("spec") or {}).get("suspend"):
                     return "preempted", f"{self._node_names[failed.node_rank]}: its queue suspended the run"
         wait_until(lambda: all(log.stream.is_complete() or log.silence for log in self._logs.values()), SETTLE_SECONDS)
         return failed.cause or "rank-failed", f"{self._node_names[failed.node_rank]}: {failed.description}"
 
-    def _hang_evidence(self, states: dict[int, PodState]) -> str | None:
-        """Return the evidence of a hang; None without one, while pods are pending, and while the cluster is silent."""
-        running = [node for node, state in states.items() if state.phase == "running"]
-        if self._liveness is None:
-            if len(running) == len(self._request.nodes):
-                self._liveness = Liveness(self._request)
-            return None
-        if self._pods.silence or any(self._logs[node].silence for node in running if node in self._logs):
-            return None
-        return self._liveness.hang_evidence([])  # each node watches its ranks' heartbeats itself
-
     def _logs_are_complete(self) -> bool:
         return all(log.stream.is_complete() or log.fault for log in self._logs.values())
 
-    def _report_waits(self, states: dict[int, PodState]) -> None:
-        """Report what the run waits for: each reason once, with the number of its pods, until it changes."""
+    def _wait(self, subject: str, is_done: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something is done, with a line about it where that takes longer. Return whether it is done."""
+        quiet_seconds = min(seconds, SETTLE_SECONDS)
+        if wait_until(is_done, quiet_seconds):
+            return True
+        if seconds > quiet_seconds:
+            self._say_sentence(f"waits up to {seconds:g} s for {subject}")
+        return wait_until(is_done, seconds - quiet_seconds)
+
+    def _say_sentence(self, sentence: str) -> None:
+        self._say(f"kubernetes: {printable(one_line(sentence))}")
+
+    def _waits(self, states: dict[int, PodState]) -> list[str]:
+        """Return what the run waits for: each reason with the number of its pods."""
         nodes = len(self._request.nodes)
-        waiting = [state.description for state in states.values() if state.phase == "pending"]
+        waiting = [
+            f"{state.description}{f'; the kubelet tries for {RETRIED_START_SECONDS:g} s' if state.is_retried else ''}"
+            for state in states.values()
+            if state.phase == "pending"
+        ]
         waiting += [self._pod_warning or "waits for its queue or its controller: no pod yet"] * (nodes - len(states))
-        sentences = [f"{count} of {nodes} pods: {description}" for description, count in Counter(waiting).items()]
-        if self._pods.silence:
-            sentences = [f"the cluster does not answer, and its state is unknown: {self._pods.silence}"]
+        return [f"{count} of {nodes} pods: {description}" for description, count in Counter(waiting).items()]
+
+    def _report_waits(self, states: dict[int, PodState]) -> None:
+        """Report what the run waits for: each reason once, until it changes."""
+        sentences = self._waits(states)
+        if error := self._pods.error or self._job.error:
+            sentences = [f"the cluster does not answer about the pods; waits up to {API_SECONDS:g} s: {error}"]
+        now, nodes = time.monotonic(), len(self._request.nodes)
+        silences = Counter(
+            log.silence
+            for node, log in self._logs.items()
+            if log.silence and states[node].phase == "running" and now - log.heard_at >= HEARD_SECONDS
+        )
+        sentences += [f"{count} of {nodes} logs cannot be read: {silence}" for silence, count in silences.items()]
         for sentence in sentences:
             if sentence not in self._last_sentences:
-                self._say(f"kubernetes: {printable(one_line(sentence))}")
+                self._say_sentence(sentence)
         self._last_sentences = sentences
 
     def _outcome(
@@ -223,6 +346,8 @@ def node_ends(
             detail = f"{state.description} (pod {state.pod}{f' on {state.machine}' if state.machine else ''})"
             if state.word and state.word != "cancelled":  # the job says why a pod was deleted
                 word = state.word
+            elif record.cause not in (None, "stopped"):  # what the node wrote, where the cluster says nothing
+                word = record.end.word
             elif state.phase != "pending" or default_word != "stopped":
                 word = default_word
         nodes.append(NodeEnd(record.node_rank, record.name, word, detail, record.missing))
@@ -240,10 +365,14 @@ class ClusterJob:
         self.context = (
             submission.argv[submission.argv.index("--context") + 1] if "--context" in submission.argv else None
         )
+        arguments = self.main_document["spec"]["template"]["spec"]["containers"][0]["args"]
+        self.peer_seconds = float(arguments[arguments.index(PEER_SECONDS_OPTION) + 1])
         self._secrets = secret_values(request)
         self._created: list[Fields] = []
+        self._absence_count = 0
+        self.error: ClusterError | None = None  # why the main object could not be read
 
-    def create(self, api: ClusterApi) -> None:
+    def create(self, api: ClusterApi, say: Say) -> None:
         """Create everything. Raises ClusterRefusal and ClusterSilence; `delete` then removes what exists.
 
         The parts become the main object's own, so that the cluster removes them with it if this process is killed.
@@ -255,14 +384,7 @@ class ClusterJob:
             part_documents.append(secret)
         created_job: Fields = {}
         for document in (*part_documents, self.main_document):
-            # it is deleted later unless the cluster refuses it: without an answer it may exist
-            self._created.append(document)
-            try:
-                created_job = api.create(document)
-            except ClusterRefusal as error:
-                if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # refused, also because somebody else made it
-                    self._created.pop()
-                raise
+            created_job = self._create(api, document, say)
         # An old cluster drops what it does not know in silence. Without completionMode no pod has a number, and without
         # podFailurePolicy a run goes on after a pod was lost.
         if dropped_keys := sorted(self.main_document["spec"].keys() - (created_job.get("spec") or {}).keys()):
@@ -272,42 +394,70 @@ class ClusterJob:
             )
         owner_reference = {key: self.main_document[key] for key in ("apiVersion", "kind")}
         owner_reference |= {"name": self.name, "uid": str(created_job.get("metadata", {}).get("uid", ""))}
+        body = {"metadata": {"ownerReferences": [owner_reference]}}
         for document in part_documents:
-            api.answer("PATCH", object_path(document), body={"metadata": {"ownerReferences": [owner_reference]}})
+            send = partial(api.answer, "PATCH", object_path(document), None, body)
+            retried(send, f"to change {_object_text(document)}", CREATE_SECONDS, say)
 
-    def delete(self, api: ClusterApi) -> list[str]:
-        """Delete what was created, the main object first. Return a sentence for each object that may be left."""
+    def _create(self, api: ClusterApi, document: Fields, say: Say) -> Fields:
+        """Create one object, and return it. An attempt without a clear answer may have made it."""
+        is_unclear = False
+
+        def attempt(seconds: float) -> Fields:
+            nonlocal is_unclear
+            try:
+                return api.create(document, seconds)
+            except ClusterError as error:
+                if is_unclear and isinstance(error, ClusterRefusal) and error.reason == "AlreadyExists":
+                    return api.get(object_path(document), seconds) if document is self.main_document else document
+                is_unclear = is_unclear or not isinstance(error, ClusterRefusal) or error.is_server_error
+                raise
+
+        self._created.append(document)
+        try:
+            return retried(attempt, f"to create {_object_text(document)}", CREATE_SECONDS, say)
+        except ClusterRefusal:
+            if not is_unclear:  # refused, also because somebody else made it: then it is not ours to delete
+                self._created.pop()
+            raise
+
+    def delete(self, api: ClusterApi, deadline: float, say: Say) -> list[str]:
+        """Delete what was created, the main object first. Return a sentence for each object that may be left.
+
+        deadline: the monotonic time after which nothing is tried again.
+        """
         leftovers = []
+        silence: ClusterSilence | None = None
         while self._created:
-            document, reason = self._created.pop(), ""
-            for attempt in range(DELETE_TRIES):
-                try:
-                    api.delete(object_path(document))
-                    reason = ""
-                    break
-                except ClusterRefusal as error:
-                    reason = str(error)
-                    break
-                except ClusterSilence as error:
-                    reason = str(error)
-                    time.sleep(attempt + 1)
-            if reason:
-                name = f"{document['kind'].lower()}/{document['metadata']['name']}"
+            document = self._created.pop()
+            try:
+                if silence and time.monotonic() > deadline:
+                    raise silence
+                seconds = max(0.5, deadline - time.monotonic())
+                send = partial(api.delete, object_path(document))
+                retried(send, f"to delete {_object_text(document)}", seconds, say)
+            except ClusterError as error:
+                silence = error if isinstance(error, ClusterSilence) else None
+                name = _object_text(document)
                 command = f"kubectl -n {self.namespace} delete {name}"
-                leftovers.append(f"{name} could not be deleted: {reason}; run `{command}`")
+                leftovers.append(f"{name} could not be deleted: {error}; run `{command}`")
         return leftovers
 
     def failure(self, api: ClusterApi) -> tuple[Cause, str] | None:
         """Return why the Job ended or was removed, by its own conditions; None where it goes on or is unknown."""
+        name = f"{self.main_document['kind']} {self.name}"
         try:
-            job = api.get(object_path(self.main_document))
-        except ClusterRefusal as error:
-            name = f"{self.main_document['kind']} {self.name}"
-            return ("cancelled", f"{name} was deleted by somebody else") if error.status == 404 else None
-        except ClusterSilence:
-            return None
+            job = api.get(object_path(self.main_document), QUICK_SECONDS)
+        except ClusterError as error:
+            is_absent = isinstance(error, ClusterRefusal) and error.status == HTTPStatus.NOT_FOUND
+            self._absence_count = self._absence_count + 1 if is_absent else 0
+            self.error = None if is_absent or not error.is_passing else error
+            return (
+                ("cancelled", f"{name} was deleted by somebody else") if self._absence_count >= ABSENCE_COUNT else None
+            )
+        self._absence_count, self.error = 0, None
         if (job.get("metadata") or {}).get("deletionTimestamp"):
-            return "cancelled", f"{job.get('kind', 'the job')} was deleted by somebody else"
+            return "cancelled", f"{name} was deleted by somebody else"
         for condition in (job.get("status") or {}).get("conditions") or []:
             if condition.get("type") in ("Failed", "FailureTarget") and condition.get("status") == "True":
                 line = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
@@ -318,10 +468,16 @@ class ClusterJob:
         """Return the cluster's newest warning about the Job; None without one, or without the right to read it."""
         selector = f"type=Warning,involvedObject.name={self.name}"
         try:
-            events = api.get(f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=selector).get("items")
-        except (ClusterSilence, ClusterRefusal):
+            path = f"/api/v1/namespaces/{self.namespace}/events"
+            events = api.get(path, QUICK_SECONDS, fieldSelector=selector).get("items")
+        except ClusterError:
             return None
         warnings = [event for event in events or [] if isinstance(event, Mapping) and event.get("message")]
         # the newest by its last time, as text: all times of the API are ISO 8601 with Z
         newest = max(warnings, key=lambda w: str(w.get("lastTimestamp") or w.get("eventTime") or ""), default=None)
         return one_line(f"{newest.get('reason')}: {newest['message']}")[:300] if newest else None
+
+
+def _object_text(document: Fields) -> str:
+    """Return kind and name, as kubectl takes them."""
+    return f"{document['kind'].lower()}/{document['metadata']['name']}"

@@ -24,7 +24,13 @@ from levelfield.run.launchers.kubernetes.cluster_objects import (
     manifest_documents,
     object_name,
 )
-from levelfield.run.launchers.node_content import code_archive, node_content, request_for_nodes, secrets_of
+from levelfield.run.launchers.node_content import (
+    code_archive,
+    node_content,
+    request_for_nodes,
+    secrets_of,
+    text_archive,
+)
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, require_launch
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
@@ -89,7 +95,7 @@ class KubernetesLauncher:
             image=image,
             python=_interpreter(plan),
             secrets=sorted(secrets_of(plan)),
-            work_files=work_files,
+            work=gzip.compress(text_archive(work_files), mtime=0),
             code=_compressed_code(plan.implementation.folder),
             start=Path(pod_start.__file__).read_text(encoding="utf-8"),
             deadline_seconds=max_seconds + SPARE_SECONDS,
@@ -97,7 +103,8 @@ class KubernetesLauncher:
         documents = manifest_documents(manifest)
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE_WIDTH, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
-        submission = Submission(name, ("kubectl", *context, "create", "-f", MANIFEST_FILE), {MANIFEST_FILE: text})
+        command = ("kubectl", *context, "create", "-f", MANIFEST_FILE)
+        submission = Submission(name, command, {MANIFEST_FILE: text, **work_files})
         return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(submission,))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
