@@ -111,7 +111,7 @@ def stage_states(s: TrainingSetup, stage: int) -> StageStates:
         embedding = s.model.vocab_size * s.model.hidden_size // s.layout.tensor
         pool_bytes = reduced + FP32 * max(embedding, largest_layer(s, gathered=True))
     return StageStates(
-        weights=_sharded_bytes(s, masters, parameters, zero_stage >= 1) + _compute_copy_bytes(s, parameters),
+        weights=_sharded_bytes(s, masters, parameters, zero_stage >= 1) + _compute_copy_bytes(s, stage, parameters),
         gradients=_sharded_bytes(s, gradient, parameters, zero_stage >= 2),
         optimizer_states=_sharded_bytes(s, moments, parameters, zero_stage >= 1),
         buffers=_sharding_buffer_bytes(s, parameters.total),
@@ -198,6 +198,15 @@ def layer_parameters(model: Model, tensor: int, expert: int, is_mixture: bool) -
     return RankParameters(_rank_elements(others, tensor), sum(map(math.prod, routed.values())) // (tensor * expert))
 
 
+def _parameters_in_layers(s: TrainingSetup, stage: int) -> int:
+    """Return the parameters of a stage's own layers on one rank."""
+    mixtures, total = s.mixtures_of(stage), 0
+    for count, is_mixture in ((s.layers_of(stage) - mixtures, False), (mixtures, True)):
+        if count:
+            total += count * layer_parameters(s.model, s.layout.tensor, s.layout.expert, is_mixture).total
+    return total
+
+
 def largest_layer(s: TrainingSetup, gathered: bool = False) -> int:
     """Return the parameters of the largest layer on one rank; gathered: without experts that lie whole on it."""
     sizes, model_and_ranks = [], (s.model, s.layout.tensor, s.layout.expert)
@@ -221,7 +230,7 @@ def _rank_elements(shapes: Shapes, tensor: int) -> int:
     )
 
 
-def _compute_copy_bytes(s: TrainingSetup, parameters: RankParameters) -> int:
+def _compute_copy_bytes(s: TrainingSetup, stage: int, parameters: RankParameters) -> int:
     """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
 
     ZeRO stage 3 gathers layer by layer instead (`_sharding_buffer_bytes`), some programs from a sharded copy in 16
@@ -231,7 +240,7 @@ def _compute_copy_bytes(s: TrainingSetup, parameters: RankParameters) -> int:
         if s.memory_model.sharded_copy:
             return _sharded_bytes(s, s.width, parameters, True)
         return s.width * parameters.routed if s.width == FP16 and s.has_whole_experts else 0
-    fp8_bytes = 2 * FP8 * s.layers_of(0) * largest_layer(s) if s.input_width == FP8 else 0  # one copy is transposed
+    fp8_bytes = 2 * FP8 * _parameters_in_layers(s, stage) if s.input_width == FP8 else 0  # one copy is transposed
     return fp8_bytes + (s.width * parameters.total if s.width == FP16 or s.layout.sharding_stage else 0)
 
 

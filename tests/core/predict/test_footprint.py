@@ -233,6 +233,18 @@ def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
     assert sixteen.activations - eight.activations == 32 * 8192 * (2 * 4096 + 4096 + 14336)
 
 
+@pytest.mark.parametrize(("layout", "layers"), [("PP4", [8, 8, 8, 8]), ("PP3", [11, 11, 10]), ("PP5", [7, 7, 6, 6, 6])])
+def test_each_stage_copies_the_weights_of_its_own_layers_for_fp8(layout: str, layers: list[int]) -> None:
+    sixteen, eight = (
+        stage_footprints(
+            training_setup(in_precision("llama3_8b", precision), Tuning(layout=parse_layout(layout).layout), on_host=False)
+        )
+        for precision in ("bf16", "fp8")
+    )
+    copies = [fp8.weights - bf16.weights for bf16, fp8 in zip(sixteen, eight, strict=True)]
+    assert copies == [2 * 218_112_000 * count for count in layers]
+
+
 @pytest.mark.parametrize(("case", "expected"), [("llama3_8b", 5), ("gpt3_6.7B", 4)])
 def test_torch_keeps_each_products_input_in_8_bits(case: str, expected: int) -> None:
     """Also where several products have the same input, in place of two inputs; and attention's output in 16 bits."""
