@@ -91,6 +91,7 @@ class NightView:
 def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -> NightView:
     """Return the view of the last night. tickets: those of its findings, where there are any."""
     missing, largest_changes = _missing_entries(content), dict[tuple[str, str, str], float]()
+    without_figure = {f.series for f in content.last_night_findings if f.word == "missing" and f.figure}
     for finding in content.last_night_findings:
         group = (finding.word, finding.series, finding.label)
         largest_changes[group] = max(largest_changes.get(group, 0.0), abs(finding.change or 0.0))
@@ -110,11 +111,11 @@ def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -
     findings = sorted(content.last_night_findings, key=sort_key)
     changed = {series for word, series, _ in largest_changes if word != "no change"}
     counts = Counter(word for word, series, _ in largest_changes if word != "no change" or series not in changed)
-    counts["missing"] = len(missing)
+    counts["missing"] = len(missing) + len(without_figure)
     changes = [
         ChangedSeries(f, content.series.get(f.series), tickets.get((f.series, f.figure)))
         for f in findings
-        if f.word in CHANGE_WORDS
+        if f.word in CHANGE_WORDS or (f.word == "missing" and f.figure)
     ]
     return NightView(
         night=content.last_night,
@@ -137,7 +138,7 @@ def night_view(content: PagesContent, tickets: Tickets = MappingProxyType({})) -
 
 def _missing_entries(content: PagesContent) -> list[MissingEntry]:
     """Return expected entries without a run, by the gate's findings and by the runs of the night themselves."""
-    findings = [finding for finding in content.last_night_findings if finding.word == "missing"]
+    findings = [f for f in content.last_night_findings if f.word == "missing" and not f.figure]
     labels = {finding.series: finding.label for finding in findings}
     missing_names = {finding.label for finding in findings}  # entries that never ran have no series
     never_ran = [name for name, digest in content.expected_entries.items() if digest is None and name in missing_names]

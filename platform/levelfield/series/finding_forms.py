@@ -268,9 +268,9 @@ def format_webhook(page: FindingPage) -> str:
 
 
 def _figure_line(finding: Finding) -> str:
-    """Return figure, change, interval and level; empty where the finding has no change of a figure."""
+    """Return figure, change, interval and level; a missing figure alone; empty where nothing is said of a figure."""
     if finding.figure is None or finding.change is None:
-        return ""
+        return FIGURE_NAMES[finding.figure] if finding.figure and finding.word == "missing" else ""
     text = f"{FIGURE_NAMES[finding.figure]} {change_text(finding)}"
     if finding.level is not None:
         level = figure_value(finding.level, finding.figure)

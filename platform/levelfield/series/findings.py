@@ -92,6 +92,8 @@ class Finding(Document):
         """The word as a reader gets it."""
         if self.is_gain_to_confirm:
             return "possible improvement"
+        if self.word == "missing" and self.figure:
+            return "figure missing"
         return STATUS_TEXTS[self.word][0] if self.word != "no change" else self.word
 
     @property
@@ -218,13 +220,17 @@ def change_text(finding: Finding) -> str:
 
 
 def count_text(findings: Iterable[Finding], words: Collection[str] = FINDING_WORDS) -> str:
-    """Return how many series have each of the words, such as `1 regression, 2 missing`."""
+    """Return how many series have each of the words, such as `1 regression, 2 missing, 1 without a figure`."""
     groups = group_by_series(findings)
     return ", ".join(_word_count(word, groups[word]) for word in FINDING_WORDS if word in words and word in groups)
 
 
 def _word_count(word: FindingWord, groups: Sequence[tuple[Finding, ...]]) -> str:
     count = len(groups)
+    if word == "missing":
+        entries = sum(finding.figure is None for finding, *_ in groups)
+        texts = (f"{entries} missing", f"{count - entries} without a figure")
+        return ", ".join(text for text in texts if text[0] != "0")
     if word == "bad night":  # of a machine, however many of its series show it
         count = len({finding.node for finding, *_ in groups})
     return f"{count} {STATUS_TEXTS[word][count > 1]}"

@@ -13,6 +13,7 @@ from gate_points import at, conditions, day, event, nights, noise, point, series
 from levelfield.nights.gate import ConfirmingPairs, GateReport, judge_night, suspects
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.series.examination import era_of, nights_before
+from levelfield.series.finding_forms import format_text
 from levelfield.series.findings import FAILURE_WORDS, FINDING_WORDS, Finding, FindingPage, exit_code
 from levelfield.series.segments import condition_changes, differences, observations, segments_of
 from levelfield.specs.record import Conditions, Point
@@ -478,6 +479,9 @@ def test_a_figure_that_disappears_is_missing() -> None:
     points = [*nights(NIGHT, joules_per_token=0.1), point(NIGHT, 1000.0)]
     outcome = judge_night(gate_night(points))
     assert word(outcome, "joules_per_token") == "missing" and exit_code(outcome.findings) == 3
+    page = format_text(FindingPage("compared", outcome.night, outcome.findings))
+    assert "is incomplete: 1 without a figure\n" in page and " missing," not in page
+    assert "\nfigure missing  " in page and "J/token" in page
     assert not [f for f in judge_night(gate_night(nights(NIGHT + 1))).findings if f.figure == "joules_per_token"]
 
 

@@ -56,6 +56,17 @@ def test_an_entry_that_never_ran_is_missing_where_the_gate_says_so() -> None:
     assert seen.arrived_count == 1
 
 
+def test_an_entry_that_ran_without_a_figure_is_not_missing() -> None:
+    records = list(SEEDED.records())
+    last = max(record.night or "" for record in records)
+    ran = next(entry for entry in InMemoryStore(records).series() if entry.series.label)
+    lacking = finding(ran.digest, "missing", figure="joules_per_token", detail="not measured tonight")
+    seen = view(InMemoryStore(records, findings={last: [lacking]}, expected={last: {"suite/a": ran.digest}}))
+    assert (seen.missing, seen.arrived_count, seen.word_counts["missing"], seen.attention_count) == ((), 1, 1, 1)
+    [change] = seen.changes
+    assert (change.finding.figure, change.finding.detail) == ("joules_per_token", "not measured tonight")
+
+
 def test_the_table_of_changes_is_bounded_and_says_so() -> None:
     findings = {
         "2026-11-01": [{"series": f"s{i}", "label": f"s{i}", "word": "regression"} for i in range(MAX_CHANGES + 7)]
