@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
@@ -185,6 +185,18 @@ def _fields_at(cls: type[BaseModel], key_path: KeyPath) -> Iterable[str]:
         inner = [t.model_fields[part].annotation for t in types if part in getattr(t, "model_fields", ())]
         types = [model for annotation in inner or types for model in models_of(annotation)]
     return types[0].model_fields if len(types) == 1 else ()
+
+
+def unknown_key_texts(cls: type[Value], content: Mapping[str, Any], key_path: KeyPath = ()) -> Iterator[str]:
+    """Yield each key of a part of a `cls` that it does not have, with the nearest ones that it has."""
+    keys = _fields_at(cls, key_path)
+    for name, value in content.items():
+        location = (*key_path, name)
+        if keys and name not in keys:
+            fault = {"type": "extra_forbidden", "loc": location, "input": value}
+            yield f"{clipped('.'.join(map(str, location)), _MAX_KEY)}: {fault_text(fault, cls)}"
+        elif isinstance(value, dict):
+            yield from unknown_key_texts(cls, value, location)
 
 
 def models_of(annotation: Any) -> Iterator[type[BaseModel]]:

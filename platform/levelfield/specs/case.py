@@ -8,10 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from levelfield.specs.architecture import Model, ModelPart
-from levelfield.specs.base import LATER, MAX_GRADIENT_STEPS, MAX_SIZE, MAX_STEPS, Document, Value, type_changes
+from levelfield.specs.base import (
+    LATER,
+    MAX_GRADIENT_STEPS,
+    MAX_SIZE,
+    MAX_STEPS,
+    Document,
+    Value,
+    type_changes,
+    unknown_key_texts,
+)
 from levelfield.specs.tuning import TuningChoice
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -219,11 +228,16 @@ class Case(Document):
         full = {name: getattr(self, name).model_dump() for name in Work.model_fields}
         return Work.model_validate(merge_nested(full, self.smoke) if scale == "smoke" else full)
 
+    @field_validator("smoke")
+    @classmethod
+    def _smoke_keys_exist(cls, smoke: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Refuse unknown keys also where other keys are wrong: both scales are made of a sound document alone."""
+        if texts := list(unknown_key_texts(Work, smoke)):
+            raise ValueError("; ".join(texts))
+        return smoke
+
     @model_validator(mode="after")
     def _both_scales_are_valid(self) -> Case:
-        unknown = set(self.smoke) - set(Work.model_fields)
-        if unknown:
-            raise ValueError(f"smoke: unknown key {sorted(unknown)}; known: {sorted(Work.model_fields)}")
         for scale in SCALES:
             try:
                 work = self.written_work(scale)

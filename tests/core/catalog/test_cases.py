@@ -116,10 +116,10 @@ def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"smoke.model": {"layer": 1}}, "at scale smoke: model.layer: Extra inputs are not permitted"),
+        ({"smoke.model": {"layer": 1}}, "key 'smoke': model.layer: unknown key (found 1); nearest: layers; all: act"),
         ({"smoke.model": {"layers": 0}}, "at scale smoke: model.layers: Input should be greater than or equal to 1"),
         ({"smoke.model": {"heads": 5}}, "at scale smoke: model: hidden_size 16 is not divisible by heads 5"),
-        ({"smoke.training": {"optimizer": {"beta3": 1}}}, "at scale smoke: training.optimizer.beta3: Extra inputs"),
+        ({"smoke.training": {"optimizer": {"beta3": 1}}}, "'smoke': training.optimizer.beta3: unknown key"),
         ({"smoke.training": {"steps": 5}}, "at scale smoke: work: window 3..12 does not lie within the 5"),
         ({"smoke.data": {"alphabet": 65}}, "at scale smoke: work: data.alphabet 65 is above vocab_size 64"),
         (
@@ -129,7 +129,7 @@ def test_a_smoke_scale_ends_soon_and_shows_learning(name: str) -> None:
         ({"window.last_step": 25}, "at scale full: work: window 3..25 does not lie within the 24 steps"),
         (
             {"smoke.tuning": {"micro_batch": 1}},
-            "smoke: unknown key ['tuning']; known: ['acceptance', 'data', 'evidence', 'limits'",
+            "key 'smoke': tuning: unknown key (found {'micro_batch': 1}); nearest: training; all: acceptance, data,",
         ),
         ({"smoke.model": 3}, "key 'smoke.model': found 3, expected a mapping of keys to values"),
     ],

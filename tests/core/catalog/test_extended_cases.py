@@ -78,7 +78,7 @@ def test_the_digest_is_of_the_whole_case(tmp_path: Path) -> None:
         ({"changes": {"model": {"heads": 5}}}, "changes to tiny: key 'model': hidden_size 16 is not divisible by"),
         ({"changes": {"training": {"steps": 5}}}, "changes to tiny: document: at scale full: work: window"),
         ({"changes": {"model": 3}}, "key 'changes.model': found 3, expected a mapping of keys to values"),
-        ({"smoke": {"model": {"layer": 3}}}, "changes to tiny: document: at scale smoke: model.layer: Extra inputs"),
+        ({"smoke": {"model": {"layer": 3}}}, "changes to tiny: key 'smoke': model.layer: unknown key (found 3)"),
         ({"tuning": {"full": {"steps": 3}}}, "'steps' is locked, the case fixes it"),
         ({"tuning": {"half": {}}}, "key 'tuning.half.[key]': found 'half', expected 'full'"),
         ({"model": {"layers": 3}}, "key 'model': unknown key"),

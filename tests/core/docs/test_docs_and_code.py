@@ -30,7 +30,7 @@ FOREIGN_OPTIONS = {
 }
 # What a library calls: validators of pydantic, hooks of pytest, functions at exit. Then what only tools of a developer
 # use: the files of `make host-runs`, the count of benchmarks/.
-CALLED_BY_LIBRARIES = ("model_validator", "model_serializer", "field_serializer", "atexit.register")
+CALLED_BY_LIBRARIES = ("model_validator", "field_validator", "model_serializer", "field_serializer", "atexit.register")
 CALLED_BY_HTTP = {"redirect_request", "do_GET", "do_HEAD", "log_message"}  # of http.server's handler, urllib's opener
 USED_BY_TOOLS = {"HostRuns", "pytest_generate_tests", "test_conformance", "test_launcher"}
 

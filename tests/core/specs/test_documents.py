@@ -99,6 +99,13 @@ def test_a_wrong_document_names_file_key_found_and_expected(
     assert refusal(path).startswith(f"{path}: {message}")
 
 
+def test_a_misspelt_key_is_named_beside_a_missing_one_in_each_part(tmp_path: Path) -> None:
+    for key, nearest in (("modell", "model"), ("training.step", "steps"), ("smoke.model.layer", "layers")):
+        missing, misspelt = refusal(written(tmp_path, {"title": None, key: 2})).splitlines()
+        assert missing.endswith("key 'title': missing; it is required")
+        assert key.removeprefix("smoke.") in misspelt and f"unknown key (found 2); nearest: {nearest}" in misspelt, key
+
+
 def test_every_wrong_key_is_named_at_once(tmp_path: Path) -> None:
     lines = refusal(written(tmp_path, {"model.layers": 0, "training.seed": None})).splitlines()
     assert len(lines) == 2 and "model.layers" in lines[0] and "training.seed" in lines[1]
