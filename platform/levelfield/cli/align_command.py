@@ -155,7 +155,9 @@ def _compare_curves(options: argparse.Namespace) -> int:
     from levelfield.publish.foreign_curves import read_curve
 
     files, our_count = [*options.ours, *options.against], len(options.ours)
-    curves = [read_curve(path, options.tag) for path in files]
+    read_curves = [read_curve(path, options.tag) for path in files]
+    curves = [curve.losses for curve in read_curves]
+    notes = [f"{path}: {note}" for path, curve in zip(files, read_curves, strict=True) for note in curve.notes]
     first_numbers = first_curve_of_each_run(curves)  # for each file: the number of its run's first file
     for number, first in enumerate(first_numbers):
         if number >= our_count > first:  # a run on both sides would draw the two means together
@@ -188,7 +190,7 @@ def _compare_curves(options: argparse.Namespace) -> int:
     is_restricted = options.from_step is not None or to_step is not None
     default_comparison = compare_tails(ours, theirs, options.margin, names=names) if is_restricted else None
     if options.json:
-        counts = {"runs": len(ours), "against": len(theirs), "repeated": repeat_messages}
+        counts = {"runs": len(ours), "against": len(theirs), "repeated": repeat_messages, "notes": notes}
         print(
             json_text(
                 {**asdict(comparison), **counts, "default_tail": default_comparison and asdict(default_comparison)}
@@ -197,7 +199,9 @@ def _compare_curves(options: argparse.Namespace) -> int:
     else:
         print(
             "\n".join(
-                _curve_lines(comparison, default_comparison, repeat_messages, f"{len(ours)} against {len(theirs)}")
+                _curve_lines(
+                    comparison, default_comparison, [*repeat_messages, *notes], f"{len(ours)} against {len(theirs)}"
+                )
             )
         )
     return 0 if comparison.word == "within the margin" else GateFailed.exit_code
@@ -208,10 +212,10 @@ def _truncate(curve: LoggedCurve, last_step: int) -> dict[int, float | None]:
 
 
 def _curve_lines(
-    comparison: TailComparison, default_comparison: TailComparison | None, repeat_messages: list[str], run_counts: str
+    comparison: TailComparison, default_comparison: TailComparison | None, notes: list[str], run_counts: str
 ) -> list[str]:
     """Return word, reason and figures in lines of at most 80 columns. default_comparison: that of the default tail."""
-    rows = [("", repeat) for repeat in repeat_messages]
+    rows = [("", note) for note in notes]
     if default_comparison is not None:
         steps = (
             f"steps {default_comparison.steps[0]} to {default_comparison.steps[1]}: "

@@ -13,7 +13,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from levelfield.errors import DocumentError
 from levelfield.measure.curves import fill_lost_steps
@@ -35,13 +35,20 @@ _FOOTER = 4
 _FIRST_EVENT = b"brain.Event:"  # the version that every file begins with
 
 
-def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
-    """Return the loss by step: NaN where the file lists a step without its loss, None where the optimizer skipped it.
+class LossCurve(NamedTuple):
+    """The loss by step: NaN where the file lists a step without its loss, None where the optimizer skipped it."""
+
+    losses: dict[int, float | None]
+    notes: tuple[str, ...] = ()  # what was left out of a log, and restarts
+
+
+def read_curve(path: Path, tag: str | None = None) -> LossCurve:
+    """Return the curve of a file.
 
     tag: the name of the scalar, or of the column, that holds the loss.
     Raises DocumentError for a file that cannot be read or holds no curve, and for a step with two losses.
     """
-    data = bounded_bytes(path, "curve")
+    data, notes = bounded_bytes(path, "curve"), tuple[str, ...]()
     try:
         if _FIRST_EVENT in data[:64]:
             curve = _curve(scalars(data, tag or "loss"))
@@ -50,7 +57,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
             if text.lstrip()[:1] in ("[", "{") and (value := _json(text)) is not None:
                 curve = _curve(_value_points(value, tag))
             elif log := parse_log(io.StringIO(text, newline=None)):
-                curve = log.losses
+                curve, notes = log.losses, log.notes
             else:
                 delimiter = "\t" if "\t" in text.split("\n", 1)[0] else ","
                 csv.field_size_limit(MAX_BYTES_BY_KIND["curve"])  # the library's own is 131,072 characters
@@ -58,7 +65,7 @@ def read_curve(path: Path, tag: str | None = None) -> dict[int, float | None]:
                 curve = _curve(point for row in rows for point in _row_point(row, tag))
         if not curve:
             raise ValueError(f"found no loss, expected {EXPECTED}")
-        return curve
+        return LossCurve(curve, notes)
     except UnicodeDecodeError:
         raise DocumentError(f"{path}: found bytes that are no text, expected {EXPECTED}") from None
     except RecursionError:

@@ -45,7 +45,7 @@ class ForeignLog:
     format: str
     steps: tuple[LoggedStep, ...]
     stated: Mapping[str, str]  # facts of the whole run, by the names of `ReportedRow`
-    notes: tuple[str, ...]  # what was left out
+    notes: tuple[str, ...]  # what was left out, and restarts
 
     @property
     def losses(self) -> dict[int, float | None]:
@@ -65,6 +65,8 @@ class LogReading:
     steps: dict[str, dict[int, LoggedStep]] = field(default_factory=dict)
     stated: StatedFacts = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    _last_step: int = -1  # of the line before
+    _stretch_begin: int = -1  # the first step since the steps last went back
 
     def add_fact(self, name: str, value: str) -> None:
         """Store a fact of the run. Raises ValueError where the log states another one: it holds two runs."""
@@ -72,13 +74,25 @@ class LogReading:
             raise ValueError(f"found {name} {before} and {value}, expected one run in a log")
 
     def add_step(self, name: str, new: LoggedStep) -> None:
-        """Store a step. Several ranks may print it, and several lines may share it; with two losses it is two runs."""
-        stored_step = self.steps.setdefault(name, {}).setdefault(new.step, new)
+        """Store a step. Several ranks may print it, and several lines may share it.
+
+        A second loss of a step is a restart, whose lines replace those from there on. It is two runs, a ValueError,
+        where the steps went back to the first one or further.
+        """
+        if new.step <= self._last_step or self._stretch_begin < 0:
+            self._stretch_begin = new.step
+        self._last_step = new.step
+        steps = self.steps.setdefault(name, {})
+        stored_step = steps.setdefault(new.step, new)
         losses = [step.figures["loss"] for step in (stored_step, new) if "loss" in step.figures]
         if len(losses) > 1 and losses[0] != losses[1] and losses[0] == losses[0]:
-            raise ValueError(
-                f"step {new.step} has the losses {losses[0]:g} and {losses[1]:g}, expected one run in a file"
-            )
+            if self._stretch_begin <= min(steps):
+                raise ValueError(
+                    f"step {new.step} has the losses {losses[0]:g} and {losses[1]:g}, expected one run in a file"
+                )
+            self.notes.append(f"a restart repeats steps {self._stretch_begin} to {max(steps)}: its lines count")
+            self.steps[name] = {step: line for step, line in steps.items() if step < new.step}
+            stored_step = new
         figures = {**new.figures, **stored_step.figures}
         self.steps[name][new.step] = replace(
             stored_step, figures=figures, epoch_seconds=stored_step.epoch_seconds or new.epoch_seconds
@@ -116,9 +130,10 @@ class LineFormat:
 
     name: str
     mark: str  # a text of every such line, for a fast first look
-    step: re.Pattern[str]
+    step: re.Pattern[str]  # of its last group that matches the number
     # Patterns by figure, tried in order: of group 1 the number, of group 2, where there is one, its unit.
     figures: tuple[tuple[str, re.Pattern[str], float], ...]
+    no_loss: float | None = None  # what a rank prints that computes no loss
 
     def __call__(self, line: str, reading: LogReading) -> bool:
         if self.mark not in line or not (step := self.step.search(line)):
@@ -128,8 +143,10 @@ class LineFormat:
             if name not in figures and (match := pattern.search(line)):
                 unit = float(UNITS[match[2]]) if pattern.groups > 1 else 1.0
                 figures[name] = float(match[1].replace(",", "")) * scale * unit
+        if figures.get("loss", math.nan) == self.no_loss:
+            del figures["loss"]
         if figures:
-            reading.add_step(self.name, LoggedStep(int(step[1]), figures, *_line_time(line)))
+            reading.add_step(self.name, LoggedStep(int(step[step.lastindex or 1]), figures, *_line_time(line)))
         return bool(figures)
 
 
@@ -152,8 +169,10 @@ LINE_FORMATS = (
     LineFormat(
         "NeMo",
         "Training epoch ",
-        re.compile(r"Training epoch \d{1,9}, iteration (\d{1,9})/\d+ \|"),
+        # iterations begin again in each epoch
+        re.compile(r"Training epoch \d{1,9}, iteration (\d{1,9})/\d+ \|(?:.*\bglobal_step: (\d{1,9})\b)?"),
         (
+            _figure_pattern("epoch", r"Training epoch NUMBER"),
             _figure_pattern("loss", r"\breduced_train_loss: NUMBER"),
             _figure_pattern("step_seconds", r"\btrain_step_timing in s: NUMBER"),
             _figure_pattern(_RATE, r"\btokens_per_sec_per_gpu: NUMBER"),
@@ -187,6 +206,7 @@ LINE_FORMATS = (
             _figure_pattern(_FLOPS, r"\btflops:\s{0,9}NUMBER", 1e12),
             _figure_pattern("memory_bytes", r"\bmemory:\s{0,9}NUMBER(GiB|GB|MiB|MB)\b"),
         ),
+        no_loss=-1.0,  # of all pipeline stages but the last
     ),
     LineFormat(
         "PaddleNLP",

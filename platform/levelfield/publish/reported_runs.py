@@ -18,13 +18,16 @@ from levelfield.publish.log_files import LogFile
 from levelfield.specs.base import parse
 from levelfield.specs.case import Work
 from levelfield.specs.reported import FigureName, ReportedFigure, ReportedRow
+from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.specs.vendor import Chip
 
 NOT_PRINTED = "the log prints none"
 MAX_RATE_DIFFERENCE = 0.05  # of two ways to one rate; a mixed-up unit makes 2 times and more
-# A step's time by the clock over the printed one, and samples/s of the last steps over that of the whole training.
-# Evaluations and checkpoints lie between two lines, so both may be well above 1.
-_CLOCK_RATIO = (0.85, 3.0)
+# The median time of a step between two lines over the printed one. Evaluations lie between few lines.
+_CLOCK_RATIO = (0.85, 1.5)
+# samples/s of the last steps over that of the whole training, in whose time evaluations are.
+_WHOLE_TRAINING_RATIO = (0.85, 3.0)
+_MIN_TICKS = 10  # of the log's clock, in a time that is held against the printed one
 # FLOP of a token over the case's by PaLM. Tools count attention and recomputation differently.
 _FLOPS_RATIO = (0.5, 2.0)
 _DEGREE_LETTERS = (("data", "DP"), ("tensor", "TP"), ("pipeline", "PP"), ("context", "CP"))
@@ -46,7 +49,9 @@ def reported_row(
             raise ValueError(f"found {name} {facts[name]} in the log, expected {value} as given")
     added = tuple(name for name in user_facts if name not in facts)
     facts |= user_facts
-    window = log.steps[len(log.steps) // 2 :]
+    _, since = _missing_losses(log)
+    trained = [step for step in log.steps if since is None or step.step < since] or log.steps  # not what diverged
+    window = trained[len(trained) // 2 :]
     batch, *others = {step.figures.get("global_batch") for step in window}  # several while it is raised
     facts.setdefault("global_batch", int(batch) if batch and not others and batch == int(batch) else None)
     degrees = [f"{letters}{log.stated[name]}" for name, letters in _DEGREE_LETTERS if name in log.stated]
@@ -176,57 +181,74 @@ def _rate_faults(
     It may be the log's own clock, or its rate over the whole training. It may be a printed FLOP/s far from what the
     case's model needs for these tokens, or a need of more FLOP/s than the chip can compute.
     """
-    timed_steps = [step for step in window if step.epoch_seconds is not None]
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
     seconds = _window_median(window, "step_seconds")
     if seconds is None and length and devices and batch:
         seconds = batch * length / devices / rate
-    if len(timed_steps) > 1 and seconds is not None:
-        first, last, clock_error = timed_steps[0], timed_steps[-1], max(step.resolution_seconds for step in timed_steps)
-        steps = last.step - first.step
-        clock_total, printed_total = (last.epoch_seconds or 0) - (first.epoch_seconds or 0), seconds * steps
-        if not (
-            _CLOCK_RATIO[0] * printed_total <= clock_total + clock_error
-            and clock_total - clock_error <= _CLOCK_RATIO[1] * printed_total
-        ):
-            timing = f"{clock_total / steps:.4g} s by the times of the lines"
-            yield f"found {seconds:.4g} s of a step, and {timing}: a unit is mixed up"
+    clock = None if seconds is None else _step_seconds_by_clock(window, seconds)
+    if clock is not None and seconds is not None:
+        measured, error = clock
+        if not (_CLOCK_RATIO[0] * seconds <= measured + error and measured - error <= _CLOCK_RATIO[1] * seconds):
+            timing = f"{measured:.4g} s by the times of the lines"
+            yield f"found {seconds:.4g} s of a step, and {timing}: a unit is mixed up, or the speed is too high"
     stated_rate = log.stated.get("samples_per_second_of_training")
     samples = _window_median(window, "samples_per_second")
-    if stated_rate is not None and samples and not _CLOCK_RATIO[0] <= samples / float(stated_rate) <= _CLOCK_RATIO[1]:
+    if (
+        stated_rate is not None
+        and samples
+        and not (_WHOLE_TRAINING_RATIO[0] <= samples / float(stated_rate) <= _WHOLE_TRAINING_RATIO[1])
+    ):
         yield f"found {samples:.4g} samples/s of the last steps and {float(stated_rate):.4g} of all: a unit is mixed up"
     if work is None:
         return
+    length = length or work.training.sequence_length
     if (device_flops_rate := _window_median(window, "flops_per_second_per_device")) is not None:
-        expected = flops_per_token("palm", work.model, work.training.sequence_length)
+        expected = flops_per_token("palm", work.model, length)
         if not _FLOPS_RATIO[0] <= device_flops_rate / rate / expected <= _FLOPS_RATIO[1]:
             both = f"found {device_flops_rate / 1e12:.4g} TFLOP/s and {rate:,.6g} tokens/s per device"
             yield f"{both}: {device_flops_rate / rate:.3g} FLOP a token, and the case's model needs {expected:.3g}"
     if chip is not None:
-        flops = rate * flops_per_token(
-            "palm", work.model, facts.get("sequence_length") or work.training.sequence_length
-        )
+        # what is multiplied at least: of long sequences PaLM's formula counts twice the attention of a causal kernel
+        flops = rate * flops_per_token(HEADLINE_FORMULA, work.model, length)
         if fault := peak_excess(flops, chip, facts.get("precision")):
             yield f"found {rate:,.6g} tokens/s per device, {fault}: the time, the device count or the chip is wrong"
 
 
+def _step_seconds_by_clock(window: Sequence[LoggedStep], printed_seconds: float) -> tuple[float, float] | None:
+    """Return the median time of a step between two lines, and its error, in seconds; None for fewer than two times.
+
+    The lines are so far apart that the clock shows their printed time to a tenth, where there are as many.
+    """
+    timed = [step for step in window if step.epoch_seconds is not None]
+    if len(timed) < 2:
+        return None
+    tick = max(step.resolution_seconds for step in timed)
+    spans = (timed[n].step - timed[0].step for n in range(1, len(timed)))
+    apart = next((n for n, span in enumerate(spans, 1) if span * printed_seconds >= _MIN_TICKS * tick), len(timed) - 1)
+    pairs = list(zip(timed, timed[apart:], strict=False))
+    times = [((b.epoch_seconds or 0) - (a.epoch_seconds or 0)) / (b.step - a.step) for a, b in pairs]
+    return median(times), tick / min(b.step - a.step for a, b in pairs)
+
+
 def _loss_notes(log: ForeignLog) -> Iterator[str]:
-    bad = [step.step for step in log.steps if not abs(step.figures.get("loss", 0.0)) < float("inf")]
-    if bad:
-        yield f"the loss is no number from step {bad[0]} on" if len(bad) > 1 else f"no number as loss of step {bad[0]}"
+    """Yield what a reader needs to know about the steps of a log."""
     lost, since = _missing_losses(log)
     if since is not None:
-        yield f"no loss from step {since} on: the training diverged, or does not print it"
+        yield f"no number as loss from step {since} on: the training diverged, or does not print it"
     elif lost:
-        yield f"no loss at {len(lost)} step(s), first at step {lost[0]}"
+        yield f"no number as loss at {len(lost)} step(s), first at step {lost[0]}"
+    if skipped := sum(step.figures.get("skipped", 0) > 0 for step in log.steps):
+        yield f"the optimizer skipped steps in {skipped} of {len(log.steps)} lines"
+    if len(epochs := {step.figures.get("epoch") for step in log.steps}) > 1:
+        yield f"{len(epochs)} epochs, whose steps are counted on from one to the next"
 
 
 def _missing_losses(log: ForeignLog) -> tuple[list[int], int | None]:
-    """Return the steps whose lines lack their loss, and the step from which on no line has one.
+    """Return the steps whose lines lack a finite loss, and the step from which on no line has one.
 
     MLPerf's rules ask for no losses. The second is None where the last lines have theirs.
     """
-    printed = {step.step for step in log.steps if "loss" in step.figures}
+    printed = {step.step for step in log.steps if abs(step.figures.get("loss", float("inf"))) < float("inf")}
     lost = sorted(step for step, loss in log.losses.items() if loss is not None and step not in printed)
     if not printed:
         lost = [] if log.format == "MLPerf" else [step.step for step in log.steps]

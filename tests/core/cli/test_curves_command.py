@@ -168,3 +168,18 @@ def test_a_file_of_every_second_step_is_compared(
         head, *rows = path.read_text().splitlines()
         path.write_text("\n".join([head, *rows[1::2]]))
     assert main(["align", "curves", *sides[:3], "--against", *sides[3:]]) == 0, capsys.readouterr().out
+
+
+def test_a_restart_within_a_log_is_said(sides: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def log(steps: range, scale: float) -> str:
+        return "".join(f" iteration {step:4}/ 100 | lm loss: {scale * (2 + 8 / step):.6E} |\n" for step in steps)
+
+    path = tmp_path / "a0.log"
+    path.write_text(log(range(1, 81), 1) + log(range(71, 101), 1.0002))
+    command = ["align", "curves", str(path), *sides[1:3], "--against", *sides[3:]]
+    assert main(command) == 0
+    assert "a restart repeats steps 71 to 80" in " ".join(capsys.readouterr().out.split())
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == [
+        f"{path}: a restart repeats steps 71 to 80: its lines count"
+    ]

@@ -237,7 +237,9 @@ def test_fp8_keeps_inputs_in_one_byte_and_weights_twice_more() -> None:
 def test_each_stage_copies_the_weights_of_its_own_layers_for_fp8(layout: str, layers: list[int]) -> None:
     sixteen, eight = (
         stage_footprints(
-            training_setup(in_precision("llama3_8b", precision), Tuning(layout=parse_layout(layout).layout), on_host=False)
+            training_setup(
+                in_precision("llama3_8b", precision), Tuning(layout=parse_layout(layout).layout), on_host=False
+            )
         )
         for precision in ("bf16", "fp8")
     )

@@ -71,29 +71,31 @@ def written(folder: Path, content: str | bytes) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_curve_is_read_whatever_the_file_is_called(name: str, tmp_path: Path) -> None:
-    assert read_curve(written(tmp_path, FORMATS[name])) == CURVE
+    assert read_curve(written(tmp_path, FORMATS[name])).losses == CURVE
 
 
 @pytest.mark.parametrize("name", ["events.simple", "events.tensor"])
 def test_an_event_file_of_the_real_writer_is_read(name: str) -> None:
-    assert read_curve(RECORDED / name) == {s: pytest.approx(x, rel=1e-6) for s, x in CURVE.items()}
+    assert read_curve(RECORDED / name).losses == {s: pytest.approx(x, rel=1e-6) for s, x in CURVE.items()}
 
 
 def test_one_of_several_scalars_is_chosen() -> None:
     with pytest.raises(DocumentError, match=r"train/loss, valid/loss.*--tag"):
         read_curve(RECORDED / "events.two")
-    assert read_curve(RECORDED / "events.two", tag="valid/loss") == {s: pytest.approx(2 * x) for s, x in CURVE.items()}
-    assert read_curve(RECORDED / "events.simple", tag="train/loss")[1] == 10.5
+    assert read_curve(RECORDED / "events.two", tag="valid/loss").losses == {
+        s: pytest.approx(2 * x) for s, x in CURVE.items()
+    }
+    assert read_curve(RECORDED / "events.simple", tag="train/loss").losses[1] == 10.5
 
 
 def test_a_column_is_chosen(tmp_path: Path) -> None:
     table = "step,loss,ppl\n1,2,7\n2,1,5\n"
-    assert read_curve(written(tmp_path, table), tag="ppl") == {1: 7.0, 2: 5.0}
+    assert read_curve(written(tmp_path, table), tag="ppl").losses == {1: 7.0, 2: 5.0}
 
 
 def test_a_record_that_was_cut_off_ends_the_curve(tmp_path: Path) -> None:
     data = (RECORDED / "events.simple").read_bytes()
-    assert read_curve(written(tmp_path, data[:-7])) == {s: x for s, x in CURVE.items() if s < 3}
+    assert read_curve(written(tmp_path, data[:-7])).losses == {s: x for s, x in CURVE.items() if s < 3}
 
 
 def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_a_file_without_a_curve_is_an_error_that_names_it(content: str | bytes, 
 def test_a_table_with_a_long_field_is_read(tmp_path: Path) -> None:
     """The library refuses more than 131,072 characters by an error that is no ValueError."""
     path = written(tmp_path, "step,loss,notes\n1,2.0," + "x" * 1_000_000 + "\n2,1.0,\n")
-    assert read_curve(path) == {1: 2.0, 2: 1.0}
+    assert read_curve(path).losses == {1: 2.0, 2: 1.0}
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_nan_is_kept(tmp_path: Path) -> None:
-    curve = read_curve(written(tmp_path, MEGATRON.replace("8.125000E+00", "nan")))
+    curve = read_curve(written(tmp_path, MEGATRON.replace("8.125000E+00", "nan"))).losses
     assert curve[2] == 9.25
     assert curve[3] is not None and math.isnan(curve[3])
 
@@ -178,17 +180,17 @@ LOST = {
 
 @pytest.mark.parametrize("name", LOST)
 def test_a_step_that_the_file_lists_without_its_loss_is_kept(name: str, tmp_path: Path) -> None:
-    curve = read_curve(written(tmp_path, LOST[name]))
+    curve = read_curve(written(tmp_path, LOST[name])).losses
     assert [step for step in lost(curve) if step > 2] == [*range(31, 41)]
     assert curve[30] == 6.0
 
 
 def test_what_a_file_lists_between_two_losses_is_no_step_without_one(tmp_path: Path) -> None:
-    skipped = read_curve(written(tmp_path, megatron_lines(skipped=(1, 2, 17))))
+    skipped = read_curve(written(tmp_path, megatron_lines(skipped=(1, 2, 17)))).losses
     assert lost(skipped) == [1, 2, 17] and all(skipped[step] is None for step in (1, 2, 17))
     rows = [f"{s},{9 - s / 100 if s % 10 == 0 else ''},{s / 7}\n" for s in range(109)]  # other columns in each row
-    assert not lost(read_curve(written(tmp_path, "Step,loss,power\n" + "".join(rows))))
+    assert not lost(read_curve(written(tmp_path, "Step,loss,power\n" + "".join(rows))).losses)
     history = [{"step": s, "loss": 9.0 - s / 100} for s in range(10, 101, 10)]
     looks = [{"step": s, "eval_loss": 4.0} for s in range(0, 105, 25)]
     summary = [{"step": 104, "train_runtime": 60.0}]
-    assert not lost(read_curve(written(tmp_path, json.dumps({"log_history": [*history, *looks, *summary]}))))
+    assert not lost(read_curve(written(tmp_path, json.dumps({"log_history": [*history, *looks, *summary]}))).losses)
