@@ -30,6 +30,7 @@ from levelfield.node.step_draw import StepDraw
 
 RESOLVE_SECONDS = 20.0  # the longest wait until the first node's name resolves
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # without it each of eight ranks starts a thread for every core
+STOP_FILE = "nodes/stop"  # a node whose engine has lost it ends when the platform writes this file
 LAST_RECORD_BYTES = 64 * 1024  # for the last record, which has the ends of up to 1,024 ranks
 Fields = Dict[str, Any]
 
@@ -74,7 +75,7 @@ class NodeDuty:
 
     def __init__(self, assignment: Assignment, stop: StopRequest, platform: PlatformConnection | None) -> None:
         self._assignment, self._stop, self._platform = assignment, stop, platform
-        self._ranks = Ranks(new_mark())
+        self._ranks, self._parent = Ranks(new_mark()), os.getppid()
         self._device_locks = DeviceLocks(())
         self._kill_watch = MemoryKillWatch()
         self._counters_at_start = network_counters()
@@ -221,6 +222,8 @@ class NodeDuty:
                 return Ending("hang", 7, evidence)
             if self._platform and (evidence := self._platform.silence_evidence(watched_seconds)):
                 self._stop.request(evidence)
+            if os.getppid() != self._parent and (self._assignment.root / STOP_FILE).exists():
+                self._stop.request("the platform ended the run, and the engine's process of this node was gone")
             if self._stop.wait(rank_processes.POLL_SECONDS):
                 return Ending("stopped", 3, self._stop.reason)
         if failed is None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import AGENT, BEATING, SLEEP, Node, frames, received, send_many, wait_until
+from agents import AGENT, BEATING, MARK, SLEEP, Node, frames, received, send_many, wait_until
 from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import lock_device
 from levelfield.node.node_duty import NodeRecord
@@ -145,6 +146,22 @@ def test_workers_of_a_killed_agent_end_as_orphans(node: Node) -> None:
     process.kill()
     assert wait_until(lambda: node.running() == [])
     assert [line["event"] for line in node.record()] == ["started", "ranks-started"]  # no last word
+
+
+def test_a_node_that_its_engine_has_lost_ends_by_the_platform_s_file(node: Node, tmp_path: Path) -> None:
+    """As after slurmstepd was killed: no signal of the engine reaches the node's part. Before, the engine ends it."""
+    file = tmp_path / "node0.json"
+    file.write_text(json.dumps(node.work(SLEEP)))
+    command = f"{shlex.join((sys.executable, str(AGENT), 'run', str(file)))} & wait"
+    engine = subprocess.Popen(["sh", "-c", command], env={**os.environ, MARK: node.mark})
+    node.started.append(engine)
+    log = node.root / "nodes/node0.record.jsonl"
+    assert wait_until(lambda: log.exists() and "ranks-started" in log.read_text())
+    (node.root / "nodes/stop").touch()
+    assert not wait_until(lambda: "ended" in log.read_text(), 0.7)
+    engine.kill()
+    assert wait_until(lambda: not node.running())
+    assert node.ended()["cause"] == "stopped" and "engine" in node.ended()["evidence"]
 
 
 def test_a_rank_that_cannot_start_is_a_launch_error(node: Node) -> None:
