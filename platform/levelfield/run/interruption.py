@@ -19,6 +19,12 @@ class _Interrupt:
             raise KeyboardInterrupt
 
 
+def was_interrupted() -> bool:
+    """Return whether a signal has interrupted the block of `interrupt_once` that this is called in."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(handler, _Interrupt) and handler.was_raised
+
+
 @contextmanager
 def interrupt_once(process_ends: bool = False) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP of the block, and ignore later ones.

@@ -36,7 +36,7 @@ from levelfield.preflight.preflight_run import Preflight, failed_preflight, run_
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
-from levelfield.run.interruption import interrupt_once
+from levelfield.run.interruption import interrupt_once, was_interrupted
 from levelfield.run.launchers import bind_say, runtime_and_launcher
 from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.node_power import sample_node_power
@@ -90,12 +90,16 @@ def run(
     with directory.status_ended_on_error(paths), interrupt_once():
         outcome = _prepare_and_execute(plan, vendor, paths, listener, machine, copies)
         result = _store_and_finish(paths, outcome)
+        is_late_interrupt = was_interrupted() and not result.status.is_interrupted
     if plan.peak.tflops is None and any(peak_share.is_above_peak for peak_share in result.utilisation):
         measurement.delete_peaks(plan, machine)
         listener.say("the run was faster than the measured peak: that peak is deleted, and the next run measures it")
     for hint in filter(None, (feature.hint(paths) for feature in FEATURES)):
         listener.say(hint)
     listener.record_run(paths)
+    if is_late_interrupt:  # it ends the command, not the run
+        listener.say(f"interrupted after the run had ended: it is {result.status.word}")
+        raise KeyboardInterrupt
     return result
 
 

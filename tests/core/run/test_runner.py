@@ -33,6 +33,8 @@ from levelfield.node.device_files import DeviceLocks
 from levelfield.node.process_identity import live_rank_processes
 from levelfield.plan.request import Decision
 from levelfield.plan.resolution import resolve
+from levelfield.run import runner
+from levelfield.run.interruption import interrupt_once
 from levelfield.run.runner import finish
 from levelfield.rundir.follower import Follower, StepProgress
 from levelfield.specs.base import load
@@ -298,6 +300,23 @@ def test_an_interrupt_ends_all_that_was_to_come(train: Run, runs: Path, monkeypa
     code, results = train("--repeat", "3")
     assert code == 130 and [r["status"]["failure"] for r in results] == ["interrupted"]
     assert len(list(runs.iterdir())) == 1
+
+
+def test_an_interrupt_after_a_run_has_ended_keeps_its_verdict(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the command all the same: later interrupts are ignored."""
+    store = runner._store_and_finish
+
+    def press_and_store(*arguments: Any) -> Any:
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        return store(*arguments)
+
+    monkeypatch.setattr(runner, "_store_and_finish", press_and_store)
+    with interrupt_once():
+        code = main(command(runs, "--repeat", "3"))
+    assert code == 130 and json.loads(only(runs).result.read_text())["status"]["word"] == "valid"
 
 
 def test_who_presses_again_and_again_gets_the_same_end(train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
