@@ -35,6 +35,10 @@ class PlantedSlurm:
             (programs / name).chmod(0o755)
         patch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 
+    def replace(self, command: str, script: str) -> None:
+        """Let a command do something else, as a shell script."""
+        (self._folder / "bin" / command).write_text(f"#!/bin/sh\n{script}\n")
+
     def says(self, command: str, *answers: str | tuple[int, str]) -> None:
         """Plant the answers of a command: a text, or an exit code with a complaint."""
         for number, answer in enumerate(answers):

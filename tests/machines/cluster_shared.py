@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from driving import ROOT
+from driving import ROOT, Benchmark
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,38 @@ def site(folder: Path, **slurm: object) -> tuple[str, ...]:
 def slurm_job_number(run: Path) -> str:
     """Return the number of a run's job."""
     return str(json.loads((run / "nodes" / "engine.json").read_text())["job"])
+
+
+def node_agent(run: Path, node: int) -> int:
+    """Return the process number of a node's agent, which has begun."""
+    lines = (run / f"nodes/node{node}.record.jsonl").read_text().splitlines()
+    return int(next(event for event in map(json.loads, lines) if event["event"] == "started")["process"])
+
+
+def print_before(benchmark: Benchmark, folder: Path, text: str, *commands: str) -> None:
+    """Let commands of Slurm print a text before their answers, as the wrapper of a site does."""
+    folder.mkdir()
+    for name in commands:
+        (folder / name).write_text(f"#!/bin/sh\necho '{text}'\nexec /usr/bin/{name} \"$@\"\n")
+        (folder / name).chmod(0o755)
+    benchmark.variables["PATH"] = f"{folder}:{benchmark.variables['PATH']}"
+
+
+@contextmanager
+def epilog(cluster: Cluster, seconds: int) -> Iterator[None]:
+    """Let each job's end take so long on its nodes. Nodes that still clean up at the block's end do so afterwards."""
+    script, conf = cluster.folder / "epilog", cluster.folder / "slurm.conf"
+    content = conf.read_text()
+    script.write_text(f"#!/bin/sh\nsleep {seconds}\n")
+    script.chmod(0o755)
+    try:
+        conf.write_text(f"{content}Epilog={script}\n")
+        subprocess.run(["scontrol", "reconfigure"], check=True, timeout=20)
+        yield
+    finally:
+        conf.write_text(content)
+        subprocess.run(["scontrol", "reconfigure"], check=True, timeout=20)
+        script.unlink()
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:

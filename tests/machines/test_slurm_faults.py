@@ -12,7 +12,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_shared import LONG, TINY, Cluster, answer, restarted, site, slurm_job_number, until
+from cluster_shared import (
+    LONG,
+    TINY,
+    Cluster,
+    answer,
+    epilog,
+    idle_nodes,
+    node_agent,
+    print_before,
+    restarted,
+    site,
+    slurm_job_number,
+    until,
+)
 from driving import Benchmark, finished, trainings
 from levelfield.contracts.execution import DISK_IS_FULL
 
@@ -102,6 +115,114 @@ def test_a_killed_rank(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> 
     assert (code, failure) == (3, "killed")
     assert f"on node1 ({slurm.hosts[1]}) " in evidence and "rank 1" in evidence and "SIGKILL" in evidence
     assert words == {slurm.hosts[0]: "stopped", slurm.hosts[1]: "failed"}
+
+
+@pytest.mark.parametrize(
+    "killed_nodes",
+    [(1,), pytest.param((0,), marks=pytest.mark.thorough), pytest.param((0, 1), marks=pytest.mark.thorough)],
+)
+def test_a_killed_agent_is_a_lost_node(
+    benchmark: Benchmark, slurm: Cluster, tmp_path: Path, killed_nodes: tuple[int, ...]
+) -> None:
+    """srun says which one was killed, and then ends the others itself."""
+    process = begun(benchmark, *site(tmp_path))
+    for node in killed_nodes:
+        os.kill(node_agent(benchmark.only_run(), node), signal.SIGKILL)
+    code, failure, evidence, words = end_of(benchmark, process)
+    assert (code, failure) == (3, "node"), evidence
+    for node in killed_nodes:
+        assert f"srun: {slurm.hosts[node]}: task {node}: Killed" in evidence and words[slurm.hosts[node]] == "lost"
+
+
+@pytest.mark.thorough
+def test_a_killed_agent_of_a_real_training(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """The rank of the other node fails by itself, because its peer is gone."""
+    case = ("--case", "gpt3_6.7B:torch:cpu:2:1", "--scale", "smoke", "--threads", "1", "--no-preflight")
+    process = benchmark.start(*case, *site(tmp_path))
+    benchmark.wait_for_step(process, 5)
+    os.kill(node_agent(benchmark.only_run(), 1), signal.SIGKILL)
+    code, failure, evidence, words = end_of(benchmark, process)
+    assert (code, failure) == (3, "node"), evidence
+    assert f"srun: {slurm.hosts[1]}: task 1: Killed" in evidence and words[slurm.hosts[1]] == "lost"
+
+
+@pytest.mark.thorough
+def test_a_long_epilog_holds_no_verdict_up(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    with epilog(slurm, 45):
+        done = benchmark.run(*TINY, *site(tmp_path))
+        states = answer("squeue", "-h", "-t", "all", "-j", slurm_job_number(benchmark.only_run()), "-o", "%T").split()
+    assert (done.returncode, benchmark.result()["status"]["word"]) == (0, "valid"), done.stderr
+    assert states == ["COMPLETING"]
+    assert idle_nodes(slurm, 60)
+
+
+@pytest.mark.thorough
+def test_a_job_that_another_cancels_is_judged_during_the_epilog(
+    benchmark: Benchmark, slurm: Cluster, tmp_path: Path
+) -> None:
+    """Slurm shows it as COMPLETING; the accounting knows who cancelled it."""
+    with epilog(slurm, 45):
+        process = begun(benchmark, *site(tmp_path))
+        job = slurm_job_number(benchmark.only_run())
+        subprocess.run(["scancel", job], check=True)
+        code, failure, evidence, _words = end_of(benchmark, process)
+        states = answer("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").split()
+    assert (code, failure) == (3, "cancelled") and "CANCELLED by root" in evidence
+    assert states == ["COMPLETING"]
+    assert idle_nodes(slurm, 60)
+
+
+@pytest.mark.thorough
+def test_a_killed_slurmstepd_costs_no_verdict_and_no_node(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm then shows the job as RUNNING although its nodes have ended."""
+    process = benchmark.start(*TINY, "--env", "FAKE_STEP_SECONDS=0.2", *site(tmp_path))
+    benchmark.wait_for_step(process, 3)
+    kill_slurmstepd(benchmark, 1)
+    done = finished(process)
+    assert (done.returncode, benchmark.result()["status"]["word"]) == (0, "valid"), done.stderr
+    job = slurm_job_number(benchmark.only_run())
+    assert f"Slurm job {job} was cancelled: it went on" in " ".join(done.stderr.split())
+    assert idle_nodes(slurm, 60)
+
+
+@pytest.mark.thorough
+def test_an_interrupt_reaches_a_node_whose_slurmstepd_was_killed(
+    benchmark: Benchmark, slurm: Cluster, tmp_path: Path
+) -> None:
+    process = begun(benchmark, *site(tmp_path))
+    kill_slurmstepd(benchmark, 1)
+    process.send_signal(signal.SIGINT)
+    code, failure, _evidence, words = end_of(benchmark, process)
+    assert (code, failure, words) == (130, "interrupted", dict.fromkeys(slurm.hosts, "stopped"))
+    assert trainings(benchmark.runs) == {}
+
+
+def kill_slurmstepd(benchmark: Benchmark, node: int) -> None:
+    parents = psutil.Process(node_agent(benchmark.only_run(), node)).parents()
+    next(parent for parent in parents if parent.name().startswith("slurmstepd")).kill()
+
+
+def test_a_banner_before_every_answer(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    commands = ("squeue", "sacct", "sbatch", "scontrol", "sinfo", "scancel")
+    print_before(benchmark, tmp_path / "wrappers", "*** Cluster 2026. Maintenance | 10:00 | all nodes ***", *commands)
+    done = benchmark.run(*TINY, *site(tmp_path))
+    assert (done.returncode, benchmark.result()["status"]["word"]) == (0, "valid"), done.stderr
+
+
+def test_an_interrupted_peak_probe_leaves_no_job(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
+    options = ["--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 120"]
+    blocking = subprocess.run(["sbatch", *options], check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        until(lambda: answer("squeue", "-h", "-t", "RUNNING", "-o", "%i").split() == [blocking])
+        process = benchmark.start(*TINY, "--probe", "--no-preflight", *site(tmp_path))
+        until(lambda: answer("squeue", "-h", "-t", "PENDING", "-o", "%i").split())
+        (probe,) = answer("squeue", "-h", "-t", "PENDING", "-o", "%i").split()
+        process.send_signal(signal.SIGINT)
+        done = finished(process)
+        assert answer("squeue", "-h", "-t", "PENDING", "-o", "%i").split() == []
+    finally:
+        subprocess.run(["scancel", blocking], check=True)
+    assert done.returncode == 130 and f"Slurm job {probe}, the short command, was cancelled" in done.stderr
 
 
 @pytest.mark.thorough

@@ -140,7 +140,8 @@ def measure_peaks(
             cores = str(usable_cores())
         else:  # the cores that a node gives the probe
             count_cores_argv = (plan.environment.python, "-c", "import os; print(len(os.sched_getaffinity(0)))")
-            cores = str(int(runtime.output(plan, count_cores_argv, {}, PEAK_TIMEOUT_SECONDS)))
+            output = runtime.output(plan, count_cores_argv, {}, PEAK_TIMEOUT_SECONDS)
+            cores = str(int(output.split()[-1]))  # a node may print before it
         argv += ["--threads", cores]
         probe_output = runtime.output(plan, argv, {"OMP_NUM_THREADS": cores}, PEAK_TIMEOUT_SECONDS)
         answer = json.loads(probe_output.splitlines()[-1])  # libraries may print before it

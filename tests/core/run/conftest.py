@@ -14,6 +14,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedSlurm:
     """Slurm's commands, and a watch that does not wait between two questions to them."""
     for name in ("END_POLL_SECONDS", "MIN_POLL_SECONDS", "MAX_POLL_SECONDS", "RECORD_WAIT_SECONDS"):
         monkeypatch.setattr(slurm_watch, name, 0.01)
+    monkeypatch.setattr(slurm_watch, "END_SECONDS", 1.0)
     return PlantedSlurm(tmp_path / "slurm", monkeypatch)
 
 

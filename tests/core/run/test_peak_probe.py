@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -478,6 +481,31 @@ def test_a_slurm_without_a_free_node_gives_no_peak(plan: Plan, planted: PlantedS
     on_slurm = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
     peaks = measurement.load_or_measure_peaks(on_slurm, "here", slurm_runtime(on_slurm), lambda text: None)
     assert peaks.tflops == {} and "CalledProcessError" in peaks.source
+
+
+@pytest.mark.parametrize("taken_after", [0, 2])
+def test_an_interrupted_probe_leaves_no_job(
+    plan: Plan, planted: PlantedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_after: int
+) -> None:
+    """srun is killed while it waits for a node. Slurm may take its job a moment later."""
+    planted.replace("srun", f'touch {tmp_path}/srun; echo "$1" > {tmp_path}/option; exec sleep 60')
+    queue = 'case "$*" in *--name=*) echo "12|${name#--job-name=}";; *) echo "12|PENDING|Resources|";; esac'
+    count = f'echo >> {tmp_path}/count; [ "$(wc -l < {tmp_path}/count)" -gt {taken_after} ] || exit 0'
+    planted.replace("squeue", f"{count}; read name < {tmp_path}/option; {queue}")
+    sentences: list[str] = []
+    on_slurm = launched(plan).model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
+    main_thread = threading.main_thread().ident
+
+    def press() -> None:
+        while not (tmp_path / "option").exists():
+            time.sleep(0.02)
+        signal.pthread_kill(int(main_thread or 0), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with slurm_runtime(on_slurm).in_use(on_slurm, sentences.append) as runtime, pytest.raises(KeyboardInterrupt):
+        measurement.load_or_measure_peaks(on_slurm, "here", runtime, sentences.append)
+    assert planted.calls("scancel") == [["12"]]
+    assert sentences[-1].startswith("Slurm job 12, ") and sentences[-1].endswith("was cancelled")
 
 
 def test_no_peak_is_measured_where_the_nodes_are_not_known(plan: Plan) -> None:

@@ -21,11 +21,11 @@ AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect f
 @pytest.mark.parametrize(
     ("printed", "expected"),
     [
-        ("PENDING|Resources|\n", JobState("PENDING", "Resources")),
-        ("PENDING|Nodes required for job are DOWN, DRAINED or reserved|\n",
+        ("12|PENDING|Resources|\n", JobState("PENDING", "Resources")),
+        ("12|PENDING|Nodes required for job are DOWN, DRAINED or reserved|\n",
          JobState("PENDING", "Nodes required for job are DOWN, DRAINED or reserved")),
-        ("RUNNING|None|node7,node9\n", JobState("RUNNING", "None", ("node7", "node9"))),
-        ("NODE_FAIL|NodeDown|node1\n", JobState("NODE_FAIL", "NodeDown", ("node1",))),
+        ("12|RUNNING|None|node7,node9\n", JobState("RUNNING", "None", ("node7", "node9"))),
+        ("12|NODE_FAIL|NodeDown|node1\n", JobState("NODE_FAIL", "NodeDown", ("node1",))),
     ],
 )  # fmt: skip
 def test_states_of_the_controller(planted: PlantedSlurm, printed: str, expected: JobState) -> None:
@@ -34,7 +34,7 @@ def test_states_of_the_controller(planted: PlantedSlurm, printed: str, expected:
 
 
 def test_a_list_of_nodes_is_in_the_job_s_order(planted: PlantedSlurm) -> None:
-    planted.says("squeue", "RUNNING|None|node[2-3,11]\n")
+    planted.says("squeue", "12|RUNNING|None|node[2-3,11]\n")
     planted.says("scontrol", "node2\nnode3\nnode11\n")
     assert slurm.job_state(JOB).nodes == ("node2", "node3", "node11")
     assert planted.calls("scontrol") == [["show", "hostnames", "node[2-3,11]"]]
@@ -50,10 +50,10 @@ def test_a_controller_that_does_not_answer_is_unknown_and_not_ended(planted: Pla
 @pytest.mark.parametrize(
     ("printed", "word", "by"),
     [
-        ("COMPLETED|None|node[1-2]\n", "COMPLETED", None),
-        ("CANCELLED by 0|None|node1\n", "CANCELLED", "0"),
-        ("CANCELLED+|None|None assigned\n", "CANCELLED", None),
-        ("TIMEOUT|TimeLimit|node1\n", "TIMEOUT", None),
+        ("12|COMPLETED|None|node[1-2]\n", "COMPLETED", None),
+        ("12|CANCELLED by 0|None|node1\n", "CANCELLED", "0"),
+        ("12|CANCELLED+|None|None assigned\n", "CANCELLED", None),
+        ("12|TIMEOUT|TimeLimit|node1\n", "TIMEOUT", None),
         ((1, "Slurm accounting storage is disabled\n"), FORGOTTEN_STATE, None),
         ("", FORGOTTEN_STATE, None),
         ((1, "sacct: error: slurmdbd: Sending PersistInit msg: Connection refused\n"), None, None),
@@ -67,6 +67,31 @@ def test_a_job_that_the_controller_forgot_is_looked_up_in_the_accounting(
     planted.says("scontrol", "node1\nnode2\n")
     state = slurm.job_state(JOB)
     assert (state.word, state.cancelled_by, state.is_ended) == (word, by, word is not None)
+
+
+BANNER = "*** Welcome to cluster 2026. Maintenance on Friday | 10:00 | all nodes ***\n"
+
+
+def test_a_banner_is_no_answer(planted: PlantedSlurm) -> None:
+    """A site's wrapper prints it before each answer."""
+    planted.says("sbatch", f"{BANNER}12\n")
+    assert slurm.submit(("sbatch", "x"), {}) == JOB
+    planted.says("squeue", f"{BANNER}12|RUNNING|None|node1\n", BANNER, f"{BANNER}9|a\n12|levelfield.run\n")
+    planted.says("sacct", f"{BANNER}12|CANCELLED by 0|None|node[1-2]\n", f"{BANNER}12.0|FAILED|9:0\n", BANNER)
+    planted.says("scontrol", f"{BANNER}node1\nnode2\n")
+    planted.says("sinfo", f"{BANNER}node1|down*|silent\n")
+    assert slurm.job_state(JOB) == JobState("RUNNING", "None", ("node1",))
+    assert slurm.job_state(JOB) == JobState("CANCELLED", "None", ("node1", "node2"), "0")
+    assert slurm.find_job("levelfield.run") == JOB
+    assert slurm.failed_steps(JOB) == "12.0 FAILED 9:0"
+    assert slurm.node_states(("node1",)) == {"node1": "down* (silent)"}
+    assert slurm.accounting_state(JOB) == UNKNOWN_STATE
+
+
+@pytest.mark.parametrize("printed", ["12|HALF_DONE|None|node1\n", "13|COMPLETED|None|node1\n", BANNER, "|||\n"])
+def test_a_state_that_slurm_does_not_have_is_no_answer(planted: PlantedSlurm, printed: str) -> None:
+    planted.says("squeue", printed)
+    assert slurm.job_state(JOB) == UNKNOWN_STATE
 
 
 def test_the_position_counts_the_waiting_jobs_of_the_same_partition(planted: PlantedSlurm) -> None:
@@ -112,7 +137,7 @@ def test_a_refusal_has_slurm_s_words_and_what_to_do(planted: PlantedSlurm, words
     assert words.splitlines()[0].removeprefix("sbatch: error: ") in str(error.value)
 
 
-@pytest.mark.parametrize("printed", ["", "Submitted batch job 12\n", "12;\n", "12 13\n", "-3\n"])
+@pytest.mark.parametrize("printed", ["", "Submitted batch job 12\n", "12;\n", "12 13\n", "-3\n", "12\nwords\n"])
 def test_an_answer_that_is_no_job_is_refused(planted: PlantedSlurm, printed: str) -> None:
     planted.says("sbatch", printed)
     with pytest.raises(SubmissionError):
@@ -128,7 +153,7 @@ def test_without_slurm_s_commands_the_message_says_where_to_start(monkeypatch: p
 
 def test_a_lost_number_is_found_by_the_job_s_name(planted: PlantedSlurm) -> None:
     planted.says("squeue", "")
-    planted.says("sacct", "9\n12\n12.batch\n")
+    planted.says("sacct", "9|levelfield.run\n12|levelfield.run\n77|levelfield.run2\n")
     assert slurm.find_job("levelfield.run") == SlurmJob("12")
     assert any("--name=levelfield.run" in call for call in planted.calls("sacct"))
 

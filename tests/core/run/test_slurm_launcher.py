@@ -17,7 +17,7 @@ from planted_slurm import PlantedSlurm, ended
 
 REFUSED = (1, "sbatch: error: Batch job submission failed: Requested node configuration is not available\n")
 LOST = (1, "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n")
-DONE = "COMPLETED|None|alpha\n"
+DONE = "12|COMPLETED|None|alpha\n"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_files_and_number_are_written_and_the_secret_is_not(
 
 def test_a_refused_job_is_a_failed_launch_even_where_slurm_keeps_it(planted: PlantedSlurm, request_: Request) -> None:
     planted.says("sbatch", REFUSED)
-    planted.says("squeue", "12\n", "FAILED|BadConstraints|\n")
+    planted.says("squeue", "12|levelfield.run\n", "12|FAILED|BadConstraints|\n")
     outcome = SlurmLauncher().execute(request_, look)
     assert outcome.cause == "launch-error" and "node configuration" in str(outcome.evidence)
 
@@ -62,7 +62,7 @@ def test_a_job_whose_answer_was_lost_is_found_and_watched(
     planted: PlantedSlurm, request_: Request, tmp_path: Path
 ) -> None:
     planted.says("sbatch", LOST)
-    planted.says("squeue", "12\n", "RUNNING|None|alpha\n", DONE)
+    planted.says("squeue", "12|levelfield.run\n", "12|RUNNING|None|alpha\n", DONE)
     assert SlurmLauncher().execute(request_, look).cause == "exited"
     assert json.loads((tmp_path / "run/nodes/engine.json").read_text())["job"] == "12"
 
@@ -80,7 +80,7 @@ def test_a_job_that_cannot_be_recorded_is_cancelled(planted: PlantedSlurm, reque
     (tmp_path / "run/nodes/node0.record.jsonl").unlink()
     (tmp_path / "run/nodes/engine.json").mkdir()  # as a disk that became full after the submission
     planted.says("sbatch", "12\n")
-    planted.says("squeue", "CANCELLED|None|\n")
+    planted.says("squeue", "12|CANCELLED|None|\n")
     outcome = SlurmLauncher().execute(request_, look)
     assert outcome.cause == "launch-error" and "job 12" in str(outcome.evidence)
     assert str(tmp_path / "run/nodes/engine.json") in str(outcome.evidence)

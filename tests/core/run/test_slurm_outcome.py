@@ -197,13 +197,81 @@ def test_ends_in_a_record_that_are_none_leave_the_rank_unknown(node_run: Path) -
 CANCELLED = "slurmstepd: error: *** STEP 12.0 ON alpha CANCELLED AT 2026-01-01T00:00:00{} ***\n"
 
 
-@pytest.mark.parametrize(("reason", "cause"), [("", "cancelled"), (" DUE TO NODE FAILURE", "launch-error")])
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("", "cancelled"),
+        (" DUE TO TIME LIMIT", "time-limit"),
+        (" DUE TO PREEMPTION", "preempted"),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "node-lost"),
+        (" DUE TO JOB REQUEUE", "cancelled"),
+    ],
+)
 @pytest.mark.parametrize("records", [(None, None), (ended("stopped"), ended("stopped"))])
-def test_a_step_that_somebody_cancels(node_run: Path, reason: str, cause: str, records: tuple[str | None, ...]) -> None:
+@pytest.mark.parametrize("word", ["FAILED", "COMPLETING", "RUNNING"])
+def test_a_step_that_slurm_ends(
+    node_run: Path, planted: PlantedSlurm, word: str, reason: str, cause: str, records: tuple[str | None, ...]
+) -> None:
+    """The reason is in the job's output also while an epilog hides the job's state."""
     (node_run / "logs" / "job.log").write_text("begins\n" + CANCELLED.format(reason))
-    ended_run = outcome(node_run, "FAILED", *records)
-    assert ended_run.cause == (cause if records[0] is None else "cancelled")
-    assert ("STEP 12.0" in str(ended_run.evidence)) == (not reason or records[0] is None)
+    ended_run = outcome(node_run, word, *records)
+    assert ended_run.cause == cause and "STEP 12.0" in str(ended_run.evidence)
+
+
+# What srun 22.05 printed when the agent of the second node, and of both nodes, was killed.
+AGENT_KILLED = """srun: cluster configuration lacks support for cpu binding
+srun: error: sahost2: task 1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=4.0
+slurmstepd-sahost1: error: *** STEP 4.0 ON sahost1 CANCELLED AT 2026-11-30T20:11:34 ***
+srun: error: sahost1: task 0: Exited with exit code 3
+srun: Force Terminated StepId=4.0
+"""
+BOTH_KILLED = """srun: cluster configuration lacks support for cpu binding
+srun: error: sahost1: task 0: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=8.0
+srun: error: sahost2: task 1: Killed
+srun: Force Terminated StepId=8.0
+"""
+
+
+@pytest.mark.parametrize("word", ["FAILED", "COMPLETING"])
+def test_a_node_whose_agent_was_killed_is_lost_by_srun_s_line(node_run: Path, word: str) -> None:
+    """srun then cancels the step itself, which is nobody's wish."""
+    (node_run / "logs" / "job.log").write_text(AGENT_KILLED)
+    ended_run = outcome(node_run, word, ended("stopped", (0, None, 15), evidence="signal 15 from outside"), None)
+    assert ended_run.cause == "node-lost"
+    assert "(srun: sahost2: task 1: Killed); no last record from beta" in str(ended_run.evidence)
+    assert words(ended_run) == ["alpha: stopped", "beta: lost"]
+
+
+@pytest.mark.parametrize(("log", "cause"), [("AGENT_KILLED", "node-lost"), ("RANK_FAILED", "rank-failed")])
+def test_the_first_task_that_failed_is_the_cause(node_run: Path, log: str, cause: str) -> None:
+    """A rank that lost its peer fails before Slurm ends it; a node that Slurm ends may not write its last record."""
+    rank_failed = """srun: error: sahost1: task 0: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=4.0
+srun: error: sahost2: task 1: Killed
+"""
+    (node_run / "logs" / "job.log").write_text(AGENT_KILLED if log == "AGENT_KILLED" else rank_failed)
+    assert outcome(node_run, "FAILED", ended("rank-failed", (0, 1, None)), None).cause == cause
+
+
+def test_nodes_that_have_begun_are_lost_and_no_failed_launch(node_run: Path) -> None:
+    (node_run / "logs" / "job.log").write_text(BOTH_KILLED)
+    assert outcome(node_run, "FAILED", None, None).cause == "launch-error"
+    for node, name in enumerate(NODES):
+        (node_run / f"nodes/node{node}.facts.json").write_text(json.dumps({"hostname": name}))
+    ended_run = outcome(node_run, "FAILED", None, None)
+    assert (ended_run.cause, words(ended_run)) == ("node-lost", ["alpha: lost", "beta: lost"])
+    assert "task 0: Killed; srun: sahost2: task 1: Killed); no last record from alpha, beta" in str(ended_run.evidence)
+    intent: CancelReason = ("interrupted", "interrupted by the user")
+    assert len(outcome(node_run, "CANCELLED", None, None, intent=intent).nodes) == 2
+
+
+def test_a_node_that_somebody_ends_is_named(node_run: Path) -> None:
+    """SIGTERM for the agent of the second node; srun's own cancelling is no evidence."""
+    (node_run / "logs" / "job.log").write_text(AGENT_KILLED.replace("1: Killed", "1: Exited with exit code 3"))
+    ended_run = outcome(node_run, "FAILED", *[ended("stopped", (k, None, 15), evidence="signal 15") for k in (0, 1)])
+    assert ended_run.cause == "cancelled" and "CANCELLED AT" not in str(ended_run.evidence)
 
 
 def test_a_rank_that_failed_is_the_cause_before_a_cancelled_step(node_run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from levelfield.run.launchers.slurm.slurm_watch import JobWatch
 from planted_slurm import PlantedSlurm, ended
 
 AWAY = (1, "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
-RUNNING, DONE = "RUNNING|None|alpha,beta\n", "COMPLETED|None|alpha,beta\n"
+RUNNING, DONE = "12|RUNNING|None|alpha,beta\n", "12|COMPLETED|None|alpha,beta\n"
 
 
 def interrupt() -> None:
@@ -46,13 +47,12 @@ def good(run: Path) -> None:
 
 
 def test_the_queue_is_told_once_for_each_change(node_run: Path, planted: PlantedSlurm) -> None:
-    pending = "PENDING|Priority|\n"
+    pending = "12|PENDING|Priority|\n"
     planted.says(
-        "squeue", pending, "7|gpu\n12|gpu\n", pending, "7|gpu\n12|gpu\n", "PENDING|Resources|\n", "12|gpu\n", DONE
+        "squeue", pending, "7|gpu\n12|gpu\n", pending, "7|gpu\n12|gpu\n", "12|PENDING|Resources|\n", "12|gpu\n", DONE
     )
-    good(node_run)
     watched = Watched(node_run)
-    assert watched.outcome().cause == "exited"
+    watched.outcome()
     first, second = watched.said
     assert "job 12" in first and "1 job" in first and first.endswith(": Priority")
     assert "job 12" in second and "0 jobs" in second and second.endswith(": Resources")
@@ -60,29 +60,54 @@ def test_the_queue_is_told_once_for_each_change(node_run: Path, planted: Planted
 
 def test_a_controller_that_is_away_is_asked_again(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says("squeue", RUNNING, AWAY, AWAY, RUNNING, DONE)
-    good(node_run)
     watched = Watched(node_run)
-    ended_run = watched.outcome()
-    assert (ended_run.cause, ended_run.warnings) == ("exited", ())
+    watched.outcome()
     (sentence,) = watched.said
     assert "job 12;" in sentence
 
 
-def test_a_controller_that_stays_away_leaves_what_the_nodes_recorded(
+def test_a_finished_training_is_judged_whatever_slurm_says_of_its_job(
     node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_watch, "CONTROLLER_WAIT_SECONDS", 0.05)
-    planted.says("squeue", AWAY)
+    """Answers recorded from a Slurm 22.05 with an epilog of 45 s, a slurmstepd that was killed, and a requeue."""
+    monkeypatch.setattr(slurm_watch, "END_SECONDS", 0.2)
     good(node_run)
-    ended_run = Watched(node_run).outcome()
-    assert ended_run.cause == "exited"
+    answers: tuple[tuple[str | tuple[int, str], bool], ...] = (
+        ("12|COMPLETING|None|sahost[1-2]\n", False),
+        (RUNNING, True),
+        ("12|PENDING|BeginTime|\n", True),
+        ("*** Welcome to cluster 2026. Maintenance on Friday | 10:00 | all nodes ***\n" + DONE, False),
+        ("12|HALF_DONE|None|alpha\n", True),
+        (AWAY, True),
+    )
+    for number, (answer, is_cancelled) in enumerate(answers):
+        slurm = PlantedSlurm(node_run / f"slurm{number}", monkeypatch)
+        slurm.says("squeue", answer)
+        began = time.monotonic()
+        ended_run = Watched(node_run, look1=interrupt).outcome()
+        assert (ended_run.cause, ended_run.warnings) == ("exited", ()), answer
+        assert slurm.calls("scancel") == [["12"]] * is_cancelled, answer
+        assert time.monotonic() - began < 10, answer
+
+
+def test_commands_that_hang_hold_no_verdict_up(
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training ends while one of them hangs, and the job that nobody could cancel is named."""
+    monkeypatch.setattr(slurm_watch, "END_SECONDS", 0.2)
+    monkeypatch.setattr(slurm_watch, "END_ANSWER_SECONDS", 0.2)
+    for name in ("squeue", "scancel"):
+        planted.replace(name, "exec sleep 60")
+    began = time.monotonic()
+    ended_run = Watched(node_run, look2=lambda: good(node_run)).outcome()
+    assert ended_run.cause == "exited" and time.monotonic() - began < 10
     (warning,) = ended_run.warnings
     assert warning.endswith("`scancel 12`")
 
 
 @pytest.mark.parametrize("reason", sorted(slurm_watch._ENDLESS_WAITS))
 def test_a_job_that_waits_forever_is_cancelled(node_run: Path, planted: PlantedSlurm, reason: str) -> None:
-    planted.says("squeue", f"PENDING|{reason}|\n", "12|gpu\n", "CANCELLED|None|\n")
+    planted.says("squeue", f"12|PENDING|{reason}|\n", "12|gpu\n", "12|CANCELLED|None|\n")
     ended_run = Watched(node_run).outcome()
     assert ended_run.cause == "launch-error" and f"({reason}): {slurm_watch._ENDLESS_WAITS[reason]}" in str(
         ended_run.evidence
@@ -96,7 +121,7 @@ def test_a_job_that_waits_forever_is_cancelled(node_run: Path, planted: PlantedS
 def test_a_job_that_waits_again_after_it_ran_is_cancelled(
     node_run: Path, planted: PlantedSlurm, state: str, reason: str
 ) -> None:
-    planted.says("squeue", RUNNING, f"{state}|{reason}|\n", "12|gpu\n", "CANCELLED|None|\n")
+    planted.says("squeue", RUNNING, f"12|{state}|{reason}|\n", "12|gpu\n", "12|CANCELLED|None|\n")
     ended_run = Watched(node_run).outcome()
     assert (
         ended_run.cause == "cancelled"
@@ -107,7 +132,7 @@ def test_a_job_that_waits_again_after_it_ran_is_cancelled(
 
 
 def test_a_lost_node_is_named_though_slurm_has_it_back(node_run: Path, planted: PlantedSlurm) -> None:
-    planted.says("squeue", RUNNING, "NODE_FAIL|NodeDown|alpha,beta\n")
+    planted.says("squeue", RUNNING, "12|NODE_FAIL|NodeDown|alpha,beta\n")
     planted.says("sinfo", "alpha|idle|none\nbeta|down|fan\n", "alpha|idle|none\nbeta|idle|none\n")
     ended_run = Watched(node_run).outcome()
     assert (
@@ -118,14 +143,18 @@ def test_a_lost_node_is_named_though_slurm_has_it_back(node_run: Path, planted: 
 
 
 def test_a_job_that_is_interrupted_while_it_waits_has_no_node(node_run: Path, planted: PlantedSlurm) -> None:
-    planted.says("squeue", "PENDING|Resources|\n", "12|gpu\n", "CANCELLED|None|\n")
+    planted.says("squeue", "12|PENDING|Resources|\n", "12|gpu\n", "12|CANCELLED|None|\n")
     ended_run = Watched(node_run, look2=interrupt).outcome()
     assert (ended_run.cause, ended_run.nodes, ended_run.ends) == ("interrupted", (), ())
 
 
 def test_an_interrupt_cancels_the_job_and_waits_for_its_end(node_run: Path, planted: PlantedSlurm) -> None:
     planted.says(
-        "squeue", RUNNING, "COMPLETING|None|alpha,beta\n", "COMPLETING|None|alpha,beta\n", "CANCELLED|None|alpha\n"
+        "squeue",
+        RUNNING,
+        "12|COMPLETING|None|alpha,beta\n",
+        "12|COMPLETING|None|alpha,beta\n",
+        "12|CANCELLED|None|alpha\n",
     )
     ended_run = Watched(node_run, look2=interrupt).outcome()
     assert (ended_run.cause, ended_run.warnings) == ("interrupted", ())
@@ -162,7 +191,7 @@ def limited(node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(slurm_watch, name, 0.1)
     for rank in (0, 1):
         (node_run / f"events/rank{rank}.alive").write_text("0")
-    planted.says("squeue", *[RUNNING] * 10, "CANCELLED|None|alpha,beta\n")
+    planted.says("squeue", *[RUNNING] * 10, "12|CANCELLED|None|alpha,beta\n")
     planted.says("sinfo", "beta|allocated*|Not responding\n")
     return Beating(node_run, signs, heartbeat=0.4).outcome()
 
@@ -187,5 +216,40 @@ def test_a_node_with_any_sign_is_not(
 def test_no_step_in_time_is_a_hang(node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_watch, "STOP_SECONDS", 0.2)
     planted.says("squeue", RUNNING)
+    for rank in (0, 1):
+        (node_run / f"events/rank{rank}.alive").write_text("1")
     ended_run = Watched(node_run, limit=0.2).outcome()
     assert ended_run.cause == "hang" and "first step" in str(ended_run.evidence)
+
+
+def test_each_wait_ends_at_its_limit_and_says_what_it_waits_for(
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"STOP": 0.2, "QUEUE": 1.0, "ANSWERLESS": 1.0, "SILENT_START": 0.1, "SILENT_WAIT": 0.0, "END": 0.1}
+    for name, seconds in {**limits, "MIN_POLL": 0.1, "MAX_POLL": 0.1}.items():
+        monkeypatch.setattr(slurm_watch, f"{name}_SECONDS", seconds)
+    waits: tuple[tuple[str | tuple[int, str], str, str, str], ...] = (
+        ("12|PENDING|Priority|\n", "waits: Priority", "launch-error", "was PENDING for"),
+        ("12|PENDING|None|\n", "as PENDING", "launch-error", "was PENDING for"),
+        ("12|SUSPENDED|None|alpha,beta\n", "as SUSPENDED", "launch-error", "was SUSPENDED for"),
+        (AWAY, "does not answer", "launch-error", "did not answer about job 12 for"),
+        (RUNNING, "first sign of its nodes", "node-lost", "no sign of alpha, beta for"),
+    )
+    for count, (answer, line, cause, evidence) in enumerate(waits):
+        slurm = PlantedSlurm(node_run / f"slurm{count}", monkeypatch)
+        slurm.says("squeue", answer)
+        watched = Watched(node_run, limit=1.0)
+        ended_run = watched.outcome()
+        assert (ended_run.cause, evidence in str(ended_run.evidence)) == (cause, True), (answer, ended_run)
+        assert any(line in sentence for sentence in watched.said), (answer, watched.said)
+        assert len([text for text in watched.said if "which was cancelled: at most 0.2 s" in text]) == 1, watched.said
+        assert slurm.calls("scancel") and "`scancel 12`" in str(ended_run.warnings), answer
+
+
+def test_a_node_that_is_prepared_for_long_is_not_lost(
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prolog may take minutes, while the job is RUNNING by Slurm's word."""
+    planted.says("squeue", RUNNING)
+    ended_run = Watched(node_run, heartbeat=0.1, look6=lambda: good(node_run)).outcome()
+    assert ended_run.cause == "exited"

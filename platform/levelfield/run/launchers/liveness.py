@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from levelfield.contracts.execution import NodeWork, Request
 from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
@@ -17,6 +18,8 @@ from levelfield.node.step_draw import StepDraw
 from levelfield.rundir.follower import event_file_sizes
 
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 1.0
+_NO_FILE = (-1, 0)  # the state of a file that is not there
+_NO_SIGN = [_NO_FILE] * 3
 MAX_CORE_SHARE = 0.05  # of one core for the checks; a check of more than 50 ms takes more, as pauses have a maximum
 
 
@@ -74,35 +77,51 @@ class Liveness:
         return any(mark in content for content in contents for mark in marks)
 
 
+class Silence(NamedTuple):
+    """How long a node gave no sign."""
+
+    seconds: float
+    limit_seconds: float
+
+
 class NodePulse:
     """Finds nodes that give no sign, in seconds that this process has watched.
 
     Each node watches its own ranks, so only a node without any sign is noticed here. A sign is a reading of its tools,
-    a line of its record, or a heartbeat of its first rank: a tool may hang.
+    a line of its record, or a heartbeat of its first rank: a tool may hang. The first sign may take as long as the
+    first step, because an engine may prepare a node for minutes.
     """
 
     def __init__(self, request: Request) -> None:
-        self._root, self._limit = Path(request.events_dir).parent, request.heartbeat_seconds
+        self._root, self._request = Path(request.events_dir).parent, request
         self._clock = WatchedTime(lambda: time.monotonic())
         self._signs: dict[int, tuple[list[tuple[int, int]], float]] = {}
 
-    def silent_nodes(self, nodes: list[NodeWork]) -> dict[int, float]:
-        """Return by node rank how many seconds a node gave no sign, for nodes beyond the limit of a heartbeat."""
-        watched_seconds, silent_nodes = self._clock.watched_seconds(), {}
+    def has_sign(self, nodes: list[NodeWork]) -> bool:
+        """Return whether any of the nodes has ever given a sign."""
+        return any(self._sign(node) != _NO_SIGN for node in nodes)
+
+    def silent_nodes(self, nodes: list[NodeWork]) -> dict[int, Silence]:
+        """Return the silence of the nodes that are beyond their limit, by node rank."""
+        watched_seconds, silences = self._clock.watched_seconds(), {}
         for node in nodes:
-            node_rank, first_rank = node.node_rank, node.processes[0].rank
-            names = (
-                f"telemetry/node{node_rank}.raw.jsonl",
-                f"nodes/node{node_rank}.record.jsonl",
-                f"events/rank{first_rank}.alive",
-            )
-            sign = [file_state(self._root / name) for name in names]
+            node_rank, sign = node.node_rank, self._sign(node)
             if node_rank not in self._signs or self._signs[node_rank][0] != sign:
                 self._signs[node_rank] = sign, watched_seconds
+            limit_seconds = self._request.start_seconds if sign == _NO_SIGN else self._request.heartbeat_seconds
             seconds = watched_seconds - self._signs[node_rank][1]
-            if seconds > self._limit:
-                silent_nodes[node_rank] = seconds
-        return silent_nodes
+            if seconds > limit_seconds:
+                silences[node_rank] = Silence(seconds, limit_seconds)
+        return silences
+
+    def _sign(self, node: NodeWork) -> list[tuple[int, int]]:
+        node_rank, first_rank = node.node_rank, node.processes[0].rank
+        names = (
+            f"telemetry/node{node_rank}.raw.jsonl",
+            f"nodes/node{node_rank}.record.jsonl",
+            f"events/rank{first_rank}.alive",
+        )
+        return [file_state(self._root / name) for name in names]
 
 
 def file_state(path: Path) -> tuple[int, int]:
@@ -112,7 +131,7 @@ def file_state(path: Path) -> tuple[int, int]:
             status = os.fstat(file.fileno())
             return status.st_size, status.st_mtime_ns
     except OSError:
-        return -1, 0
+        return _NO_FILE
 
 
 def pause_after(check_seconds: float) -> float:

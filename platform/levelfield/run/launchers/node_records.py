@@ -36,6 +36,11 @@ class LastRecord:
     disk_suffix: str = ""  # for the end of a sentence, where the node's disk was full; `evidence` has it already
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the node's agent did any work: it writes the node's facts just before it starts the ranks."""
+        return self.cause is not None or "facts" not in self.missing
+
+    @property
     def end(self) -> NodeEnd:
         """How the node ended, by its own record alone."""
         word = "lost" if self.cause is None else _STATUSES.get(self.cause, "failed")

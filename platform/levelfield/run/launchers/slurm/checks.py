@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from levelfield.run.launchers.site_findings import (
     parse_probe_answer,
     unknown_finding,
 )
-from levelfield.run.launchers.slurm.slurm_commands import command_environment
+from levelfield.run.launchers.slurm.slurm_commands import command_environment, run_job
 from levelfield.run.launchers.slurm.slurm_launcher import PLATFORM_OPTIONS, SITE_FIELDS
 from levelfield.specs.site import LaunchPlan, Site, SlurmSite
 from levelfield.user_folders import user_name
@@ -138,11 +139,10 @@ def _job_findings(site: Site) -> Iterator[SiteFinding]:
         local_folder = (site.slurm.local_folder or "").replace("{user}", user_name())
         if local_folder or site.interface:
             script += f"; {shlex.join((python, '-c', PROBE_SCRIPT, local_folder or str(folder), ''))} || true"
-        argv = ["srun", *_job_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
+        options = [*_job_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
+        command = ("bash", "-c", script, "bash", str(shared_file))
         try:
-            completed = run_bounded(
-                [*argv, "bash", "-c", script, "bash", str(shared_file)], JOB_SECONDS, command_environment({})
-            )
+            completed = run_job(options, command, JOB_SECONDS, lambda text: print(text, file=sys.stderr))
         except (OSError, subprocess.SubprocessError):
             yield unknown_finding(
                 "node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`"

@@ -1,6 +1,7 @@
 """Slurm's commands: they submit a job, tell its state and end it.
 
-If the controller does not answer, the job is unknown, not ended. Only `submit` raises.
+If the controller does not answer, the job is unknown, not ended. A site's wrapper or profile may print a banner before
+an answer, so a line counts only where it has the job's number, and a state only where Slurm has that word.
 """
 
 from __future__ import annotations
@@ -9,18 +10,28 @@ import os
 import re
 import shutil
 import subprocess
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from levelfield.contracts.command import run_bounded
+from levelfield.contracts.execution import Say
 
 ANSWER_SECONDS = 30.0  # a controller that is down makes its clients wait
+END_ANSWER_SECONDS = 3.0  # the same for what is asked when the run's end is known: it adds detail only
 SUBMIT_SECONDS = 120.0  # the time limit of sbatch
+NEW_JOB_SECONDS = 3.0  # until the job of a command that was killed is in the queue
 ENDED_STATES = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
 )  # fmt: skip
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+PAUSED_STATES = ("SUSPENDED", "STOPPED")
+_STATES = (
+    *ENDED_STATES, *WAITING_STATES, *PAUSED_STATES, "COMPLETING", "EXPEDITING", "POWER_UP_NODE", "RESIZING", "RUNNING",
+    "SIGNALING", "STAGE_OUT", "UPDATE_DB",
+)  # fmt: skip
 FORGOTTEN_STATE = "FORGOTTEN"  # not Slurm's: the controller has forgotten the job, and there is no accounting
 # Error messages that count as an empty answer: the controller forgets a job some minutes after its end, and a site may
 # have no accounting.
@@ -78,7 +89,7 @@ def submit(argv: Sequence[str], secrets: Mapping[str, str]) -> SlurmJob:
         completed = run_bounded(argv, SUBMIT_SECONDS, command_environment(secrets))
     except (OSError, subprocess.SubprocessError) as error:
         raise SubmissionError(f"{argv[0]}: {error}") from None
-    match = re.fullmatch(r"(\d+)(?:;(\S+))?", completed.stdout.strip())
+    match = re.search(r"^(\d+)(?:;(\S+))?\Z", completed.stdout.strip(), re.MULTILINE)  # the last line
     if match and not completed.returncode:
         return SlurmJob(match[1], match[2])
     complaint = (completed.stderr or completed.stdout).splitlines()
@@ -105,42 +116,49 @@ _ADVICE = {
 def job_state(job: SlurmJob) -> JobState:
     """Return the job's state by the controller, or by the accounting once the controller has forgotten it."""
     answer = _run_command(
-        "squeue", *job.cluster_options, "--noheader", "--states=all", f"--jobs={job.number}", "--format=%T|%r|%N"
+        "squeue", *job.cluster_options, "--noheader", "--states=all", f"--jobs={job.number}", "--format=%i|%T|%r|%N"
     )
     if answer is None:
         return UNKNOWN_STATE
-    line = answer.strip().partition("\n")[0]
-    if not line:
-        return accounting_state(job)
-    state_name, _, reason_and_nodes = line.partition(_SEPARATOR)
-    reason, _, nodes = reason_and_nodes.rpartition(_SEPARATOR)
-    return JobState(state_name, reason, expand_node_list(nodes))
+    for line in answer.splitlines():
+        number, _, fields = line.partition(_SEPARATOR)
+        word, _, reason_and_nodes = fields.partition(_SEPARATOR)
+        if number == job.number and word in _STATES:
+            reason, _, nodes = reason_and_nodes.rpartition(_SEPARATOR)
+            return JobState(word, reason, _expand_node_list(nodes))
+    state = accounting_state(job)
+    return UNKNOWN_STATE if state.word == FORGOTTEN_STATE and answer.strip() else state
 
 
-def accounting_state(job: SlurmJob) -> JobState:
-    """Return the job's state by the accounting; FORGOTTEN where it does not have the job."""
-    answer = _run_command(
+def accounting_state(job: SlurmJob, seconds: float = ANSWER_SECONDS) -> JobState:
+    """Return the job's state by the accounting; FORGOTTEN where it does not have the job.
+
+    seconds: the longest wait for the answer.
+    """
+    argv = (
         "sacct", *job.cluster_options, "--noheader", "--parsable2", "--allocations", f"--jobs={job.number}",
-        "--format=State,Reason,NodeList",
+        "--format=JobIDRaw,State,Reason,NodeList",
     )  # fmt: skip
+    answer = _run_command(*argv, seconds=seconds)
     if answer is None:
         return UNKNOWN_STATE
-    line = answer.strip().partition("\n")[0]
-    if line.count(_SEPARATOR) != 2:
-        return JobState(FORGOTTEN_STATE)
-    state, reason, nodes = line.split(_SEPARATOR)
-    words = state.split()
-    cancelled_by = words[2] if words[1:2] == ["by"] and len(words) > 2 else None
-    return JobState(
-        words[0].rstrip("+"), reason, () if nodes.startswith("None") else expand_node_list(nodes), cancelled_by
-    )
+    for line in answer.splitlines():
+        number, *fields = line.split(_SEPARATOR)
+        words = fields[0].split() if len(fields) == 3 else []  # such as CANCELLED by 1000
+        if number == job.number and words and words[0].rstrip("+") in _STATES:
+            _, reason, nodes = fields
+            cancelled_by = words[2] if words[1:2] == ["by"] and len(words) > 2 else None
+            names = () if nodes.startswith("None") else _expand_node_list(nodes)
+            return JobState(words[0].rstrip("+"), reason, names, cancelled_by)
+    return UNKNOWN_STATE if answer.strip() else JobState(FORGOTTEN_STATE)
 
 
-def expand_node_list(text: str) -> tuple[str, ...]:
+def _expand_node_list(text: str) -> tuple[str, ...]:
     """Return the nodes of a list such as node[1-3]."""
     if "[" not in text:
         return tuple(name for name in text.split(",") if name)
-    return tuple((_run_command("scontrol", "show", "hostnames", text) or "").split())
+    lines = (_run_command("scontrol", "show", "hostnames", text) or "").splitlines()
+    return tuple(line.strip() for line in lines if re.fullmatch(r"\s*[\w.-]+\s*", line))
 
 
 def queue_position(job: SlurmJob) -> int | None:
@@ -158,41 +176,73 @@ def node_states(nodes: Sequence[str]) -> dict[str, str]:
     """Return state and reason of nodes, as Slurm shows them now."""
     if not nodes:
         return {}
-    answer = _run_command("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T|%E")
-    lines = (line.split(_SEPARATOR, 2) for line in (answer or "").splitlines() if line.count(_SEPARATOR) >= 2)
-    return {name: state if reason in ("", "none") else f"{state} ({reason})" for name, state, reason in lines}
+    argv = ("sinfo", "--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%N|%T|%E")
+    answer = _run_command(*argv, seconds=END_ANSWER_SECONDS)
+    lines = [line.split(_SEPARATOR, 2) for line in (answer or "").splitlines()]
+    rows = (line for line in lines if len(line) == 3 and line[0] in nodes)
+    return {name: state if reason in ("", "none") else f"{state} ({reason})" for name, state, reason in rows}
 
 
 def failed_steps(job: SlurmJob) -> str:
     """Return the job's steps that did not complete, by the accounting, in one line; empty without accounting."""
-    answer = _run_command(
+    argv = (
         "sacct", *job.cluster_options, "--noheader", "--parsable2", f"--jobs={job.number}",
         "--format=JobID,State,ExitCode",
     )  # fmt: skip
-    lines = (line.split(_SEPARATOR) for line in (answer or "").splitlines())
-    return ", ".join(f"{f[0]} {f[1]} {f[2]}" for f in lines if len(f) == 3 and "." in f[0] and f[1] != "COMPLETED")
+    answer = _run_command(*argv, seconds=END_ANSWER_SECONDS)
+    rows = [line.split(_SEPARATOR) for line in (answer or "").splitlines() if line.startswith(f"{job.number}.")]
+    return ", ".join(" ".join(row) for row in rows if len(row) == 3 and row[1] != "COMPLETED")
 
 
-def cancel(job: SlurmJob) -> bool:
-    """Request the end of a job. Return whether Slurm took the request."""
-    return _run_command("scancel", *job.cluster_options, job.number) is not None
+def cancel(job: SlurmJob, seconds: float = ANSWER_SECONDS) -> bool:
+    """Request the end of a job. Return whether Slurm took the request within some seconds."""
+    return _run_command("scancel", *job.cluster_options, job.number, seconds=seconds) is not None
 
 
 def find_job(name: str) -> SlurmJob | None:
     """Return the newest job of this user with a name; None where none is known."""
-    jobs = _run_command("squeue", "--noheader", "--states=all", "--me", f"--name={name}", "--format=%i")
-    if not (jobs or "").split():
-        jobs = _run_command(
-            "sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=JobID", _RECENT_OPTION
-        )
-    numbers = [text for text in (jobs or "").split() if text.isdecimal()]
+    suffix = f"{_SEPARATOR}{name}"
+    jobs = _run_command("squeue", "--noheader", "--states=all", "--me", f"--name={name}", "--format=%i|%j")
+    if suffix not in (jobs or ""):
+        argv = ("sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}", "--format=JobIDRaw,JobName")
+        jobs = _run_command(*argv, _RECENT_OPTION)
+    lines = (jobs or "").splitlines()
+    numbers = [line[: -len(suffix)] for line in lines if line.endswith(suffix) and line[: -len(suffix)].isdecimal()]
     return SlurmJob(max(numbers, key=int)) if numbers else None
 
 
-def _run_command(*argv: str) -> str | None:
+def find_new_job(name: str, say: Say) -> SlurmJob | None:
+    """Return the job with a name, whose sbatch or srun was killed: Slurm may still be taking it."""
+    say(f"looking for the job that Slurm may have taken: at most {NEW_JOB_SECONDS + ANSWER_SECONDS:g} s")
+    deadline = time.monotonic() + NEW_JOB_SECONDS
+    while (job := find_job(name)) is None and time.monotonic() < deadline:
+        time.sleep(0.3)
+    return job
+
+
+def run_job(
+    options: Sequence[str], command: Sequence[str], seconds: float, say: Say
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as a job of its own by srun, and return it after its end. Raises OSError and SubprocessError.
+
+    An srun that an interrupt or the time limit kills leaves its job in the queue: it is cancelled and named.
+    """
+    name = f"levelfield.command.{uuid.uuid4().hex[:12]}"
+    say(f"waiting for a node, where Slurm runs a short command: at most {seconds:g} s")
+    try:
+        return run_bounded(("srun", f"--job-name={name}", *options, *command), seconds, command_environment({}))
+    except (KeyboardInterrupt, subprocess.SubprocessError):
+        job = find_new_job(name, say)
+        if job and not job_state(job).is_ended:
+            ending = "was cancelled" if cancel(job) else f"may still be there: `scancel {job.number}`"
+            say(f"Slurm job {job.number}, the short command, {ending}")
+        raise
+
+
+def _run_command(*argv: str, seconds: float = ANSWER_SECONDS) -> str | None:
     """Return what a command printed, which may be empty; None where Slurm gave no answer."""
     try:
-        completed = run_bounded(argv, ANSWER_SECONDS, command_environment({}))
+        completed = run_bounded(argv, seconds, command_environment({}))
     except (OSError, subprocess.SubprocessError):
         return None
     if completed.returncode:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.checkout import checkout
-from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import (
     FIRST_NODE,
     NodesNotReady,
@@ -35,11 +34,13 @@ from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.slurm.slurm_commands import (
+    SUBMIT_SECONDS,
     SlurmJob,
     SubmissionError,
-    command_environment,
     find_job,
+    find_new_job,
     job_state,
+    run_job,
     submit,
 )
 from levelfield.run.launchers.slurm.slurm_watch import INTERRUPTED, JobWatch
@@ -110,10 +111,11 @@ class SlurmLauncher:
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Submit the job and watch it until its end. An interrupt cancels it."""
+        self.say(f"submitting the job to Slurm: at most {SUBMIT_SECONDS:g} s")
         try:
             job = _submit_job(request)
         except KeyboardInterrupt:
-            if submitted_job := find_submitted_job(request):
+            if submitted_job := find_new_job(request.submissions[0].name, self.say):
                 return JobWatch(request, submitted_job, watch, self.say).cancel_and_wait(INTERRUPTED)
             return Outcome("interrupted", (), "interrupted before Slurm took the job")
         if isinstance(job, Outcome):
@@ -149,9 +151,14 @@ class SlurmLauncher:
 class SlurmRuntime(NodeRuntime):
     """The runtime on a job's nodes. A short command, such as the probe of a peak, is a job of its own on one node."""
 
+    def __init__(self, first_node_address: str, folders: NodeFolders) -> None:
+        super().__init__(first_node_address, folders)
+        self._say: Say = lambda sentence: None
+
     @contextmanager
     def in_use(self, plan: Plan, say: Say) -> Iterator[SlurmRuntime]:
         """Raises NodesNotReady where the environment cannot be packed for the nodes' own disks."""
+        self._say = say
         with super().in_use(plan, say):
             if staged_folder(plan) and not _staged_archive(plan).is_file():
                 say(f"packing {plan.environment.folder} once, for the nodes' own disks")
@@ -169,7 +176,7 @@ class SlurmRuntime(NodeRuntime):
             *("--nodes=1", "--ntasks=1", f"--immediate={FREE_NODE_SECONDS}", f"--time={PROBE_MINUTES}", "--quiet"),
             *("--chdir=/", "--input=none", "--cpu-bind=none", *_resource_options(plan)),
         )
-        completed = run_bounded(("srun", *options, "bash", "-c", script), seconds, command_environment({}))
+        completed = run_job(options, ("bash", "-c", script), seconds, self._say)
         completed.check_returncode()
         return completed.stdout
 
