@@ -26,7 +26,7 @@ from levelfield.pages.page_building import build_pages  # noqa: E402
 from levelfield.store.database import Store  # noqa: E402
 from seeded_nights import SeededNights  # noqa: E402
 
-CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium"))
+CHROMIUM = shutil.which(os.environ.get("LEVELFIELD_CHROMIUM", "chromium-headless-shell")) or shutil.which("chromium")
 
 
 def main() -> None:
