@@ -5,14 +5,16 @@ The API is simulated (tests/core/simulated_cluster.py), the client is real, and 
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from levelfield.run.launchers.kubernetes import cluster_api, cluster_run, pod_watch
-from levelfield.specs.plan import Plan
+from levelfield.specs.plan import Plan, job_content
 from simulated_cluster import RESET, SILENT, SimulatedCluster
 from test_kubernetes_launcher import RUNNING, Cluster, cluster, container, played
 
@@ -111,8 +113,17 @@ def test_a_refusal_that_stays_ends_the_run_at_its_limit(
     assert time.monotonic() - began > 1.4 and cluster.api.objects == {} and cluster.left() == []
 
 
+def plan_in_a_claim(cluster: Cluster, fault: str, is_claimed: bool) -> Plan:
+    """Return a plan whose pods write the run directory, or one whose files come by the pods' logs."""
+    site: Status = {"claim": "runs", "claim_folder": str(cluster.folder)} if is_claimed else {}
+    plan = cluster.plan(fault, **site)
+    (cluster.paths.root / "job.json").write_text(json.dumps(job_content(plan, cluster.paths)))  # as the platform does
+    return plan
+
+
+@pytest.mark.parametrize("is_claimed", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_an_api_that_answers_nothing_more_does_not_hide_a_finished_training(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_claimed: bool
 ) -> None:
     """The logs' connections stand, as they lead to the machines; every new request gets no answer."""
     monkeypatch.setattr(cluster_run, "JOB_POLL_SECONDS", 0.5)
@@ -126,12 +137,98 @@ def test_an_api_that_answers_nothing_more_does_not_hide_a_finished_training(
         if not over_at and all(record.exists() and '"ended"' in record.read_text() for record in records):
             over_at.append(time.monotonic())
 
-    outcome = cluster.execute(cluster.plan(), watch)
+    outcome = cluster.execute(plan_in_a_claim(cluster, "none", is_claimed), watch)
     assert time.monotonic() - over_at[0] < 10
     assert outcome.cause == "exited" and cluster.steps(0) == cluster.steps(1) == STEPS, outcome
     assert [node.word for node in outcome.nodes] == ["ended", "ended"]
     assert [(end.rank, end.exit_code) for end in outcome.ends] == [(0, 0), (1, 0)]
     assert len(outcome.warnings) == len(cluster.api.objects) == 5 and "kubectl" in outcome.warnings[0]
+
+
+@pytest.mark.parametrize("cut", [b'{"end"', pytest.param(b'"event\\":\\"end', marks=pytest.mark.thorough)])
+def test_a_log_that_never_brings_its_end_holds_a_verdict_up_only_while_figures_lack(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, cut: bytes
+) -> None:
+    monkeypatch.setattr(cluster_run, "LOG_SECONDS", 4.0, raising=False)
+    over_at: list[float] = []
+
+    def cut_log(lines: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+        for line in lines():
+            if cut in line:
+                return
+            yield line
+
+    def play(api: SimulatedCluster) -> None:
+        cluster.kubelet.play(api)
+        api.logs = {name: partial(cut_log, lines) for name, lines in api.logs.items()}
+
+    def watch() -> None:
+        record = cluster.paths.root / "nodes/node1.record.jsonl"
+        if not over_at and record.exists() and '"ended"' in record.read_text():
+            over_at.append(time.monotonic())
+
+    cluster.api = SimulatedCluster(play)
+    outcome = cluster.execute(cluster.plan(), watch)
+    assert outcome.cause == "exited" and [node.word for node in outcome.nodes] == ["ended", "ended"], outcome
+    if cut == b'{"end"':
+        assert time.monotonic() - over_at[0] < 10 and cluster.steps(0) == cluster.steps(1) == STEPS
+
+
+def test_a_request_is_tried_again_after_growing_pauses_and_as_long_as_the_cluster_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, pauses, said = [0.0], list[float](), list[str]()
+    monkeypatch.setattr(f"{cluster_api.__name__}.time.monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    def send(seconds: float) -> None:
+        asked = 20.0 if len(pauses) == 1 else 10_000.0 if len(pauses) == 2 else 0.0
+        raise cluster_api.ClusterRefusal(429, "too many", "TooManyRequests", asked)
+
+    monkeypatch.setattr(f"{cluster_api.__name__}.time.sleep", sleep)
+    with pytest.raises(cluster_api.ClusterRefusal, match="too many"):
+        cluster_api.retried(send, "to create job/a", 80.0, said.append)
+    assert 0.7 < pauses[0] < 1.3 and pauses[1:3] == [20.0, 30.0] and now[0] <= 80.0, pauses
+    assert all(pause <= 12.5 for pause in pauses[3:]) and len(said) == len(pauses) >= 5
+    assert said[0] == "to create job/a is tried again for up to 80 s: too many (429)"
+    for status, reason, is_passing in (
+        (401, "Unauthorized", True), (403, "Forbidden", False), (404, "NotFound", False), (409, "Conflict", True),
+        (409, "AlreadyExists", False), (422, "Invalid", False), (500, "InternalError", True), (504, "Timeout", True),
+    ):  # fmt: skip
+        assert cluster_api.ClusterRefusal(status, "", reason).is_passing is is_passing, (status, reason)
+
+
+@pytest.mark.thorough
+def test_an_api_that_is_silent_without_end_ends_the_run_at_its_limit(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("API_SECONDS", 4.0), ("HEARD_SECONDS", 1.0), ("QUICK_SECONDS", 0.3), ("DELETE_SECONDS", 2)):
+        monkeypatch.setattr(cluster_run, name, seconds, raising=False)
+    monkeypatch.setattr(cluster_api, "ANSWER_SECONDS", 1.0)
+
+    def act() -> None:
+        cluster.api.dead_machines |= {0, 1}
+        for method in ("GET", "WATCH", "DELETE"):
+            cluster.api.fail(method, "", SILENT)
+        cluster.api.broken_watches = 1
+        cluster.api.pod(0, RUNNING)  # which breaks the watch
+
+    plan = limited(cluster.plan("waits"), heartbeat_seconds=3.0, step_seconds=600.0)
+    outcome = cluster.execute(plan, when_steps_are_done(cluster, act))
+    assert outcome.cause == "node-lost" and "nothing is known of the pods" in str(outcome.evidence), outcome
+    assert len(outcome.warnings) == 5 and cluster.steps(1) == [1, 2]
+    cluster.kubelet.end()
+
+
+@pytest.mark.thorough
+def test_a_queue_is_waited_for_up_to_its_limit(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_run, "QUEUE_SECONDS", 2.0, raising=False)
+    cluster.api = SimulatedCluster(lambda api: None)
+    outcome = cluster.execute(cluster.plan())
+    assert outcome.cause == "unreachable" and "2 of 2 pods: waits for its queue" in str(outcome.evidence), outcome
 
 
 # ---- machines
@@ -150,15 +247,17 @@ def when_steps_are_done(cluster: Cluster, act: Callable[[], None]) -> Callable[[
     return watch
 
 
-def test_a_machine_that_dies_is_lost_by_the_case_s_limit(cluster: Cluster) -> None:
+@pytest.mark.parametrize("is_claimed", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_machine_that_dies_is_lost_by_the_case_s_limit(cluster: Cluster, is_claimed: bool) -> None:
     """Its pod is still shown as running, and its log answers 500, for as long as the pod tolerates it."""
-    plan = limited(cluster.plan("waits"), heartbeat_seconds=3.0, step_seconds=300.0)
+    plan = limited(plan_in_a_claim(cluster, "waits", is_claimed), heartbeat_seconds=3.0, step_seconds=300.0)
     act = lambda: cluster.kubelet.kill_machine(cluster.api, 1)  # noqa: E731
     began = time.monotonic()
     outcome = cluster.execute(plan, when_steps_are_done(cluster, act))
     assert outcome.cause == "node-lost" and "no sign of node1" in str(outcome.evidence), outcome
     assert "of node0" not in str(outcome.evidence) and time.monotonic() - began < 40
     assert "last record" in outcome.nodes[1].missing and cluster.steps(1) == [1, 2]
+    assert outcome.nodes[1].word == "lost" and "gave no sign" in str(outcome.nodes[1].detail)
     assert cluster.api.objects == {} and cluster.left() == []
 
 

@@ -100,8 +100,10 @@ def test_what_this_user_may_not_see_is_unknown(
 ) -> None:
     cluster.fail("GET", "/nodes", 403, "nodes is forbidden")
     cluster.fail("GET", "/namespaces/benchmarks", 403, "namespaces is forbidden")
+    cluster.fail("POST", "/selfsubjectaccessreviews", 500, "etcdserver: request timed out")
     findings = checked(capsys, "--site", whole(tmp_path))
-    assert of(findings, "devices")[0] == of(findings, "namespace")[0] == "unknown"
+    assert {of(findings, subject)[0] for subject in ("devices", "namespace", "rights")} == {"unknown"}
+    assert "etcdserver: request timed out (500)" in of(findings, "rights")[1]
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,11 @@ def _rights_findings(api: ClusterApi, site: KubernetesSite) -> Iterator[SiteFind
         attributes = {"namespace": site.namespace, "verb": verb, "group": group}
         attributes |= {"resource": resource, "subresource": part}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        answer = api.answer("POST", _REVIEWS, body={**review, "spec": {"resourceAttributes": attributes}})
+        try:
+            answer = api.answer("POST", _REVIEWS, body={**review, "spec": {"resourceAttributes": attributes}})
+        except ClusterRefusal as error:
+            yield unknown_finding("rights", f"what you may do in {site.namespace}: {error}")
+            return
         if (answer.get("status") or {}).get("allowed") is not True:
             missing_rights.append(f"{verb} {resource}{f'/{part}' if part else ''}{f'.{group}' if group else ''}")
     if not missing_rights:

@@ -16,6 +16,7 @@ import yaml
 
 from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, Outcome, ProcessEnd, Request, Say, Watch
 from levelfield.errors import UsageError
+from levelfield.node.regular_files import read_last
 from levelfield.report.escapes import one_line, printable
 from levelfield.run.launchers.kubernetes.cluster_api import (
     MIN_MINOR_VERSION,
@@ -42,7 +43,7 @@ ABSENCE_COUNT = 3  # readings in a row that do not find the main object, after w
 SETTLE_SECONDS = 5.0  # after a first failure: for the reasons of other pods, and the rest of the logs
 CREATE_SECONDS = 60.0  # for an object that the cluster refuses for the moment
 DELETE_SECONDS = 60.0  # for all objects of a run whose pods may still run
-FINISH_SECONDS = 4.0  # for all objects of a run that has ended by itself, and for its pods
+FINISH_SECONDS = 3.0  # for what is left of the logs of a run that has ended by itself, and for all of its objects
 RETRIED_START_SECONDS = 120.0  # for a container that cannot start: the kubelet tries after 10, 30, 70 s
 API_SECONDS = (
     600.0  # without an answer about the pods, nor a line of a log: an upgrade of a control plane takes minutes
@@ -79,6 +80,7 @@ class ClusterRun:
         self._refused_since: float | None = None
         self._began_at = time.monotonic()
         self._first_pod_at: float | None = None  # since when a pod runs
+        self._lost_nodes: dict[int, str] = {}  # what is known of nodes that gave no sign, or whose logs are broken
         self._retried_since: dict[int, float] = {}  # by node: since when its container cannot start
         self._say, self._last_sentences = say, list[str]()
         self._node_names = [node.name or f"node{rank}" for rank, node in enumerate(request.nodes)]
@@ -99,6 +101,8 @@ class ClusterRun:
         except KeyboardInterrupt:
             cause = "interrupted", "interrupted by the user"
         states = self._pods.states()
+        for node, description in self._lost_nodes.items():
+            states[node] = replace(states[node], phase="ended", word="lost", cause="node-lost", description=description)
         is_over = cause[0] == "exited"  # no process of the run is left
         deadline = time.monotonic() + (FINISH_SECONDS if is_over else DELETE_SECONDS)
         leftovers = self._job.delete(self._api, deadline, self._say_sentence)
@@ -139,6 +143,7 @@ class ClusterRun:
             return self._failure_cause(self._pods.first_failure)
         for node, log in self._logs.items():
             if log.fault:
+                self._lost_nodes[node] = log.fault
                 return "node-lost", f"{self._node_names[node]}: {log.fault}"
         return self._job_cause(states) or self._silence_cause(states) or self._start_cause(states)
 
@@ -156,7 +161,9 @@ class ClusterRun:
         if failed is None and unfinished_count:
             return None
         if failed is None and all(record.cause == "exited" for record in records):
-            self._wait("the rest of the pods' logs", self._logs_are_complete, LOG_SECONDS)
+            # where all events are here, a log that is cut before its end lacks no figure
+            if not wait_until(self._logs_are_complete, FINISH_SECONDS) and not self._ranks_have_ended():
+                self._wait("the rest of the pods' logs", self._logs_are_complete, LOG_SECONDS)
             return "exited", None
         wait_until(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)  # the pods' states may say more
         first = self._pods.first_failure
@@ -216,7 +223,7 @@ class ClusterRun:
         A node that is silent counts, and a cluster that does not answer does not: then nothing is known of its nodes.
         Files on a claim come without the cluster. Each node watches its own ranks' heartbeats.
         """
-        now, error = time.monotonic(), self._pods.error
+        now, error = time.monotonic(), self._pods.error or self._job.error
         is_heard = not self._is_streamed or any(now - log.heard_at < HEARD_SECONDS for log in self._logs.values())
         seconds = now - self._pods.answered_at
         if error and not states and seconds >= (REFUSED_SECONDS if isinstance(error, ClusterRefusal) else API_SECONDS):
@@ -229,7 +236,7 @@ class ClusterRun:
             if len(started) == len(self._request.nodes):
                 self._liveness = Liveness(self._request)
             return None
-        if self._is_streamed and not is_heard and (error or self._job.error):
+        if self._is_streamed and error and not is_heard:
             return None
         evidence = self._liveness.hang_evidence([])
         # a pod gives its first sign when its agent has started: until then the limit of the first step holds
@@ -244,9 +251,12 @@ class ClusterRun:
         is_way_open = len(silent_nodes) < len(states) or not all(states[node].is_ready for node in silent_nodes)
         if silent_nodes and (is_way_open or evidence):
             names = ", ".join(self._node_names[node] for node in silent_nodes)
-            logs = {log.silence for node, log in self._logs.items() if node in silent_nodes and log.silence}
+            logs = {node: log.silence for node, log in self._logs.items() if node in silent_nodes and log.silence}
             limit = f"for {max(silent_nodes.values()):.0f} s (limit {self._request.heartbeat_seconds:g} s)"
-            return "node-lost", "; ".join([f"no sign of {names} {limit}", *sorted(logs)[:1]])
+            self._lost_nodes = {
+                node: f"it gave no sign {limit}{f': {logs[node]}' if node in logs else ''}" for node in silent_nodes
+            }
+            return "node-lost", "; ".join([f"no sign of {names} {limit}", *logs.values()][:2])
         return ("hang", evidence) if evidence else None
 
     def _failure_cause(self, failed: PodState) -> tuple[Cause, str | None]:
@@ -263,6 +273,15 @@ class ClusterRun:
 
     def _logs_are_complete(self) -> bool:
         return all(log.stream.is_complete() or log.fault for log in self._logs.values())
+
+    def _ranks_have_ended(self) -> bool:
+        """Return whether the last event of every rank is here."""
+        ranks = [work.rank for node in self._request.nodes for work in node.processes]
+        try:
+            tails = (read_last(Path(self._request.events_dir) / f"rank{rank}.jsonl", 512) for rank in ranks)
+            return all(b'"event":"end"' in tail for tail in tails)
+        except OSError:
+            return False
 
     def _wait(self, subject: str, is_done: Callable[[], bool], seconds: float) -> bool:
         """Wait until something is done, with a line about it where that takes longer. Return whether it is done."""
