@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,11 +28,16 @@ class StepProgress:
 
 
 class Follower:
-    """Follows the events of all ranks, and keeps the newest values of each step."""
+    """Follows the events of a run's ranks, and keeps the newest values of each step.
+
+    Of a run that a launcher starts it follows the first and the last rank alone: thousands of files may grow on a file
+    server. Both record the loss in every layout.
+    """
 
     def __init__(self, events: Path, plan: Plan) -> None:
-        self._events, self._plan = events, plan
-        self._offsets: dict[str, int] = {}
+        self._plan, ranks = plan, range(plan.world_size)
+        self._files = [events / f"rank{rank}.jsonl" for rank in ({0, ranks[-1]} if plan.launch else ranks)]
+        self._offsets: dict[Path, int] = {}
         self._ends: dict[int, int] = {}
         self._losses: dict[int, float] = {}
         self._memory: int | None = None
@@ -49,15 +53,13 @@ class Follower:
         shown them and the one that did, on this process's monotonic clock.
         """
         last_step, looking_ns = max(self._ends, default=-1), time.monotonic_ns()
-        for name, size in event_file_sizes(self._events).items():
-            offset, path = self._offsets.get(name, 0), self._events / name
-            if size == offset:  # nothing was written since
-                continue
-            with open_regular(path) as file:
+        for path in self._files:
+            offset, lines, newline = self._offsets.get(path, 0), b"", b""
+            with suppress(FileNotFoundError), open_regular(path) as file:
                 file.seek(offset)
                 lines, newline, _ = file.read(_MAX_READ_BYTES).rpartition(b"\n")
             if newline:
-                self._offsets[name] = offset + len(lines) + 1
+                self._offsets[path] = offset + len(lines) + 1
                 for line in lines.split(b"\n"):
                     with suppress(ValueError):
                         self._store(parse_object(line), path)
@@ -92,20 +94,3 @@ class Follower:
             for name in ("process_peak_bytes", "reserved_peak_bytes"):
                 if peak := (event.get("memory") or {}).get(name):
                     self._memory = max(self._memory or 0, truncated_number(peak))
-
-
-def event_file_sizes(events: Path) -> dict[str, int]:
-    """Return the bytes of each rank's file of events, by name; nothing while the folder is absent.
-
-    Each file is opened: a client of a file server then asks for the newest state, and a mere stat may be a minute old.
-    """
-    try:
-        with os.scandir(events) as entries:
-            names = [e.name for e in entries if e.name.startswith("rank") and e.name.endswith(".jsonl")]
-    except FileNotFoundError:
-        return {}
-    sizes = {}
-    for name in names:
-        with open_regular(f"{events}/{name}") as file:
-            sizes[name] = os.fstat(file.fileno()).st_size
-    return sizes

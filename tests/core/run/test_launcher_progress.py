@@ -8,13 +8,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
+from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request
 from levelfield.node.heartbeat_watch import MAX_LOOK_SECONDS
-from levelfield.run.launchers.liveness import Liveness
+from levelfield.node.regular_files import open_regular
+from levelfield.run.launchers.liveness import SECONDS_PER_NODE, WATCHED_FILES, Liveness, NodePulse, Silence
+from levelfield.run.launchers.node_records import NODES_PER_LOOK, UnfinishedNodes
+from levelfield.rundir.follower import Follower
+from levelfield.specs.site import LaunchPlan, Site
 from levelfield.worker.heartbeat import _touch
+from plans import make_plan
 
 NOW = 1_700_000_000.0
 LIMITS = (100.0, 10.0, 5.0)  # seconds to the first step, of a step and of a heartbeat
@@ -35,12 +42,20 @@ def figures(verdict: str | None) -> list[str]:
     return re.findall(r"\d+", str(verdict))
 
 
-class Watched:
-    """The platform's watch over two ranks, in seconds that the test lets pass."""
+def many_ranks(folder: Path, nodes: int, devices: int) -> Request:
+    """A request of so many nodes with so many ranks each, whose events lie in the folder."""
+    numbers = ([node * devices + device for device in range(devices)] for node in range(nodes))
+    works = ([ProcessWork(rank, (), {}, "") for rank in ranks] for ranks in numbers)
+    nodes_work = tuple(NodeWork(node, "", tuple(processes)) for node, processes in enumerate(works))
+    return Request("local", "process", nodes_work, str(folder), *LIMITS)
 
-    def __init__(self, folder: Path, clock: Clock) -> None:
+
+class Watched:
+    """The platform's watch over some ranks, in seconds that the test lets pass."""
+
+    def __init__(self, folder: Path, clock: Clock, ranks: int = 2) -> None:
         self.folder, self._clock = folder, clock
-        self.liveness = Liveness(Request("local", "process", (), str(folder), *LIMITS))
+        self.liveness = Liveness(many_ranks(folder, 1, ranks))
 
     def look(self, *alive: int) -> str | None:
         return self.liveness.hang_evidence(list(alive))
@@ -174,3 +189,120 @@ def test_ranks_that_never_met_are_told_with_the_address_that_they_were_given(tmp
     assert verdict("slurm", address="{first_node}") == group.format("port 23456")
     assert verdict("met", '{"event":"weights"}\n') == verdict("one", nodes=1) == ""
     assert verdict("preflight", '{"event":"measured","name":"joined"}\n') == ""
+
+
+# ---- a thousand nodes: a file server answers for each file that is opened
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were opened since the list was cleared."""
+    names: list[str] = []
+
+    def opening(path: Path) -> BufferedReader:
+        names.append(path.name)
+        return open_regular(path)
+
+    monkeypatch.setattr("levelfield.run.launchers.liveness.open_regular", opening)
+    return names
+
+
+def test_a_look_at_many_ranks_opens_few_files(tmp_path: Path, clock: Clock, opened: list[str]) -> None:
+    watched = Watched(tmp_path, clock, ranks=40)
+    for rank in range(40):
+        watched.write("step", rank)
+    watched.look()
+    assert WATCHED_FILES <= len(opened) < 2 * WATCHED_FILES and "rank0.jsonl" in opened
+
+
+def test_many_ranks_that_stand_still_are_a_hang_at_the_limit(tmp_path: Path, clock: Clock) -> None:
+    """Also where the last step of an unwatched rank is seen later than it ended."""
+    watched = Watched(tmp_path, clock, ranks=40)
+
+    def write_all(second: float) -> None:
+        for rank in range(40):
+            watched.write("step", rank)
+
+    assert watched.until(1, meanwhile=write_all) is None
+    assert watched.until(11) is None
+    assert figures(watched.until(20)) == ["10", "10"] and clock.passed == 11.5
+
+
+def test_a_step_of_any_of_many_ranks_counts(tmp_path: Path, clock: Clock) -> None:
+    watched = Watched(tmp_path, clock, ranks=40)
+    watched.write("step", 0)
+    assert watched.until(60, meanwhile=lambda second: watched.write("step", 39)) is None
+    assert figures(watched.until(100)) == ["10", "10"] and clock.passed < 75
+
+
+def end(folder: Path, node: int) -> None:
+    (folder / f"nodes/node{node}.record.jsonl").write_text('{"event":"ended","cause":"exited"}\n')
+
+
+def test_the_nodes_without_a_last_record_are_few_files_a_look(tmp_path: Path, opened: list[str]) -> None:
+    (tmp_path / "nodes").mkdir()
+    unfinished = UnfinishedNodes(many_ranks(tmp_path / "events", 50, 1))
+    for node in range(50):
+        (tmp_path / f"nodes/node{node}.record.jsonl").write_text('{"event":"started"}\n')
+    assert len(unfinished.read()) == 50 and 0 < len(opened) <= NODES_PER_LOOK
+    for node in range(49):
+        end(tmp_path, node)
+    looks = 0
+    while len(left := unfinished.read()) > 1:
+        looks += 1
+    assert [node.node_rank for node in left] == [49] and looks <= 50 / NODES_PER_LOOK + 1
+    end(tmp_path, 49)
+    assert unfinished.read() == []
+
+
+def test_all_nodes_that_end_at_once_are_seen_at_once(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    unfinished = UnfinishedNodes(many_ranks(tmp_path / "events", 50, 1))
+    assert len(unfinished.read()) == 50
+    for node in range(50):
+        end(tmp_path, node)
+    assert unfinished.read() == []
+
+
+@pytest.mark.parametrize("nodes", [2, 200])
+@pytest.mark.parametrize("sign", ["events/rank{}.alive", "telemetry/node{}.raw.jsonl", "nodes/node{}.record.jsonl"])
+def test_a_node_without_any_sign_is_named_whatever_signs_the_others_give(
+    tmp_path: Path, clock: Clock, nodes: int, sign: str
+) -> None:
+    request = many_ranks(tmp_path / "events", nodes, 1)
+    for folder in ("events", "telemetry", "nodes"):
+        (tmp_path / folder).mkdir()
+    pulse, silences = NodePulse(request), dict[int, Silence]()
+    while clock.passed < 30 and not silences:
+        clock.passed += 0.5
+        for node in range(nodes):
+            if node != 1 or clock.passed < 5:
+                with (tmp_path / sign.format(node)).open("a") as file:
+                    file.write("x")
+        silences = pulse.silent_nodes(list(request.nodes))
+    assert silences.keys() == {1} and 5 < silences[1].seconds <= clock.passed
+    assert clock.passed <= 5 + LIMITS[2] + 2 * nodes * SECONDS_PER_NODE + 0.5
+
+
+def test_the_signs_of_many_nodes_are_looked_at_rarely(tmp_path: Path, clock: Clock, opened: list[str]) -> None:
+    request = many_ranks(tmp_path / "events", 200, 1)
+    (tmp_path / "events").mkdir()
+    for rank in range(200):
+        (tmp_path / f"events/rank{rank}.alive").touch()
+    pulse = NodePulse(request)
+    for look in range(10):  # in one second
+        clock.passed = look / 10
+        pulse.silent_nodes(list(request.nodes))
+    assert sorted(opened) == sorted(f"rank{rank}.alive" for rank in range(200))
+
+
+def test_a_run_of_a_launcher_is_followed_by_its_first_and_last_rank(registry: Registry, tmp_path: Path) -> None:
+    line = '{"event":"step","step":%d,"end_ns":%d,"loss":%s,"memory":{"process_peak_bytes":%d}}\n'
+    for rank, loss, peak in ((0, "null", 1), (2, "9.0", 9), (3, "2.5", 3)):
+        (tmp_path / f"rank{rank}.jsonl").write_text("".join(line % (step, step * 10**9, loss, peak) for step in (1, 2)))
+    plan = make_plan(registry, "gpt3_6.7B:torch:cpu:1:4")
+    launched = plan.model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
+    shown = Follower(tmp_path, launched).read()
+    assert [(progress.loss, progress.memory_bytes) for progress in shown] == [(2.5, 3), (2.5, 3)]
+    follower = Follower(tmp_path, plan)
+    assert [progress.memory_bytes for progress in follower.read()] == [9, 9] and follower.read() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from levelfield.run.launchers.liveness import file_state
 from levelfield.rundir.event_lines import object_or_none
 from levelfield.rundir.raw_files import clipped_text
 
+NODES_PER_LOOK = 8
 _RECORD_PATH = "nodes/node{}.record.jsonl"  # by the node's rank
 FULL_DISK_BYTES = 2**20  # a disk with less free space is full
 MAX_RESENT_SHARE = 0.01  # of TCP's segments; a sound network of a cluster is below a thousandth
@@ -71,21 +73,33 @@ def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord
 
 
 class UnfinishedNodes:
-    """The nodes without a last record. A record file that did not change is not read again."""
+    """The nodes without a last record. A record file that did not change is not read again.
+
+    A look opens few files of nodes that go on, in turn: a file server answers for each.
+    """
 
     def __init__(self, request: Request) -> None:
-        self._root, self._nodes = Path(request.events_dir).parent, list(request.nodes)
+        self._root, self._nodes = Path(request.events_dir).parent, deque(request.nodes)
         self._states: dict[int, tuple[int, int]] = {}
 
     def read(self) -> list[NodeWork]:
-        """Read the records that have changed, and return the nodes that still have no last one."""
+        """Read records that have changed, and return the nodes that still have no last one."""
+        turn = NODES_PER_LOOK
         for node in list(self._nodes):
-            state = file_state(self._root / _RECORD_PATH.format(node.node_rank))
-            if self._states.get(node.node_rank) != state:
-                self._states[node.node_rank] = state
-                if read_last_fields(self._root, node.node_rank) is not None:
-                    self._nodes.remove(node)
-        return self._nodes
+            self._nodes.popleft()
+            if not self._has_ended(node):
+                self._nodes.append(node)
+                turn -= 1
+            if not turn:
+                break
+        return list(self._nodes)
+
+    def _has_ended(self, node: NodeWork) -> bool:
+        state = file_state(self._root / _RECORD_PATH.format(node.node_rank))
+        if self._states.get(node.node_rank) == state:
+            return False
+        self._states[node.node_rank] = state
+        return read_last_fields(self._root, node.node_rank) is not None
 
 
 def mark_ended_by_engine(record: LastRecord, *signals: int) -> LastRecord:
