@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from levelfield.catalog import lookup
 from levelfield.catalog.lookup import Selection
@@ -16,6 +17,7 @@ from levelfield.cli.plan_tables import arithmetic_lines
 from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import count_parameters
+from levelfield.node.common_work import divide_works
 from levelfield.plan.default_layout import LayoutTask, layout_question
 from levelfield.plan.peak import remeasure_reason
 from levelfield.predict.layout_search import predict
@@ -178,25 +180,41 @@ def _preflight_rows(plan: Plan, preflight: PreflightPlan, paths: RunPaths) -> It
 
 def _submission_lines(request: Request) -> Iterator[str]:
     """Return what a launcher gives to its engine: files, command and standard input. --json has the exact bytes."""
+    contents = [_parse_standard_input(submission.stdin) for submission in request.submissions]
+    if len(contents) > 1 and all("processes" in content for content in contents):
+        # a work of each node: what they have in common is shown once
+        common, rests = divide_works(contents)
+        yield "standard input of each node, sent as JSON in one line with what the node adds:"
+        yield from _content_lines(common)
+        for submission, rest in zip(request.submissions, rests, strict=True):
+            yield f"submit {submission.name}: {shlex.join(submission.argv)}"
+            yield f"its standard input adds: {json.dumps(rest, ensure_ascii=False)}"
+        return
     for submission in request.submissions:
         for name, text in submission.files.items():
             yield f"file {name}:"
             yield from text.splitlines()
         yield f"submit {submission.name}: {shlex.join(submission.argv)}"
-        if submission.stdin is not None:
-            yield from _standard_input_lines(submission.stdin)
+        if content := _parse_standard_input(submission.stdin):
+            yield "standard input, sent as JSON in one line:"
+            yield from _content_lines(content)
+        elif submission.stdin is not None:
+            yield f"standard input: {submission.stdin.rstrip()}"
 
 
-def _standard_input_lines(text: str) -> Iterator[str]:
-    """Return a standard input in readable form: its JSON indented, and after it the files that the JSON contains."""
+def _parse_standard_input(text: str | None) -> dict[str, Any]:
+    """Return the JSON object of a standard input; an empty one for anything else."""
     try:
-        content = json.loads(text)
-        files = content.get("files", {})
-    except (ValueError, AttributeError):
-        yield f"standard input: {text.rstrip()}"
-        return
+        content = json.loads(text or "")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _content_lines(content: Mapping[str, Any]) -> Iterator[str]:
+    """Return an object in readable form: its JSON indented, and after it the files that it contains."""
+    files = content.get("files", {})
     content_without_files = {**content, "files": {name: FILE_PLACEHOLDER for name in files}} if files else content
-    yield "standard input, sent as JSON in one line:"
     yield from json_text(content_without_files).splitlines()
     for name, file in files.items():
         yield f"its file {name}:"

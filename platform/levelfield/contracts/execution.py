@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from levelfield.environment_folder import Say as Say  # for plugins, which import it from here
 from levelfield.errors import RunFailed
+from levelfield.node.common_work import divide_works
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import mask_secrets
@@ -114,6 +115,8 @@ class Request:
                 del node["name"]
         if not self.submissions:
             del content["submissions"]
+        elif len(self.nodes) > 1:  # of thousands of ranks: their common values once, as `node/common_work.py` has them
+            content["common"], content["nodes"] = divide_works(content["nodes"])
         return content
 
 

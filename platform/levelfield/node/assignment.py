@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Mapping, Sequence
 
+from levelfield.node.common_work import COMMON_KEY, join_work
+
 SCHEMA = "levelfield.node/1"
 PORT_PLACEHOLDER, FIRST_NODE_PLACEHOLDER = "{port}", "{first_node}"
 _LIMITS = ("start_seconds", "step_seconds", "heartbeat_seconds")
@@ -49,12 +51,15 @@ class Assignment:
         return {**base, **declared, **secrets}
 
 
-def parse_assignment(text: str, node_rank: int | None = None, first_node: str | None = None) -> Assignment:
-    """Return the work that a text describes. Raises AssignmentError.
+def parse_assignment(
+    text: str, node_rank: int | None = None, first_node: str | None = None, folder: Path | None = None
+) -> Assignment:
+    """Return the work that a text describes. Raises AssignmentError, and OSError.
 
-    node_rank, first_node: replace the values of the text where the engine assigns them.
+    node_rank, first_node: replace the values of the text where the engine assigns them. folder: of the text's file, and
+    of the file with what all nodes have in common.
     """
-    content = _json_object(text)
+    content = _whole_work(text, folder)
     if content.get("schema") != SCHEMA:
         raise AssignmentError(f"key 'schema': found {content.get('schema')!r}, expected '{SCHEMA}'")
     content.update({} if node_rank is None else {"node_rank": node_rank})
@@ -89,6 +94,19 @@ def parse_assignment(text: str, node_rank: int | None = None, first_node: str | 
         if path.is_absolute() or ".." in path.parts or not isinstance(file_text, str):
             raise AssignmentError(f"key 'files': found '{name}', expected a name below the run's folder")
     return assignment
+
+
+def _whole_work(text: str, folder: Path | None) -> dict[str, Any]:
+    """Return the work of a text, with what all nodes have in common where the text names its file."""
+    content = _json_object(text)
+    if folder is None or COMMON_KEY not in content:
+        return content
+    name = str(content.pop(COMMON_KEY))
+    common = _json_object((folder / name).read_text(encoding="utf-8"))
+    try:
+        return join_work(common, content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AssignmentError(f"{name}: its part of the node's work does not fit the rest: {error!r}") from None
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, frame: stop.request(f"signal {n} from outside"))
     try:
+        work_folder = None
         if options.work == "-":
             text = sys.stdin.buffer.readline(MAX_ASSIGNMENT_BYTES).decode(errors="replace")
         else:
@@ -58,8 +59,8 @@ def main(arguments: list[str]) -> int:
             node_rank = next((int(value) for value in values if value.isdecimal()), "")
             node_rank = node_rank if options.node_rank is None else options.node_rank
             path = Path(options.work.replace("{node_rank}", str(node_rank)))
-            text = path.read_text(encoding="utf-8")
-        assignment = parse_assignment(text, options.node_rank, options.first_node)
+            text, work_folder = path.read_text(encoding="utf-8"), path.parent
+        assignment = parse_assignment(text, options.node_rank, options.first_node, work_folder)
         os.umask(assignment.content.get("umask", 0o022))
         for folder in ("events", "logs", "nodes", "telemetry", "weights"):
             (assignment.root / folder).mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from levelfield.node.bounded_command import end_tools
 
 BEFORE_SECONDS = 0.3  # of load before the training: thirty ticks of the kernel's clock on each core
 FIRST_READ_SECONDS = 10.0  # the longest wait for the first reading; a slower tool does not delay the training further
+MIN_REST_SECONDS = 1.0  # between two readings, also where a tool takes longer than the interval
 END_WAIT_SECONDS = 4.0  # the longest wait for a slow tool at the end of a run, before the tool is ended
 
 Reading = Mapping[str, object]  # what all tools showed at one time
@@ -70,6 +71,7 @@ class Sampler:
                 file.write(json.dumps(self._sample_line(lambda: self._empty_reading)) + "\n")
                 time.sleep(BEFORE_SECONDS)
                 while not self._abandoned.is_set():
+                    started = time.monotonic()
                     is_last, line = self._stop_event.is_set(), self._sample_line(self._read_tools)
                     with self._write_lock:
                         if not self._abandoned.is_set():
@@ -77,7 +79,8 @@ class Sampler:
                     self._first_read.set()
                     if is_last:
                         return
-                    self._stop_event.wait(self._interval)
+                    rest = self._interval - (time.monotonic() - started)
+                    self._stop_event.wait(max(rest, min(self._interval, MIN_REST_SECONDS)))
         except OSError:
             return  # a full disk: the run's own files report it, and the samples so far stay
         finally:

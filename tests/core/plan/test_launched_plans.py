@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.node.common_work import join_work
 
 LAUNCHER = """
 import json
@@ -59,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_every_rank_of_every_node_is_shown(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
     [run] = dry_runs(capsys, plugins, "--case", "llama3_8b:megatron:H100:4:8")
-    nodes = run["request"]["nodes"]
+    nodes = [join_work(run["request"]["common"], node) for node in run["request"]["nodes"]]
     ranks = [process["environment"] for node in nodes for process in node["processes"]]
     assert [int(rank["RANK"]) for rank in ranks] == list(range(32))
     assert [int(rank["NODE_RANK"]) for rank in ranks] == [n for n in range(4) for _ in range(8)]
@@ -78,7 +79,8 @@ def test_a_python_of_the_nodes_is_not_looked_into_here(capsys: pytest.CaptureFix
 def test_hosts_give_nodes_devices_address_and_interface(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
     [run] = dry_runs(capsys, plugins, "--case", "gpt3_6.7B:torch:cpu", "--hosts", str(plugins.parent / "hosts.json"))
     assert run["plan"]["hardware"]["nodes"] == 4 and run["plan"]["hardware"]["devices_per_node"] == 2
-    rank = run["request"]["nodes"][2]["processes"][1]["environment"]
+    request = run["request"]
+    rank = join_work(request["common"], request["nodes"][2])["processes"][1]["environment"]
     assert (rank["RANK"], rank["MASTER_ADDR"], rank["GLOO_SOCKET_IFNAME"]) == ("5", "10.0.0.1", "eth1")
     content = json.loads(run["request"]["submissions"][2]["stdin"])
     assert (content["name"], content["node_rank"], content["nodes"]) == ("host3", 2, 4)

@@ -37,7 +37,7 @@ def test_the_section_has_two_sites_and_a_table() -> None:
 def test_every_line_of_the_job_is_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = rendered(SITES[0], tmp_path, capsys)
     script = files["nodes/job.sbatch"]
-    text = script + files["nodes/node0.json"]
+    text = script + files["nodes/common.json"] + files["nodes/node0.json"]
     assert [line for line in named(1) if line not in text] == []
     directives = re.findall(r"^#SBATCH (--[a-z-]+)", script, re.MULTILINE)
     answered = [line for line in named(1) if line.startswith("#SBATCH")]

@@ -81,7 +81,7 @@ def test_the_address_of_the_interface(capsys: pytest.CaptureFixture[str], tmp_pa
     lines = [line for line in script_of(request) if "first_node" in line and "srun" not in line]
     done = subprocess.run(["bash", "-c", "\n".join([*lines, 'echo "$first_node"'])], capture_output=True, text=True)
     assert done.stdout == "127.0.0.1\n", done.stderr
-    variables = request["nodes"][0]["processes"][0]["environment"]
+    variables = request["common"]["processes"]["environment"]
     assert (variables["NCCL_SOCKET_IFNAME"], variables["MASTER_ADDR"]) == ("lo", "{first_node}")
 
 
@@ -175,7 +175,8 @@ def test_every_node_of_the_suites_is_rendered(capsys: pytest.CaptureFixture[str]
         files = request["submissions"][0]["files"]
         assert f"#SBATCH --nodes={len(request['nodes'])}" in files["nodes/job.sbatch"]
         assert sorted(files) == sorted(
-            ["nodes/job.sbatch", *(f"nodes/node{n['node_rank']}.json" for n in request["nodes"])]
+            ["nodes/job.sbatch", *(f"nodes/node{node}.json" for node in range(len(request["nodes"])))]
+            + ["nodes/common.json"] * (len(request["nodes"]) > 1)
         )
 
 
@@ -186,4 +187,4 @@ def test_the_largest_published_run_is_rendered(capsys: pytest.CaptureFixture[str
     files = largest["submissions"][0]["files"]
     contents = [json.loads(files[f"nodes/node{k}.json"]) for k in range(55)]
     ranks = [process["rank"] for content in contents for process in content["processes"]]
-    assert ranks == list(range(440)) and len(files) == 56
+    assert ranks == list(range(440)) and len(files) == 57

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import mmap
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from levelfield import installer
 from levelfield.contracts.execution import NodeSource, NodeWork, Request
 from levelfield.errors import UsageError
 from levelfield.node.code_digest import shared_folders, source_files
+from levelfield.node.common_work import COMMON_FILE, COMMON_KEY, divide_works
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.launched_ranks import build_request, fill_in_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, require_launch
@@ -25,7 +27,10 @@ from levelfield.specs.site import rendezvous_port
 from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"
-SAMPLE_INTERVAL_SECONDS = 1.0
+# Seconds between two samples of a node: one, but on many nodes their files would have gigabytes an hour. Gaps of more
+# than LONGEST_GAP_SECONDS do not count as measured, and a tool takes up to a second.
+MIN_SAMPLE_INTERVAL_SECONDS, MAX_SAMPLE_INTERVAL_SECONDS = 1.0, 4.0
+MAX_SAMPLES_A_SECOND = 250  # of all nodes
 TAR_FORMAT = tarfile.GNU_FORMAT  # has names of any length, and no time of the packing
 
 
@@ -71,7 +76,7 @@ def node_content(
         "locks": [f"{hardware.vendor}-{index}" for index in hardware.device_indices],
         "samples": {
             "commands": [command.model_dump(mode="json") for command in launch.samples],
-            "interval_seconds": SAMPLE_INTERVAL_SECONDS,
+            "interval_seconds": sample_interval_seconds(hardware.nodes),
         },
         "facts": {name: command.model_dump(mode="json") for name, command in launch.facts.items()},
         "binding": binding,
@@ -83,6 +88,28 @@ def node_content(
         },
         "inherit": sorted(secrets_of(plan)),
         "removed": list(request.removed_variables),
+    }
+
+
+def sample_interval_seconds(nodes: int) -> float:
+    """Return the seconds between two samples of each of so many nodes."""
+    return min(max(MIN_SAMPLE_INTERVAL_SECONDS, nodes / MAX_SAMPLES_A_SECOND), MAX_SAMPLE_INTERVAL_SECONDS)
+
+
+def work_files(contents: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the JSON of each node by file name, and of what all have in common where they are several."""
+    files = {}
+    if len(contents) > 1:
+        common, rests = divide_works(contents)
+        files[COMMON_FILE] = json.dumps(common, indent=1, ensure_ascii=False) + "\n"
+        contents = [{COMMON_KEY: COMMON_FILE, **rest} for rest in rests]
+    indent = None if files else 1
+    return {
+        **files,
+        **{
+            f"node{node}.json": json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
+            for node, content in enumerate(contents)
+        },
     }
 
 

@@ -32,7 +32,7 @@ from levelfield.contracts.execution import (
 from levelfield.errors import UsageError
 from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import STAMP
-from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
+from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values, work_files
 from levelfield.run.launchers.slurm.slurm_commands import (
     SUBMIT_SECONDS,
     SlurmJob,
@@ -97,7 +97,7 @@ class SlurmLauncher:
         """Return the request with one job for all nodes. No side effect. Raises UsageError for a site that cannot run
         it."""
         request = request_for_nodes(plan, paths, self.name, runtime)
-        files = {SCRIPT_FILE: job_script(plan, paths)}
+        files, contents = {SCRIPT_FILE: job_script(plan, paths)}, []
         for node in request.nodes:
             content = node_content(plan, paths, request, node, plan.implementation.rests_on)
             staged, folder, digest = staged_folder(plan), plan.environment.folder, plan.environment.digest
@@ -105,7 +105,8 @@ class SlurmLauncher:
             content["expected"]["stamp"] = str((staged or Path(folder)) / STAMP) if folder else None
             if staged:
                 content["stage"] = {"archive": str(_staged_archive(plan)), "folder": str(staged), "digest": digest}
-            files[f"nodes/node{node.node_rank}.json"] = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            contents.append(content)
+        files |= {f"nodes/{name}": text for name, text in work_files(contents).items()}
         argv = ("sbatch", "--parsable", str(paths.root / SCRIPT_FILE))
         return replace(request, submissions=(Submission(JOB_NAME_FORMAT.format(plan.run_id), argv, files),))
 
