@@ -74,9 +74,21 @@ class Benchmark:
     def wait_for_step(self, process: subprocess.Popen[str], step: int, rank: int = 0) -> None:
         """Until the rank has finished this step; fails with what the process said when it ends before."""
         deadline = time.monotonic() + LIMIT_SECONDS
-        while not any(f'"step":{step},' in p.read_text() for p in self.runs.glob(f"*/events/rank{rank}.jsonl")):
+        while not has_step(self.runs, step, rank):
             assert process.poll() is None and time.monotonic() < deadline, finished(process).stderr
             time.sleep(0.1)
+
+
+def has_step(runs: Path, step: int, rank: int = 0) -> bool:
+    return any(f'"step":{step},' in path.read_text() for path in runs.glob(f"*/events/rank{rank}.jsonl"))
+
+
+def until_step(runs: Path, step: int) -> None:
+    """Until the ranks 0 and 1 have finished this step."""
+    deadline = time.monotonic() + 60
+    while not (has_step(runs, step, 0) and has_step(runs, step, 1)):
+        assert time.monotonic() < deadline, f"no step {step} in {runs}"
+        time.sleep(0.1)
 
 
 def finished(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:

@@ -97,8 +97,8 @@ def test_a_killed_platform_leaves_the_job_and_attach_collects_it(benchmark: Benc
     process.communicate()
     run = benchmark.only_run()
     assert not (run / "outcome.json").exists() and trainings(benchmark.runs)
-    assert "--attach goes" in benchmark.run("show", "runs", "--json").stdout
-    done = benchmark.run("--attach", run.name, *PRETENDED)
+    assert "`run attach` goes" in benchmark.run("show", "runs", "--json").stdout
+    done = benchmark.run("run", "attach", run.name, *PRETENDED)
     assert done.returncode == 0, done.stderr
     assert f"Slurm job {slurm_job_number(run)}" in done.stderr
     attached = benchmark.result()
@@ -106,7 +106,7 @@ def test_a_killed_platform_leaves_the_job_and_attach_collects_it(benchmark: Benc
     assert whole.run(*TINY, *SLOW, *site(tmp_path)).returncode == 0
     assert steps(run) == steps(whole.only_run())
     assert kept(attached) == kept(whole.result())
-    assert benchmark.run("--attach", run.name, *PRETENDED).returncode == 0
+    assert benchmark.run("run", "attach", run.name, *PRETENDED).returncode == 0
     assert benchmark.result() == attached
 
 
@@ -128,7 +128,7 @@ def test_attach_collects_a_job_that_has_ended_meanwhile(benchmark: Benchmark, tm
     job = slurm_job_number(run)
     (run / "nodes" / "engine.json").unlink()
     until(lambda: "COMPLETED" in answer("squeue", "-h", "-t", "all", "-j", job, "-o", "%T"))
-    done = benchmark.run("--attach", "latest", *PRETENDED)
+    done = benchmark.run("run", "attach", "latest", *PRETENDED)
     assert (done.returncode, benchmark.result()["status"]["word"]) == (0, "valid"), done.stderr
 
 

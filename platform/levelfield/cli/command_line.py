@@ -245,7 +245,7 @@ options of a run (`run --help` shows all):
   --case STRING, --suite NAME   what to run; both may be repeated
   --dry-run                     show the plan with all commands, run nothing
   --layout DP4TP2PP1            the parallel layout, in place of the best one
-  --repeat N                    run each case N times
+  --detach                      go on without this shell; then `run status`
   --runtime docker              in containers; --launcher: on other machines
   --scale smoke|full            the size of the case
 for every command: --plugins DIR, --runs DIR, --version; most have --json

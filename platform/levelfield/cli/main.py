@@ -28,6 +28,7 @@ from levelfield.errors import (
     write_failure_ending,
 )
 from levelfield.run.interruption import interrupt_once
+from levelfield.rundir.detached_calls import FOLDER_VARIABLE, continue_call, end_this_call
 
 _PLATFORM_PACKAGE = "levelfield"
 _RESOURCE_LIMIT = (
@@ -43,6 +44,8 @@ def run_as_process(arguments: Sequence[str]) -> int:
     exit code, because its results are in files.
     """
     streams, is_training = Streams(), False
+    if call_folder := os.environ.pop(FOLDER_VARIABLE, None):
+        continue_call(Path(call_folder))
 
     def training_context() -> AbstractContextManager[None]:
         nonlocal is_training
@@ -54,7 +57,8 @@ def run_as_process(arguments: Sequence[str]) -> int:
     except SystemExit as ended:  # by argparse: --help, or wrong usage
         code = ended.code if isinstance(ended.code, int) else 2
     if output_failure := streams.output_failure():
-        return _print_error(output_failure, code if is_training or code else PLATFORM_FAULT)
+        code = _print_error(output_failure, code if is_training or code else PLATFORM_FAULT)
+    end_this_call(code)
     return code
 
 

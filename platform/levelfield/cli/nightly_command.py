@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date, datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from levelfield.checkout import checkout
 from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     add_chips_option,
+    add_detach_option,
     add_json_option,
     add_python_option,
     add_quiet_option,
@@ -32,12 +34,14 @@ from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.report.sheets import labelled_line
 from levelfield.report.words import wrapped
+from levelfield.rundir.detached_calls import FOLDER_VARIABLE, new_call_id
 from levelfield.rundir.directory import write_atomically
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.run_figures import GATED_COLUMN_BY_OPTION
 
 if TYPE_CHECKING:
     from levelfield.nights.night_session import NightSession
+    from levelfield.run.detaching import Detachment
     from levelfield.series.findings import FindingPage
     from levelfield.series.pairs import BuildSide
     from levelfield.store.database import Store
@@ -141,6 +145,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     option("--junit", type=Path, metavar="FILE", help="write the findings for a CI system")
     option("--webhook-file", type=Path, metavar="FILE", help="send the end as JSON to the URL in this file (a secret)")
     option("--json", action="store_true", help="print the findings as JSON")
+    add_detach_option(parser)
     option("--progress", action="store_true", help="print what is done also without a terminal")
     option("--quiet", action="store_true", help="print nothing before the end")
     _add_strictness_options(parser)
@@ -190,17 +195,24 @@ def _parse_branch_name(text: str) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     """Run the night. Where the checkout has changed, this process continues as one of the night's checkout."""
+    from levelfield.cli.run_control_command import show_call
     from levelfield.nights.night_code import CheckoutMoved
+    from levelfield.run.detaching import fork_platform
     from levelfield.specs.record import BRANCH_MARK
 
     name = options.night or datetime.now(timezone.utc).date().isoformat()
     night = f"{name}{BRANCH_MARK}{options.branch}" if options.branch else name
     variables = {name: text for name, text in os.environ.items() if name != "LEVELFIELD_ROOT"}  # with the webhook's
+    detachment = fork_platform(partial(show_call, runs_folder(options), options.json)) if options.detach else None
     try:
-        return _run_here(options, night)
+        return _run_here(options, night, detachment)
     except CheckoutMoved as moved:
+        if detachment:
+            call = detachment.leave_shell(runs_folder(options), new_call_id(f"night-{night}"), plugins=options.plugins)
+            variables[FOLDER_VARIABLE] = str(call.folder)
         program = [sys.executable, str(moved.build.folder / "run_benchmarks.py")]
-        arguments = _arguments_for_build(moved.build.folder, options, sys.argv[1:])
+        own_arguments = [a for a in sys.argv[1:] if not (a.startswith("--det") and "--detach".startswith(a))]
+        arguments = _arguments_for_build(moved.build.folder, options, own_arguments)
         night_and_runs = ["--night", name, "--runs", str(runs_folder(options).absolute())]
         sys.stdout.flush()
         os.execve(sys.executable, [*program, *arguments, *night_and_runs], variables)
@@ -217,8 +229,10 @@ def _arguments_for_build(build: Path, options: argparse.Namespace, arguments: Se
         yield f"{option}{equals}{build_path}" if is_inside and build_path.exists() else argument
 
 
-def _run_here(options: argparse.Namespace, night: str) -> int:
+def _run_here(options: argparse.Namespace, night: str, detachment: Detachment | None) -> int:
     """Run the night, print its findings and return the gate's exit code, or that of an interrupted command.
+
+    detachment: leaves the shell once the night is open.
 
     Raises CheckoutMoved.
     """
@@ -244,9 +258,11 @@ def _run_here(options: argparse.Namespace, night: str) -> int:
         max_pairs=options.pairs,
     )
     # A terminal for people who watch, else one for those who read the end in the morning.
-    is_watched = options.progress or (sys.stderr.isatty() and not (options.quiet or options.json))
+    is_watched = options.progress or options.detach or (sys.stderr.isatty() and not (options.quiet or options.json))
     output, webhook = Terminal() if is_watched else NoteTaker(), webhook_url(options.webhook_file)
     with NightSession.open(request, registry_of(options), output) as session:
+        if detachment:
+            detachment.leave_shell(request.runs, new_call_id(f"night-{night}"), plugins=options.plugins)
         try:
             report = session.judge() if session.run_entries() else None
         except KeyboardInterrupt:  # between two runs of pairs

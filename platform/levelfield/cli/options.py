@@ -53,6 +53,14 @@ def add_chips_option(parser: ParserOrGroup) -> None:
     )
 
 
+def add_detach_option(parser: ParserOrGroup) -> None:
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="check and plan, then go on without this shell (`run status`)",
+    )
+
+
 def add_python_option(parser: ParserOrGroup, help_text: str = _PYTHON_HELP) -> None:
     parser.add_argument("--python", metavar="PATH", help=help_text)
 

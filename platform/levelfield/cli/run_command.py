@@ -9,6 +9,7 @@ from levelfield.cli.command_line import Command
 from levelfield.cli.options import (
     ParserOrGroup,
     add_chips_option,
+    add_detach_option,
     add_free_field_options,
     add_json_option,
     add_python_option,
@@ -30,6 +31,7 @@ examples:
   run_benchmarks.py --case gpt3_6.7B:torch --layout TP2PP1 --dry-run
   run_benchmarks.py --suite smoke --repeat 3
   run_benchmarks.py --suite oneflow_gpt --dry-run   as a table
+  run_benchmarks.py --suite smoke --detach          goes on without this shell
 
 a case string:
   case:framework[_version][:vendor-or-chip[:nodes[:devices[:repeats]]]]
@@ -89,6 +91,7 @@ def _add_work_options(group: ParserOrGroup) -> None:
 
 def _add_mode_options(group: ParserOrGroup) -> None:
     group.add_argument("--dry-run", action="store_true", help="show the plan with all commands, and run nothing")
+    add_detach_option(group)
     group.add_argument(
         "--assume-hardware",
         metavar="HARDWARE",
@@ -121,11 +124,6 @@ def _add_mode_options(group: ParserOrGroup) -> None:
 def _add_place_options(group: ParserOrGroup) -> None:
     add_runtime_option(group)
     add_site_options(group)
-    group.add_argument(
-        "--attach",
-        metavar="RUN",
-        help="watch a run whose platform was killed while its job goes on, such as one of Slurm, and collect it",
-    )
     group.add_argument(
         "--preflight",
         action=argparse.BooleanOptionalAction,

@@ -13,6 +13,7 @@ from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
 from levelfield.cli.options import registry_of, runs_folder
+from levelfield.cli.run_control_command import show_call
 from levelfield.cli.site_options import base_image, launch_plan, load_hosts, node_power_site
 from levelfield.cli.store_options import run_recorder
 from levelfield.cli.terminal import Terminal, repeats_digests
@@ -23,8 +24,9 @@ from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.publish.flagperf_files import Strategy, read_strategy
 from levelfield.report.tables import format_json as results_as_json
 from levelfield.run import certificate_maker, runner, scheduler
+from levelfield.run.detaching import Detachment, fork_platform
 from levelfield.run.scheduler import CertificateAttempt, Job
-from levelfield.rundir.directory import find_run, read_plan
+from levelfield.rundir.detached_calls import new_call_id
 from levelfield.specs.base import parse
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.free_fields import FREE_FIELDS
@@ -44,14 +46,9 @@ def run_or_show(options: argparse.Namespace) -> int:
     is_quiet, runs = options.quiet or options.json, runs_folder(options)
     terminal = Terminal(quiet=is_quiet, record_run=run_recorder(options.store, options.no_store))
     registry = registry_of(options)
-    if options.attach:
-        if options.case or options.suite or options.dry_run:
-            beside = "found --case, --suite or --dry-run beside it"
-            raise UsageError(f"--attach: {beside}; it takes up one run that was started")
-        paths = find_run(runs, options.attach)
-        result = runner.attach(paths, registry.vendor(read_plan(paths).hardware.vendor), terminal.listener())
-        terminal.show_status(result)
-        return _print_results([result], runs, bool(options.nodes), options.json, terminal)
+    if options.detach and (options.dry_run or options.explain):
+        raise UsageError("--detach: found --dry-run or --explain beside it, which run nothing; leave one of them out")
+    detachment = fork_platform(partial(show_call, runs, options.json)) if options.detach else None
     entries = scheduler.list_entries(registry, options.case, options.suite, _user_request(options))
     if options.nodes:
         entries = series_entries(entries, node_counts(options.nodes), options.weak)
@@ -68,14 +65,26 @@ def run_or_show(options: argparse.Namespace) -> int:
         certified = (scheduler.add_stored_certificate(job, terminal.say) for job in jobs)
         previewed = [certificate_maker.preview_certificate(registry, job, options.no_certificate) for job in certified]
         return dry_run.show(list(map(scheduler.plan_with_stored_peak, previewed)), runs, as_json=options.json)
+    if detachment:
+        jobs = _detach(detachment, list(jobs), options, runs)
     certify = certificate_maker.skip_certification
     if not options.no_certificate:
         certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify
     results = run_jobs(jobs, runs, terminal, registry, certify)
-    return _print_results(results, runs, bool(options.nodes), options.json, terminal)
+    return print_results(results, runs, bool(options.nodes), options.json, terminal)
 
 
-def _print_results(results: list[Result], runs: Path, is_series: bool, as_json: bool, terminal: Terminal) -> int:
+def _detach(detachment: Detachment, jobs: list[Job], options: argparse.Namespace, runs: Path) -> Iterator[Job]:
+    """Leave the shell, and return the jobs. Raises UsageError for a job that its launcher refuses."""
+    for job in jobs:
+        runner.check_request(job.plan, runs)
+    run_ids = [job.plan.run_id for job in jobs]
+    name = Path(options.suite[0]).stem if options.suite else "cases"
+    detachment.leave_shell(runs, run_ids[0] if len(jobs) == 1 else new_call_id(name), run_ids, options.plugins)
+    return iter(jobs)
+
+
+def print_results(results: list[Result], runs: Path, is_series: bool, as_json: bool, terminal: Terminal) -> int:
     scaling_tables = list(series_scaling(results, runs)) if is_series else []
     if as_json:
         series_values = [scaling.scaling_json(table) for table in scaling_tables if not isinstance(table, str)]

@@ -112,9 +112,12 @@ class Terminal:
     def __init__(self, quiet: bool = False, record_run: Callable[[RunPaths], None] = lambda paths: None) -> None:
         """Print only errors to stderr with `quiet`. record_run: called with every run that has a result."""
         self._quiet, self._record_run = quiet, record_run
-        self._redraws = sys.stderr.isatty() and not quiet
         self._has_open_line = False
         self._last_log_time = 0.0
+
+    @property
+    def _redraws(self) -> bool:
+        return not self._quiet and sys.stderr.isatty()  # a command that is detached loses its terminal
 
     def listener(self) -> Listener:
         from levelfield.run.runner import Listener

@@ -63,16 +63,29 @@ def parse_identity(content: Any) -> ProcessIdentity | None:
 
 
 def is_alive(identity: ProcessIdentity) -> bool | None:
-    """Return whether the process still runs; None when it belongs to another machine or to another container."""
+    """Return whether the process still runs; None when it belongs to another machine or to another container, or when
+    this machine hides the processes of other users."""
     host, boot, namespace = _this_machine()
     if identity.host != host or (identity.boot == boot and identity.namespace != namespace):
         return None
     if identity.boot != boot:
         return False  # the machine was started again since
     fields = read_stat_fields(identity.process)
+    if not fields and _is_hidden(identity.process):
+        return None
     return (
         len(fields) > _START_FIELD and fields[_START_FIELD] == str(identity.started) and fields[0] not in _ENDED_STATES
     )
+
+
+def _is_hidden(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
 
 
 def _this_machine() -> tuple[str, str, str]:

@@ -25,6 +25,27 @@ def was_interrupted() -> bool:
     return isinstance(handler, _Interrupt) and handler.was_raised
 
 
+class WatchLeft(BaseException):
+    """The user stops watching a run that goes on. No launcher catches it, so nothing of the run is ended."""
+
+
+@contextmanager
+def leave_at_interrupt() -> Iterator[None]:
+    """Raise WatchLeft at a SIGINT, SIGTERM or SIGHUP of the block."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise WatchLeft
+
+    previous_handlers = {
+        number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
 def interrupt_once(process_ends: bool = False) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP of the block, and ignore later ones.

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Watch
+from levelfield.contracts.execution import Launcher, NodesNotReady, Outcome, ReadyRuntime, Request, Watch
 from levelfield.contracts.phases import PreparedRun, RunFeature
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import (
@@ -29,20 +29,21 @@ from levelfield.judge.collector import collect
 from levelfield.judge.node_figures import use_by_others
 from levelfield.measure.other_use import HOST_LIMIT, use_beyond_limits
 from levelfield.node.device_files import DeviceInUse, DeviceLocks
-from levelfield.node.process_identity import live_rank_processes
+from levelfield.node.process_identity import end_leftover_ranks, live_rank_processes
 from levelfield.plan.peak import set_measured_peak
 from levelfield.plan.resolution import routing_choices_for
 from levelfield.preflight.preflight_run import Preflight, failed_preflight, run_preflight
 from levelfield.report.one_run import run_report
 from levelfield.run import measurement
 from levelfield.run.input_watch import CodeWatch, CorpusWatch, InputWatch
-from levelfield.run.interruption import interrupt_once, was_interrupted
+from levelfield.run.interruption import interrupt_once, leave_at_interrupt, was_interrupted
 from levelfield.run.launchers import bind_say, runtime_and_launcher
 from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.node_power import sample_node_power
 from levelfield.run.provenance import collect_provenance
 from levelfield.run.run_devices import lock_devices, sample_devices
 from levelfield.rundir import directory, run_state
+from levelfield.rundir.detached_calls import add_run
 from levelfield.rundir.follower import Follower, StepProgress
 from levelfield.rundir.node_parts import node_parts
 from levelfield.rundir.node_readings import write_node_readings, write_node_software
@@ -85,6 +86,7 @@ def run(
     """
     directory.correct_stale_statuses(runs)
     paths = directory.create_run(runs, plan.run_id, plan.save_weights)
+    add_run(plan.run_id)
     plan = plan.model_copy(update={"choices": routing_choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
     with directory.status_ended_on_error(paths), interrupt_once():
@@ -113,11 +115,28 @@ def preflight(plan: Plan, vendor: Vendor, runs: Path, say: Callable[[str], None]
         return failed_preflight(plan, launcher, " ".join(str(error).split()))
 
 
-def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
-    """Watch a run that an engine continues after its platform was killed, until its end. Return its result.
+def check_request(plan: Plan, runs: Path) -> None:
+    """Raise UsageError for what the launcher of many machines refuses to request."""
+    if plan.launch and not plan.refusal:
+        runtime, launcher = runtime_and_launcher(plan)
+        launcher.request(plan, RunPaths(runs.absolute() / plan.run_id), runtime)
 
-    The times at which the platform saw the window's ends are not known then. Raises UsageError for a run that no engine
-    has.
+
+def remaining_work(paths: RunPaths) -> str | None:
+    """Return what of a run still lives after its platform was killed; None where nothing does, and where the training
+    ends with the platform."""
+    plan = directory.read_plan(paths)
+    runtime, launcher = runtime_and_launcher(plan)
+    describe: Callable[[Request], str | None] | None = getattr(launcher, "remaining_work", None)
+    return describe(launcher.request(plan, paths, runtime)) if describe and not paths.outcome.exists() else None
+
+
+def attach(paths: RunPaths, vendor: Vendor, listener: Listener, cancels: bool = False) -> Result:
+    """Take up a run whose platform was killed, and return its result.
+
+    Where an engine continues it, watch it until its end, or end it if `cancels`. Else its end is that of its platform,
+    and the result is what was measured until then. The times at which the platform saw the window's ends are not
+    known. Raises WatchLeft at an interrupt: an engine's job goes on. Raises UsageError where the engine has no job.
     """
     run_state.refuse_running(paths)
     if paths.outcome.exists():
@@ -131,14 +150,18 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
     runtime, launcher = runtime_and_launcher(plan)
     attach_to_run = getattr(bind_say(launcher, listener.say), "attach", None)
     if attach_to_run is None:
-        raise UsageError(
-            f"{plan.run_id}: its launcher '{launcher.name}' leaves nothing to attach to; `evidence collect` it"
-        )
-    with directory.status_ended_on_error(paths), interrupt_once():
+        for sentence in end_leftover_ranks():
+            listener.say(sentence)
+        listener.say(f"with launcher {launcher.name} a training ends with its platform; judging what it recorded")
+        result = finish(paths)
+        listener.record_run(paths)
+        return result
+    with directory.status_ended_on_error(paths), interrupt_once() if cancels else leave_at_interrupt():
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")
-        outcome = attach_to_run(request, _make_watch(plan, follower, listener))
+        watch = _make_watch(plan, follower, listener)
+        outcome = attach_to_run(request, _interrupting_watch(watch) if cancels else watch)
         _read_nodes(plan, vendor, paths)
         result = _store_and_finish(
             paths, corpus.revise_outcome(CodeWatch(plan, paths).revise_outcome(outcome), listener.say)
@@ -150,6 +173,7 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener) -> Result:
 def refuse(plan: Plan, runs: Path, reason: str, listener: Listener) -> Result:
     """Write a run directory with the reason why this machine cannot run the plan. Return its result."""
     paths = directory.create_run(runs, plan.run_id)
+    add_run(plan.run_id)
     with _usage_error_if_unwritable(paths):
         directory.write_atomically(paths.plan, dump(plan))
     result = _store_and_finish(paths, Outcome("unsupported", (), " ".join(reason.split())))
@@ -219,8 +243,7 @@ def _prepare_and_execute(
             directory.write_atomically(path, dump(document))
         directory.write_status(paths, "environment", "running")
     runtime, launcher = runtime_and_launcher(plan)
-    if plan.launch:  # raises UsageError for what a site cannot run, before anything starts
-        launcher.request(plan, paths, runtime)
+    check_request(plan, runs=paths.root.parent)  # before anything starts
     try:
         with lock_devices(plan, listener.say) as locks, runtime.in_use(plan, listener.say) as ready:
             prepared = PreparedRun(plan, vendor, paths, ready, bind_say(launcher, listener.say), listener.say)
@@ -326,6 +349,18 @@ def _make_watch(plan: Plan, follower: Follower, listener: Listener, locks: Devic
             listener.report_step(plan, progress)
 
     return watch
+
+
+def _interrupting_watch(watch: Watch) -> Watch:
+    """Return a watch whose first call is an interrupt by the user: so a launcher ends what it attaches to."""
+    pending_interrupts = [KeyboardInterrupt()]
+
+    def interrupt_first() -> None:
+        if pending_interrupts:
+            raise pending_interrupts.pop()
+        watch()
+
+    return interrupt_first
 
 
 @contextmanager

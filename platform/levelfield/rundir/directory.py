@@ -17,6 +17,7 @@ from levelfield.rundir.run_state import has_job, read_status, refuse_running, wa
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.short_names import refuse_empty_name
+from levelfield.user_folders import user_name
 
 if TYPE_CHECKING:  # documents take longer to import than all else of a short command
     from levelfield.specs.plan import Plan
@@ -114,7 +115,7 @@ def write_status(paths: RunPaths, phase: str, state: str, **fields: Any) -> None
     """
     writer = identify_process(os.getpid())
     platform = asdict(writer) if writer else None
-    content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, **fields}
+    content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, "user": user_name(), **fields}
     write_atomically(paths.status, json_text(content) + "\n")
 
 
@@ -207,6 +208,6 @@ def status_ended_on_error(paths: RunPaths) -> Iterator[None]:
 
 
 def _write_ended_status(paths: RunPaths) -> None:
-    hint = "--attach goes on with its job" if has_job(paths) else "`evidence collect` computes it from the files"
+    hint = "`run attach` goes on with its job" if has_job(paths) else "`evidence collect` computes it from the files"
     reason = f"the platform ended before it wrote a result; {hint}"
     write_status(paths, "ended", "failed", reason=reason)

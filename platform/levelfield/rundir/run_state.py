@@ -40,7 +40,7 @@ def state_text(paths: RunPaths) -> str:
     if "phase" not in status or "state" not in status:
         return "unreadable status.json"
     if platform and was_killed(paths, platform):
-        hint = "--attach goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
+        hint = "`run attach` goes on with its job" if has_job(paths) else "`evidence collect` gives the result"
         return f"{status['phase']}: the platform was killed; {hint}"
     from levelfield.measure.other_use import displayed_status
     from levelfield.rundir.seal import seal_finding

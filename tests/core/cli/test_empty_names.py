@@ -50,7 +50,7 @@ COMMANDS = (
     "nightly history EMPTY", "nightly levels EMPTY", "nightly accept sha256: --reason x", "nightly accept : --reason x",
     "store import EMPTY", "store prune --run EMPTY", "store prune --case EMPTY", "store info --store EMPTY",
     "store export --output EMPTY", "show EMPTY", "show runs --runs EMPTY", "--case EMPTY", "--suite EMPTY",
-    "--case tiny:fake --runs EMPTY --dry-run", "--case tiny:fake --layout EMPTY --dry-run", "--attach EMPTY",
+    "--case tiny:fake --runs EMPTY --dry-run", "--case tiny:fake --layout EMPTY --dry-run", "run attach EMPTY",
     "--case tiny: --dry-run", "--plugins EMPTY show", "case new EMPTY --from x", "framework new EMPTY",
     "vendor new EMPTY", "EMPTY",
 )  # fmt: skip

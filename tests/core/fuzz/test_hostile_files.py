@@ -157,7 +157,7 @@ READERS = (
     "report {run}", "report {run} {other}", "show runs", "evidence collect {run}", "evidence collect {run} --check",
     "compare {run} {other}", "evidence bundle {run} --output {}/b.zip", "report explain {run}",
     "report pages {}/pages {run}",
-    "align {run} --reference {other}", "store import {run} --store {}/new.sqlite", "--attach {run} --plugins {}",
+    "align {run} --reference {other}", "store import {run} --store {}/new.sqlite", "run attach {run} --plugins {}",
 )  # fmt: skip
 # Exit codes of a line with a good file other than 0, by its first words: no host answers, and no series is there.
 GOOD = {

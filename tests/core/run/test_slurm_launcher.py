@@ -10,6 +10,7 @@ import pytest
 from levelfield.cli.main import main
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request, Submission
 from levelfield.errors import UsageError
+from levelfield.run.interruption import WatchLeft
 from levelfield.run.launchers.slurm.slurm_launcher import SlurmLauncher
 from levelfield.specs.paths import RunPaths
 from plans import PLUGINS
@@ -124,10 +125,24 @@ def test_attach_without_a_job_is_refused(
         SlurmLauncher().attach(replace(request_), look)
 
 
-def test_attach_stands_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--attach", "latest", "--case", "gpt3_6.7B:torch"]) == 2
-    message = capsys.readouterr().err
-    assert all(option in message for option in ("--attach:", "--case", "--suite", "--dry-run"))
+def test_who_leaves_a_job_does_not_cancel_it(planted: PlantedSlurm, request_: Request, tmp_path: Path) -> None:
+    def leave() -> None:
+        raise WatchLeft
+
+    (tmp_path / "run/nodes/engine.json").write_text('{"job": "12", "cluster": null}')
+    planted.says("squeue", "12|RUNNING|None|alpha\n")
+    with pytest.raises(WatchLeft):
+        SlurmLauncher().attach(request_, leave)
+    assert planted.calls("scancel") == []
+
+
+@pytest.mark.parametrize(("state", "expected"), [("RUNNING", "Slurm job 12 is RUNNING"), ("COMPLETED", None)])
+def test_what_lives_of_a_killed_platforms_job(
+    planted: PlantedSlurm, request_: Request, tmp_path: Path, state: str, expected: str | None
+) -> None:
+    (tmp_path / "run/nodes/engine.json").write_text('{"job": "12", "cluster": null}')
+    planted.says("squeue", f"12|{state}|None|alpha\n")
+    assert SlurmLauncher().remaining_work(request_) == expected
 
 
 def test_attach_refuses_a_plan_that_is_damaged_or_of_another_run(
@@ -139,11 +154,10 @@ def test_attach_refuses_a_plan_that_is_damaged_or_of_another_run(
         '{"a': "plan.json: not valid json",
         whole.replace("levelfield.plan/1", "levelfield.plan/99"): "key 'schema': found 'levelfield.plan/99'",
         whole.replace(run.root.name, "20260102T030405Z_tiny_fake_fake_other"): "_other, expected " + run.root.name,
-        whole: "leaves nothing to attach to",
     }
     for content, expected in plans.items():
         run.plan.write_text(content)
-        assert main(["--attach", str(run.root), "--plugins", str(PLUGINS)]) == 2
+        assert main(["run", "attach", str(run.root), "--plugins", str(PLUGINS)]) == 2
         assert expected in " ".join(capsys.readouterr().err.split())
     run.plan.unlink()
-    assert main(["--attach", str(run.root), "--plugins", str(PLUGINS)]) == 2
+    assert main(["run", "attach", str(run.root), "--plugins", str(PLUGINS)]) == 2

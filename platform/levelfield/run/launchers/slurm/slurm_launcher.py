@@ -136,6 +136,13 @@ class SlurmLauncher:
         self.say(f"Slurm job {job.number} was submitted")
         return job_watch.watch_until_end()
 
+    def remaining_work(self, request: Request) -> str | None:
+        """Return the state of a job that a killed platform left; None where it has ended, or none is found."""
+        job = find_submitted_job(request)
+        if job is None or (state := job_state(job)).is_ended:
+            return None
+        return f"Slurm job {job.number} is {state.word}" if state.word else f"Slurm says nothing of job {job.number}"
+
     def attach(self, request: Request, watch: Watch) -> Outcome:
         """Watch a job that a killed platform left, until its end. Raises UsageError where no job is found."""
         job = find_submitted_job(request)
