@@ -21,10 +21,10 @@ def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str, *
     return [document["request"] for document in json.loads(capsys.readouterr().out)]
 
 
-def given(tmp_path: Path, *arguments: str, **site: Any) -> list[str]:
+def given(tmp_path: Path, *arguments: str, runs: str = RUNS, **site: Any) -> list[str]:
     file = tmp_path / "site.json"
     file.write_text(json.dumps({"schema": "levelfield.site/1", **site}))
-    return [*arguments, "--launcher", "slurm", "--site", str(file), "--dry-run", "--json", "--runs", RUNS]
+    return [*arguments, "--launcher", "slurm", "--site", str(file), "--dry-run", "--json", "--runs", runs]
 
 
 def script_of(request: dict[str, Any]) -> list[str]:
@@ -151,9 +151,9 @@ def test_containers_of_the_site(capsys: pytest.CaptureFixture[str], tmp_path: Pa
             *(CASE, {"slurm": {"gres": "gpu:{count}"}}, "slurm.gres: found 'gpu:{count}'"), marks=pytest.mark.thorough
         ),
         (CASE, {"shared": "/lustre"}, "--runs: found /shared/runs, expected a folder below /lustre"),
-        ((*CASE, "--runs", "/shared/my runs"), {}, "found a character that Slurm changes"),
+        (CASE, {"runs": "/shared/my runs"}, "found a character that Slurm changes"),
         pytest.param(
-            *((*CASE, "--runs", "/shared/100%"), {}, "found a character that Slurm changes"),
+            *(CASE, {"runs": "/shared/100%"}, "found a character that Slurm changes"),
             marks=pytest.mark.thorough,
         ),
         ((*CASE, "--runtime", "docker", "--base-image", "x"), {}, "found slurm.container 'none'"),
