@@ -252,7 +252,8 @@ class ClusterRun:
         if silent_nodes and (is_way_open or evidence):
             names = ", ".join(self._node_names[node] for node in silent_nodes)
             logs = {node: log.silence for node, log in self._logs.items() if node in silent_nodes and log.silence}
-            limit = f"for {max(silent_nodes.values()):.0f} s (limit {self._request.heartbeat_seconds:g} s)"
+            silence = max(silent_nodes.values(), key=lambda silence: silence.seconds)
+            limit = f"for {silence.seconds:.0f} s (limit {silence.limit_seconds:g} s)"
             self._lost_nodes = {
                 node: f"it gave no sign {limit}{f': {logs[node]}' if node in logs else ''}" for node in silent_nodes
             }
