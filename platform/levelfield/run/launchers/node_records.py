@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.execution import DISK_IS_FULL, NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
+from levelfield.contracts.execution import DISK_IS_FULL, Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd, Request
 from levelfield.node.regular_files import read_regular
-from levelfield.run.launchers.launched_ranks import first_failure, parse_rank_ends
+from levelfield.run.launchers.launched_ranks import failure_evidence, first_failure, parse_rank_ends
 from levelfield.run.launchers.liveness import file_state
 from levelfield.rundir.event_lines import object_or_none
 from levelfield.rundir.raw_files import clipped_text
@@ -23,6 +23,17 @@ MIN_RESENT_SEGMENTS = 20  # fewer give no remark
 _STATUSES: dict[str, NodeWord] = {  # by cause; all others: failed
     "exited": "ended", "stopped": "stopped", "node-differs": "differs", "device-taken": "device-taken",
 }  # fmt: skip
+
+
+_NODE_CAUSES: dict[str, Cause] = {
+    "node-differs": "node-differs",
+    "device-taken": "device-taken",
+    "port-taken": "launch-error",
+    "name-unknown": "launch-error",
+    "launch-error": "launch-error",
+    "fault": "launch-error",
+    "hang": "hang",
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,19 @@ def last_records(request: Request, names: Sequence[str] = ()) -> list[LastRecord
         )
         records.append(record)
     return records
+
+
+def recorded_failure(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
+    """Return the cause that explains the nodes' records, and its evidence; None where no record has a failure."""
+    for word, cause in _NODE_CAUSES.items():
+        for record in records:
+            if record.cause == word:
+                return cause, f"{record.name}: {record.evidence or word}"
+    failed = next((record for record in records if record.cause == "rank-failed"), None)
+    if failed is None:
+        return None
+    end = first_failure(failed.ends)
+    return "rank-failed", f"{failed.name}: {failure_evidence(end) + failed.disk_suffix if end else failed.evidence}"
 
 
 class UnfinishedNodes:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import get_args
 
 import yaml
 
@@ -33,7 +32,12 @@ from levelfield.run.launchers.kubernetes.cluster_objects import PEER_SECONDS_OPT
 from levelfield.run.launchers.kubernetes.pod_watch import REFUSED_SECONDS, PodLog, PodState, PodWatch
 from levelfield.run.launchers.liveness import Liveness, NodePulse, wait_until
 from levelfield.run.launchers.node_content import secret_values
-from levelfield.run.launchers.node_records import UnfinishedNodes, last_records, mark_ended_by_engine
+from levelfield.run.launchers.node_records import (
+    UnfinishedNodes,
+    last_records,
+    mark_ended_by_engine,
+    recorded_failure,
+)
 
 POLL_SECONDS = 0.3
 POD_END_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's time
@@ -45,9 +49,7 @@ CREATE_SECONDS = 60.0  # for an object that the cluster refuses for the moment
 DELETE_SECONDS = 60.0  # for all objects of a run whose pods may still run
 FINISH_SECONDS = 3.0  # for what is left of the logs of a run that has ended by itself, and for all of its objects
 RETRIED_START_SECONDS = 120.0  # for a container that cannot start: the kubelet tries after 10, 30, 70 s
-API_SECONDS = (
-    600.0  # without an answer about the pods, nor a line of a log: an upgrade of a control plane takes minutes
-)
+API_SECONDS = 600.0  # without an answer about the pods and a line of a log: control planes are upgraded in minutes
 HEARD_SECONDS = 15.0  # without a line, after which a log is silent: a node adds one each second
 QUEUE_SECONDS = 7 * 86400.0  # for a first pod that runs
 
@@ -156,23 +158,25 @@ class ClusterRun:
         if unfinished_count == self._unfinished_count:
             return None
         self._unfinished_count = unfinished_count
-        records = [record for record in last_records(self._request) if record.cause is not None]
-        failed = next((record for record in records if record.cause not in ("exited", "stopped")), None)
-        if failed is None and unfinished_count:
+        records = [
+            replace(record, name=self._node_names[record.node_rank])
+            for record in last_records(self._request)
+            if record.cause is not None
+        ]
+        failure = recorded_failure(records)
+        if failure is None and unfinished_count:
             return None
-        if failed is None and all(record.cause == "exited" for record in records):
+        if all(record.cause == "exited" for record in records):
             # where all events are here, a log that is cut before its end lacks no figure
             if not wait_until(self._logs_are_complete, FINISH_SECONDS) and not self._ranks_have_ended():
                 self._wait("the rest of the pods' logs", self._logs_are_complete, LOG_SECONDS)
             return "exited", None
         wait_until(lambda: self._pods.first_failure is not None, SETTLE_SECONDS)  # the pods' states may say more
         first = self._pods.first_failure
-        if first and (failed is None or first.cause != "cancelled"):
+        if first and (failure is None or first.cause != "cancelled"):
             return self._failure_cause(first)
-        if failed is None:
-            return "cancelled", f"{records[0].name}: {records[0].evidence}"
-        cause: Cause = failed.cause if failed.cause in get_args(Cause) else "rank-failed"  # type: ignore[assignment]
-        return cause, f"{self._node_names[failed.node_rank]}: {failed.evidence or failed.cause}"
+        stopped = next(record for record in records if record.cause != "exited")
+        return failure or ("cancelled", f"{stopped.name}: {stopped.evidence}")
 
     def _job_cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
         """Return why the Job ends the run, by its conditions and events, which are read every few seconds."""
@@ -196,7 +200,9 @@ class ClusterRun:
         return failure
 
     def _start_cause(self, states: dict[int, PodState]) -> tuple[Cause, str | None] | None:
-        """Return why the run has waited too long for its pods."""
+        """Return why the run has waited too long for its pods; None while nothing is known of them."""
+        if self._pods.error:
+            return None
         now = time.monotonic()
         retried = [node for node, state in states.items() if state.is_retried]
         self._retried_since = {node: self._retried_since.get(node, now) for node in retried}
@@ -226,7 +232,7 @@ class ClusterRun:
         now, error = time.monotonic(), self._pods.error or self._job.error
         is_heard = not self._is_streamed or any(now - log.heard_at < HEARD_SECONDS for log in self._logs.values())
         seconds = now - self._pods.answered_at
-        if error and not states and seconds >= (REFUSED_SECONDS if isinstance(error, ClusterRefusal) else API_SECONDS):
+        if error and not states and seconds >= self._api_limit(states, error):
             word: Cause = "launch-error" if isinstance(error, ClusterRefusal) else "unreachable"
             return word, f"the pods cannot be watched: {error}"
         if error and not is_heard and seconds >= API_SECONDS:
@@ -239,26 +245,24 @@ class ClusterRun:
         if self._is_streamed and error and not is_heard:
             return None
         evidence = self._liveness.hang_evidence([])
-        # a pod gives its first sign when its agent has started: until then the limit of the first step holds
-        nodes = [
-            node
-            for node in self._unfinished_nodes.read()
-            if states[node.node_rank].phase == "running"
-            and (self._root / f"nodes/node{node.node_rank}.record.jsonl").exists()
-        ]
+        nodes = [node for node in self._unfinished_nodes.read() if states[node.node_rank].phase == "running"]
         silent_nodes = self._pulse.silent_nodes(nodes)
         # where every node is silent, the cluster's way to all of them may be broken, while they train
         is_way_open = len(silent_nodes) < len(states) or not all(states[node].is_ready for node in silent_nodes)
         if silent_nodes and (is_way_open or evidence):
-            names = ", ".join(self._node_names[node] for node in silent_nodes)
-            logs = {node: log.silence for node, log in self._logs.items() if node in silent_nodes and log.silence}
-            silence = max(silent_nodes.values(), key=lambda silence: silence.seconds)
-            limit = f"for {silence.seconds:.0f} s (limit {silence.limit_seconds:g} s)"
-            self._lost_nodes = {
-                node: f"it gave no sign {limit}{f': {logs[node]}' if node in logs else ''}" for node in silent_nodes
-            }
-            return "node-lost", "; ".join([f"no sign of {names} {limit}", *logs.values()][:2])
+            for node, silence in silent_nodes.items():
+                reason = self._logs[node].silence if node in self._logs else None
+                limit = f"for {silence.seconds:.0f} s (limit {silence.limit_seconds:g} s)"
+                self._lost_nodes[node] = "; ".join(filter(None, (f"no sign {limit}", reason)))
+            first = min(silent_nodes)
+            others = [self._node_names[node] for node in silent_nodes if node != first]
+            text = f"{self._node_names[first]}: {self._lost_nodes[first]}"
+            return "node-lost", f"{text}; nor of {', '.join(others)}" if others else text
         return ("hang", evidence) if evidence else None
+
+    def _api_limit(self, states: dict[int, PodState], error: ClusterError) -> float:
+        """Return for how many seconds nothing may be known of the pods. A first refusal is mostly a missing right."""
+        return REFUSED_SECONDS if isinstance(error, ClusterRefusal) and not states else API_SECONDS
 
     def _failure_cause(self, failed: PodState) -> tuple[Cause, str | None]:
         """Return the cause of a pod's failure. A deleted pod has the cause of its job, where that has one."""
@@ -311,7 +315,8 @@ class ClusterRun:
         """Report what the run waits for: each reason once, until it changes."""
         sentences = self._waits(states)
         if error := self._pods.error or self._job.error:
-            sentences = [f"the cluster does not answer about the pods; waits up to {API_SECONDS:g} s: {error}"]
+            limit = self._api_limit(states, error)
+            sentences = [f"the cluster does not answer about the pods; waits up to {limit:g} s: {error}"]
         now, nodes = time.monotonic(), len(self._request.nodes)
         silences = Counter(
             log.silence

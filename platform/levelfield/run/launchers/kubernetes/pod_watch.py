@@ -254,19 +254,16 @@ def _termination_meaning(termination: Fields) -> tuple[NodeWord, Cause | None, s
 def _rejected_state(state: PodState, status: Fields) -> PodState:
     """Return the state of a pod that failed before its container started: the kubelet rejected it, or what the cluster
     adds to each pod failed."""
-    terminations = (
-        (container.get("name"), _child_object(_child_object(container, "state"), "terminated"))
+    ends = (
+        (container.get("name"), _child_object(_child_object(container, "state"), "terminated").get("exitCode"))
         for container in _child_objects(status, "initContainerStatuses")
     )
-    codes = (f"its container {name} ended with exit code {end.get('exitCode')}" for name, end in terminations if end)
+    codes = (f"its container {name} ended with exit code {code}" for name, code in ends if code)
     description = _reason_line(status) or next(codes, "its container never started")
     # such as OutOfnvidia.com/gpu; OutOfcpu and its kind are no devices
     is_device = re.match(r"OutOf[^ ]+/", str(status.get("reason"))) is not None
-    word_and_cause: tuple[NodeWord, Cause] = (
-        ("device-taken", "device-taken") if is_device else ("unreachable", "unreachable")
-    )
-    word, cause = word_and_cause
-    return replace(state, phase="ended", description=description, word=word, cause=cause, is_rejected=True)
+    word: Literal["device-taken", "unreachable"] = "device-taken" if is_device else "unreachable"
+    return replace(state, phase="ended", description=description, word=word, cause=word, is_rejected=True)
 
 
 def _disruption(status: Fields) -> tuple[tuple[NodeWord, Cause], str] | None:

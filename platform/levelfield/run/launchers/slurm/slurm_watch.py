@@ -17,9 +17,14 @@ from pathlib import Path
 from levelfield.contracts.execution import Cause, NodeWord, Outcome, Request, Say, Watch
 from levelfield.node.node_duty import STOP_FILE
 from levelfield.node.regular_files import read_last
-from levelfield.run.launchers.launched_ranks import failure_evidence, first_failure
 from levelfield.run.launchers.liveness import Liveness, NodePulse, pause_after
-from levelfield.run.launchers.node_records import LastRecord, UnfinishedNodes, last_records, mark_ended_by_engine
+from levelfield.run.launchers.node_records import (
+    LastRecord,
+    UnfinishedNodes,
+    last_records,
+    mark_ended_by_engine,
+    recorded_failure,
+)
 from levelfield.run.launchers.slurm.slurm_commands import (
     END_ANSWER_SECONDS,
     ENDED_STATES,
@@ -60,15 +65,6 @@ _ENGINE_WORDS: dict[Cause, NodeWord] = {
     "cancelled": "cancelled", "preempted": "preempted", "time-limit": "time-limit",
 }  # fmt: skip
 # By the cause in a node's last record: the cause of the run. A cause that explains others comes before them.
-_NODE_CAUSES: dict[str, Cause] = {
-    "node-differs": "node-differs",
-    "device-taken": "device-taken",
-    "port-taken": "launch-error",
-    "name-unknown": "launch-error",
-    "launch-error": "launch-error",
-    "fault": "launch-error",
-    "hang": "hang",
-}
 NODE_FAILURE_STATES = ("NODE_FAIL", "BOOT_FAIL")
 END_POLL_SECONDS = 0.3  # between two looks at a job that ends
 # between two questions to Slurm; the pause grows with the age of the job
@@ -198,7 +194,7 @@ def _cause(
         return engine_cause, "; ".join([summary, *texts])
     # ranks of other nodes fail after a node's agent was killed, and may do so before Slurm ends them
     is_node_first = any(record.node_rank == log.first_failed_task and record.cause is None for record in records)
-    if not is_node_first and (cause_and_evidence := _node_cause(records)):
+    if not is_node_first and (cause_and_evidence := recorded_failure(records)):
         return cause_and_evidence
     if log.cancelled_line:  # as `scancel JOB.0` does
         return "cancelled", f"{summary}; {log.cancelled_line}"
@@ -209,19 +205,6 @@ def _cause(
         steps = log.failed_tasks or failed_steps(job)
         return "node-lost", f"{summary}{f' ({steps})' if steps else ''}; {missing_text}"
     return "cancelled", f"{summary}; {'; '.join(f'{r.name}: {r.evidence}' for r in records if r.evidence)}"
-
-
-def _node_cause(records: Sequence[LastRecord]) -> tuple[Cause, str] | None:
-    """Return the cause that explains the nodes' records, and its evidence; None where no record has a failure."""
-    for word, cause in _NODE_CAUSES.items():
-        for record in records:
-            if record.cause == word:
-                return cause, f"{record.name}: {record.evidence or word}"
-    failed = next((record for record in records if record.cause == "rank-failed"), None)
-    if failed is None:
-        return None
-    end = first_failure(failed.ends)
-    return "rank-failed", f"{failed.name}: {failure_evidence(end) + failed.disk_suffix if end else failed.evidence}"
 
 
 def _describe_state(state: JobState) -> str:
