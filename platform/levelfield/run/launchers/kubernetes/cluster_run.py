@@ -252,8 +252,8 @@ class ClusterRun:
         if silent_nodes and (is_way_open or evidence):
             for node, silence in silent_nodes.items():
                 reason = self._logs[node].silence if node in self._logs else None
-                limit = f"for {silence.seconds:.0f} s (limit {silence.limit_seconds:g} s)"
-                self._lost_nodes[node] = "; ".join(filter(None, (f"no sign {limit}", reason)))
+                sentence = f"no sign for {silence.seconds:.0f} s (limit {silence.limit_seconds:g} s)"
+                self._lost_nodes[node] = f"{sentence}; {reason}" if reason else sentence
             first = min(silent_nodes)
             others = [self._node_names[node] for node in silent_nodes if node != first]
             text = f"{self._node_names[first]}: {self._lost_nodes[first]}"
