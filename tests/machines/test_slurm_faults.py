@@ -181,7 +181,7 @@ def test_a_killed_slurmstepd_costs_no_verdict_and_no_node(benchmark: Benchmark, 
     done = finished(process)
     assert (done.returncode, benchmark.result()["status"]["word"]) == (0, "valid"), done.stderr
     job = slurm_job_number(benchmark.only_run())
-    assert f"Slurm job {job} was cancelled: it went on" in " ".join(done.stderr.split())
+    assert f"Slurm job {job} was cancelled: its nodes had ended" in " ".join(done.stderr.split())
     assert idle_nodes(slurm, 60)
 
 

@@ -244,6 +244,18 @@ def test_a_node_whose_agent_was_killed_is_lost_by_srun_s_line(node_run: Path, wo
     assert words(ended_run) == ["alpha: stopped", "beta: lost"]
 
 
+def test_an_srun_that_somebody_kills(node_run: Path) -> None:
+    """Slurm ends the nodes then, and may kill them before they write their last records."""
+    line = "/spool/job00018/slurm_script: line 16: 20757 Killed                  srun --nodes=2 --ntasks=2"
+    (node_run / "logs" / "job.log").write_text(f"srun: cluster configuration lacks support for cpu binding\n{line}\n")
+    for records in ((None, None), (ended("stopped"), ended("stopped"))):
+        ended_run = outcome(node_run, "FAILED", *records)
+        assert (ended_run.cause, ended_run.evidence) == (
+            "cancelled",
+            "Slurm job 12: FAILED; line 16: 20757 Killed srun",
+        )
+
+
 @pytest.mark.parametrize(("log", "cause"), [("AGENT_KILLED", "node-lost"), ("RANK_FAILED", "rank-failed")])
 def test_the_first_task_that_failed_is_the_cause(node_run: Path, log: str, cause: str) -> None:
     """A rank that lost its peer fails before Slurm ends it; a node that Slurm ends may not write its last record."""

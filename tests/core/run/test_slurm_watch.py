@@ -90,6 +90,28 @@ def test_a_finished_training_is_judged_whatever_slurm_says_of_its_job(
         assert time.monotonic() - began < 10, answer
 
 
+def test_a_job_that_is_put_back_after_its_nodes_have_ended_does_not_run_again(
+    node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second answer is that of a Slurm with an epilog: nothing but the job's output has the reason."""
+    cancelled = (
+        "slurmstepd-alpha: error: *** STEP 12.0 ON alpha CANCELLED AT 2026-11-30T20:59:39 DUE TO JOB REQUEUE ***\n"
+    )
+    (node_run / "logs" / "job.log").write_text(cancelled)
+    for rank in (0, 1):
+        (node_run / f"nodes/node{rank}.record.jsonl").write_text(ended("stopped", (rank, None, 15)))
+    completing = "12|COMPLETING|None|alpha,beta\n"
+    for number, (answers, evidence) in enumerate(
+        (((completing, "12|PENDING|BeginTime|\n"), "put back into the queue"), ((completing,), "DUE TO JOB REQUEUE"))
+    ):
+        slurm = PlantedSlurm(node_run / f"slurm{number}", monkeypatch)
+        slurm.says("squeue", *answers)
+        slurm.says("sacct", "12|REQUEUED|None|alpha,beta\n")
+        ended_run = Watched(node_run).outcome()
+        assert ended_run.cause == "cancelled" and evidence in str(ended_run.evidence), (number, ended_run)
+        assert slurm.calls("scancel") == [["12"]], number
+
+
 def test_commands_that_hang_hold_no_verdict_up(
     node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,7 +116,7 @@ class NodePulse:
         self._silences: dict[int, Silence] = {}
         self._has_sign, self._next_look = False, 0.0
 
-    def has_sign(self, nodes: list[NodeWork]) -> bool:
+    def has_sign(self, nodes: Iterable[NodeWork]) -> bool:
         """Return whether any of the nodes has ever given a sign."""
         files = (path for node in nodes for path in self._sign_files(node))
         self._has_sign = self._has_sign or any(file_state(path) != _NO_FILE for path in files)

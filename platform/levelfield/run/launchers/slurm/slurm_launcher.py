@@ -34,6 +34,7 @@ from levelfield.node.regular_files import read_regular
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values, work_files
 from levelfield.run.launchers.slurm.slurm_commands import (
+    ANSWER_SECONDS,
     SUBMIT_SECONDS,
     SlurmJob,
     SubmissionError,
@@ -114,7 +115,7 @@ class SlurmLauncher:
         """Submit the job and watch it until its end. An interrupt cancels it."""
         self.say(f"submitting the job to Slurm: at most {SUBMIT_SECONDS:g} s")
         try:
-            job = _submit_job(request)
+            job = _submit_job(request, self.say)
         except KeyboardInterrupt:
             if submitted_job := find_new_job(request.submissions[0].name, self.say):
                 return JobWatch(request, submitted_job, watch, self.say).cancel_and_wait(INTERRUPTED)
@@ -230,7 +231,7 @@ def probed_nodes(plan: Plan) -> str:
     return " ".join(("a Slurm node,", *options, cores))
 
 
-def _submit_job(request: Request) -> SlurmJob | Outcome:
+def _submit_job(request: Request, say: Say) -> SlurmJob | Outcome:
     """Write the files of the job and submit it. Return the job, or how the run ended without one."""
     (submission,) = request.submissions
     root = Path(request.events_dir).parent
@@ -242,6 +243,7 @@ def _submit_job(request: Request) -> SlurmJob | Outcome:
     except OSError as error:
         return Outcome("launch-error", (), f"{error.filename or 'the run directory'}: {error.strerror}")
     except SubmissionError as error:  # Slurm may have taken the job, and the answer was lost
+        say(f"sbatch failed; asking Slurm whether it has the job: at most {2 * ANSWER_SECONDS:g} s")
         job = find_job(submission.name)
         if job is None or job_state(job).is_ended:  # Slurm may keep a job that it refused, as FAILED
             return Outcome("launch-error", (), str(error))

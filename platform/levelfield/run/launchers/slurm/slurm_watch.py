@@ -45,8 +45,11 @@ from levelfield.run.launchers.slurm.slurm_commands import (
 CancelReason = tuple[Cause, str]  # why the platform itself ends a job: cause and evidence
 INTERRUPTED: CancelReason = ("interrupted", "interrupted by the user")
 # The job's output has a line of slurmstepd where Slurm ends a step or the job, with a reason where that was its own
-# decision, and a line of srun for each task that fails. After a failed task srun cancels the step itself.
-_CANCELLED_LINE = re.compile(r"(?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<reason>[A-Z ]*[A-Z]))?")
+# decision, and a line of srun for each task that fails. After a failed task srun cancels the step itself. The shell of
+# the job's script has a line where srun was killed.
+_CANCELLED_LINE = re.compile(
+    r"(?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<reason>[A-Z ]*[A-Z]))?|line \d+: +\d+ Killed +srun\b"
+)
 _TASK_LINE = re.compile(r"srun: error: (?P<nodes>\S+): tasks? (?P<tasks>(?P<first>\d+)[\d,-]*): (?P<end>.+)")
 _REASON_CAUSES: dict[str, Cause] = {
     "TIME LIMIT": "time-limit", "PREEMPTION": "preempted", "NODE FAILURE": "node-lost", "JOB REQUEUE": "cancelled",
@@ -114,7 +117,7 @@ def _read_job_log(request: Request) -> _JobLog:
     for line in lines:
         if match := _CANCELLED_LINE.search(line):
             cause = _REASON_CAUSES.get(match["reason"])
-            cancelled_line = None if failed_tasks and not cause else match[0]
+            cancelled_line = None if failed_tasks and not cause else " ".join(match[0].split())
             break
         if match := _TASK_LINE.search(line):
             failed_tasks.append(f"srun: {match['nodes']}: task {match['tasks']}: {match['end'].strip()}")
@@ -270,8 +273,7 @@ class JobWatch:
 
     def cancel_and_wait(self, cancel_reason: CancelReason) -> Outcome:
         """Cancel the job, and wait until Slurm or every node has ended its part."""
-        with suppress(OSError):  # for a node whose slurmstepd was killed: no signal of Slurm reaches it
-            (Path(self._request.events_dir).parent / STOP_FILE).touch()
+        self._end_unreachable_nodes()
         # the job of a lost node may stay COMPLETING for ever
         final_words = (*ENDED_STATES, FORGOTTEN_STATE, *(["COMPLETING"] if cancel_reason[0] == "node-lost" else []))
         self._wait(
@@ -279,6 +281,11 @@ class JobWatch:
             STOP_SECONDS, f"the end of Slurm job {self._job.number}, which was cancelled", cancels=True,
         )  # fmt: skip
         return self._outcome(cancel_reason)
+
+    def _end_unreachable_nodes(self) -> None:
+        """Ask the nodes that no signal of Slurm reaches to end: a slurmstepd that was killed leaves the node's part."""
+        with suppress(OSError):
+            (Path(self._request.events_dir).parent / STOP_FILE).touch()
 
     def _wait(self, is_over: Callable[[], bool], seconds: float, subject: str, cancels: bool = False) -> None:
         """Wait with a time limit, and ask Slurm meanwhile. subject: what it waits for. cancels: whether to cancel the
@@ -337,7 +344,7 @@ class JobWatch:
             count = answer.jobs_before
             jobs = "" if count is None else f", {count} job{'' if count == 1 else 's'} before it"
             self._say_change(f"Slurm job {number} waits{jobs}: {state.reason}")
-        elif state.word == previous.word and state.word != "RUNNING":
+        elif state.word == previous.word and state.word != "RUNNING" and not state.is_ended:
             self._say_change(f"Slurm shows job {number} as {_describe_state(state)}")
 
     def _say_change(self, text: str) -> None:
@@ -357,7 +364,7 @@ class JobWatch:
         now, word, reason, number = time.monotonic(), self._state.word, self._state.reason, self._job.number
         if word == "RUNNING" and self._first_run is None:
             self._first_run = now
-        if word in WAITING_STATES and self._first_run is not None:
+        if word in WAITING_STATES and (self._first_run or self._pulse.has_sign(self._request.nodes[:1])):
             requeued = f"Slurm job {number} was put back into the queue after it ran"
             return "cancelled", requeued if reason in ("", "None") else f"{requeued} ({reason})"
         if word in WAITING_STATES and reason in _ENDLESS_WAITS:
@@ -393,27 +400,30 @@ class JobWatch:
     def _outcome(self, cancel_reason: CancelReason | None) -> Outcome:
         """Return how the run ended. The nodes' records count where Slurm is late to end the job."""
         number = self._job.number
-        if self._state.is_ended:
+        if self._state.is_ended and self._unfinished_nodes.read():
+            self._end_unreachable_nodes()
             self._wait(lambda: not self._unfinished_nodes.read(), RECORD_WAIT_SECONDS, "the nodes' last records")
-        else:
-            self._wait(
-                lambda: self._state.is_ended or self._state.word == "COMPLETING",
-                END_SECONDS, f"Slurm to end job {number}, whose nodes have all ended",
-            )  # fmt: skip
-        self._watch()
-        state = self._state
         has_finished = all(record.cause == "exited" for record in last_records(self._request))
+        # where not all has gone well, the job may be put back into the queue
+        last_words = ("COMPLETING",) if has_finished else WAITING_STATES
+        self._wait(
+            lambda: self._state.is_ended or self._state.word in last_words,
+            END_SECONDS, f"Slurm to end job {number}",
+        )  # fmt: skip
+        self._watch()
+        state, reason = self._state, cancel_reason
+        if state.word in WAITING_STATES and not has_finished:
+            reason = cancel_reason or self._cancel_reason()
         if state.word in ("CANCELLED", "COMPLETING") and not has_finished:
             # only the accounting names the user who cancelled the job, and knows the end of one that is cleaned up
             accounting = accounting_state(self._job, END_ANSWER_SECONDS)
             state = accounting if accounting.word in ENDED_STATES else state
-        outcome = job_outcome(self._request, self._job, state, cancel_reason, self._lost_nodes)
-        if state.is_ended or state.word == "COMPLETING":
+        outcome = job_outcome(self._request, self._job, state, reason, self._lost_nodes)
+        if state.is_ended or (state.word == "COMPLETING" and (has_finished or cancel_reason)):
             return outcome
-        if cancel_reason is None and cancel(
-            self._job, END_ANSWER_SECONDS
-        ):  # it would hold its nodes up to its time limit
-            self._say(f"Slurm job {number} was cancelled: it went on although its nodes had ended")
+        # it would hold its nodes up to its time limit, or run again
+        if cancel_reason is None and cancel(self._job, END_ANSWER_SECONDS):
+            self._say(f"Slurm job {number} was cancelled: its nodes had ended, and it was {state.word or 'unknown'}")
             return outcome
         warning = f"Slurm job {number} may still be there ({_describe_state(state)}): `scancel {number}`"
         return replace(outcome, warnings=(*outcome.warnings, warning))
