@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_shared import LONG, TINY, answer, site, slurm_job_number
+from cluster_shared import LONG, answer, site, slurm_job_number
 from driving import Benchmark, trainings, until_step
 from fleet import Fleet
 
 pytestmark = pytest.mark.machines
-SLOW = ("--env", "FAKE_STEP_SECONDS=0.8")
 
 
 def detached(benchmark: Benchmark, *arguments: str) -> str:
@@ -34,9 +33,9 @@ def kill_platform(benchmark: Benchmark, run_id: str) -> None:
     os.kill(status_of(benchmark, run_id)["platform"]["process"], signal.SIGKILL)
 
 
-def test_a_job_goes_on_without_its_platform_and_attach_judges_it(benchmark: Benchmark, tmp_path: Path) -> None:
+def test_a_job_goes_on_without_its_platform_until_it_is_cancelled(benchmark: Benchmark, tmp_path: Path) -> None:
     """Who leaves the second platform leaves the job, too."""
-    run_id = detached(benchmark, *TINY, *SLOW, *site(tmp_path))
+    run_id = detached(benchmark, *LONG, *site(tmp_path))
     job = slurm_job_number(benchmark.only_run())
     status = status_of(benchmark, run_id)
     assert (status["state"], status["engine"]["job"]) == ("running", job)
@@ -46,19 +45,18 @@ def test_a_job_goes_on_without_its_platform_and_attach_judges_it(benchmark: Benc
     left = benchmark.start("run", "attach", run_id)
     assert left.stderr and "attached" in left.stderr.readline()
     left.send_signal(signal.SIGINT)
-    assert left.wait(60) == 130
-    left.communicate()
+    left.communicate(timeout=60)
+    assert left.returncode == 130
     assert status_of(benchmark, run_id)["still_alive"] == f"Slurm job {job} is RUNNING"
-    done = benchmark.run("run", "attach", run_id)
-    assert done.returncode == 0 and "valid" in done.stdout, done.stderr
-    assert status_of(benchmark, run_id)["exit_code"] == 0
+    is_cancelled(benchmark, run_id)
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_cancel_ends_the_job(benchmark: Benchmark, tmp_path: Path, killed: bool) -> None:
-    run_id = detached(benchmark, *LONG, *site(tmp_path))
-    if killed:
-        kill_platform(benchmark, run_id)
+def test_cancel_ends_the_job(benchmark: Benchmark, tmp_path: Path) -> None:
+    is_cancelled(benchmark, detached(benchmark, *LONG, *site(tmp_path)))
+
+
+def is_cancelled(benchmark: Benchmark, run_id: str) -> None:
+    """Cancel the run. Assert that nothing of it is left, and that it was judged."""
     done = benchmark.run("run", "cancel", run_id)
     assert done.returncode == 0, done.stderr
     assert trainings(benchmark.runs) == {}

@@ -345,7 +345,7 @@ def _take_up(target: Target, options: argparse.Namespace, terminal: Terminal, ca
         terminal.say(f"{len(missing)} of {len(call.planned_runs)} runs were not started: start them again")
         code = code or RunFailed.exit_code
     if call and not call.planned_runs:
-        terminal.say(f"start the night again, and it goes on: {call.command}")
+        terminal.say("start the night again, as it was started: it goes on, and repeats no finished run")
         code = code or RunFailed.exit_code
     if call:
         end_call(call.folder, code)

@@ -29,7 +29,7 @@ class Detachment:
         """Go on in a session of its own, and write to the call's files. Raises UsageError where that cannot be."""
         os.setsid()
         try:
-            call = start_call(runs, call_id, sys.argv[1:], planned_runs, plugins)
+            call = start_call(runs, call_id, planned_runs, plugins)
             descriptors = [
                 os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) for path in (call.stdout, call.stderr)
             ]

@@ -8,6 +8,7 @@ A failure in any phase gives a result with the reason.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -352,15 +353,18 @@ def _make_watch(plan: Plan, follower: Follower, listener: Listener, locks: Devic
 
 
 def _interrupting_watch(watch: Watch) -> Watch:
-    """Return a watch whose first call is an interrupt by the user: so a launcher ends what it attaches to."""
-    pending_interrupts = [KeyboardInterrupt()]
+    """Return a watch that is interrupted as by the user: so a launcher ends what it attaches to.
 
-    def interrupt_first() -> None:
-        if pending_interrupts:
-            raise pending_interrupts.pop()
+    It is so at the third call: a launcher then reads again what its nodes send.
+    """
+    calls = itertools.count(1)
+
+    def interrupt_third() -> None:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
         watch()
 
-    return interrupt_first
+    return interrupt_third
 
 
 @contextmanager

@@ -30,7 +30,6 @@ class Call:
     """A detached call. A part of its record that is damaged or absent is None or empty."""
 
     folder: Path
-    command: str  # its arguments
     started: str  # UTC
     user: str  # who started it
     platform: ProcessIdentity | None
@@ -63,17 +62,17 @@ def new_call_id(name: str) -> str:
     return f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}_{name}_{os.urandom(3).hex()}"
 
 
-def start_call(
-    runs: Path, call_id: str, arguments: Sequence[str], planned_runs: Sequence[str], plugins: Sequence[Path]
-) -> Call:
-    """Write the record of a call whose platform is this process. Raises OSError."""
+def start_call(runs: Path, call_id: str, planned_runs: Sequence[str], plugins: Sequence[Path]) -> Call:
+    """Write the record of a call whose platform is this process. Raises OSError.
+
+    Its arguments are not in it: they may hold secrets.
+    """
     folder = runs.absolute() / CALLS_FOLDER / call_id
     folder.mkdir(parents=True)
     platform = identify_process(os.getpid())
     content = {
         "schema": SCHEMA,
         "id": call_id,
-        "arguments": list(arguments),
         "started": utc_now(),
         "user": user_name(),
         "platform": asdict(platform) if platform else None,
@@ -124,7 +123,6 @@ def read_call(folder: Path) -> Call:
     code = content.get("exit_code")
     return Call(
         folder=folder,
-        command=" ".join(map(str, lists["arguments"])),
         started=texts.get("started", ""),
         user=texts.get("user", ""),
         platform=parse_identity(content.get("platform")),
@@ -135,7 +133,7 @@ def read_call(folder: Path) -> Call:
     )
 
 
-_LIST_KEYS = ("arguments", "planned_runs", "plugins")
+_LIST_KEYS = ("planned_runs", "plugins")
 
 
 def list_calls(runs: Path) -> list[Call]:

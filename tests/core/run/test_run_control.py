@@ -149,7 +149,7 @@ def call(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> detached_calls.Call:
     """A call of two runs by this process, of which the first was started."""
     monkeypatch.setattr(detached_calls, "_this_call", None)
     planned = [run.root.name, "never-started"]
-    made = detached_calls.start_call(run.root.parent, "20260102T030405Z_smoke_facade", ["--detach"], planned, [])
+    made = detached_calls.start_call(run.root.parent, "20260102T030405Z_smoke_facade", planned, [])
     detached_calls.add_run(run.root.name)
     made.stdout.write_text("the result\n")
     made.stderr.write_text("".join(f"line {number}\n" for number in range(30)))

@@ -38,6 +38,7 @@ from levelfield.run.launchers.node_records import (
     mark_ended_by_engine,
     recorded_failure,
 )
+from levelfield.rundir.directory import write_json
 
 POLL_SECONDS = 0.3
 POD_END_SECONDS = 60.0  # for pods to end: thirty seconds of grace, and the kubelet's time
@@ -54,15 +55,34 @@ HEARD_SECONDS = 15.0  # without a line, after which a log is silent: a node adds
 QUEUE_SECONDS = 7 * 86400.0  # for a first pod that runs
 
 
-def run_on_cluster(request: Request, watch: Watch, say: Say) -> Outcome:
-    """Run the request's manifest and return how it ended. What was created is deleted before it returns."""
+def run_on_cluster(request: Request, watch: Watch, say: Say, attaches: bool = False) -> Outcome:
+    """Run the request's manifest and return how it ended. What was created is deleted before it returns.
+
+    attaches: a platform that was killed has created it.
+    """
     job = ClusterJob(request)
     try:
         api = ClusterApi(job.context, max_connections=len(request.nodes) + 8)
     except UsageError as error:
         return Outcome("launch-error", (), str(error), nodes=node_ends(request, {}, "unreachable")[0])
     with closing(api):
-        return ClusterRun(request, job, api, say).run(watch)
+        return ClusterRun(request, job, api, say).run(watch, attaches)
+
+
+def remaining_pods(request: Request) -> str | None:
+    """Return what lives of a run whose platform was killed; None where its object is absent or has ended."""
+    job = ClusterJob(request)
+    name = f"{_object_text(job.main_document)} of namespace {job.namespace}"
+    with closing(ClusterApi(job.context)) as api:
+        try:
+            status = api.get(object_path(job.main_document), QUICK_SECONDS).get("status") or {}
+        except ClusterError as error:
+            is_absent = isinstance(error, ClusterRefusal) and error.status == HTTPStatus.NOT_FOUND
+            return None if is_absent else f"{name}, whose state is not known: {error}"
+    conditions = [c for c in status.get("conditions") or [] if isinstance(c, Mapping)]
+    if any(c.get("type") in ("Complete", "Failed") and c.get("status") == "True" for c in conditions):
+        return None
+    return f"{name}, with {status.get('active') or 'no'} active pods"
 
 
 class ClusterRun:
@@ -87,13 +107,19 @@ class ClusterRun:
         self._say, self._last_sentences = say, list[str]()
         self._node_names = [node.name or f"node{rank}" for rank, node in enumerate(request.nodes)]
 
-    def run(self, watch: Watch) -> Outcome:
-        """Create the objects, watch the pods and delete everything. The outcome has the first cause."""
+    def run(self, watch: Watch, attaches: bool) -> Outcome:
+        """Create the objects, or attach to them, watch the pods and delete everything. The outcome has the first
+        cause."""
         for name in ("events", "logs", "nodes", "telemetry"):
             (self._root / name).mkdir(parents=True, exist_ok=True)
         cause: tuple[Cause, str | None]
         try:
-            self._job.create(self._api, self._say_sentence)
+            if attaches:
+                self._job.adopt()
+                self._say(f"attached to {_object_text(self._job.main_document)} of namespace {self._job.namespace}")
+            else:
+                self._job.create(self._api, self._say_sentence)
+                self._job.record(self._root)
             self._pods.thread.start()
             cause = self._watch_until_end(watch)
         except ClusterRefusal as error:
@@ -397,16 +423,30 @@ class ClusterJob:
         self._absence_count = 0
         self.error: ClusterError | None = None  # why the main object could not be read
 
+    def _part_documents(self) -> list[Fields]:
+        """Return what the main object needs, with the secrets, which no file of the run has."""
+        if not self._secrets:
+            return self.documents[:-1]
+        metadata = {**self.main_document["metadata"], "name": f"{self.name}-secrets"}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(self._secrets)}
+        return [*self.documents[:-1], secret]
+
+    def adopt(self) -> None:
+        """Take what a killed platform created as this run's own: `delete` then removes it. The names are the run's."""
+        self._created = [*self._part_documents(), self.main_document]
+
+    def record(self, root: Path) -> None:
+        """Write by which names the cluster knows the run."""
+        names = {"job": self.name, "namespace": self.namespace, "context": self.context}
+        with suppress(OSError):  # a full disk: the names follow from the plan
+            write_json(root / "nodes/engine.json", {"schema": "levelfield.engine/1", "engine": "kubernetes", **names})
+
     def create(self, api: ClusterApi, say: Say) -> None:
         """Create everything. Raises ClusterRefusal and ClusterSilence; `delete` then removes what exists.
 
         The parts become the main object's own, so that the cluster removes them with it if this process is killed.
         """
-        part_documents = self.documents[:-1]
-        if self._secrets:  # no file of the run has them
-            metadata = {**self.main_document["metadata"], "name": f"{self.name}-secrets"}
-            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": dict(self._secrets)}
-            part_documents.append(secret)
+        part_documents = self._part_documents()
         created_job: Fields = {}
         for document in (*part_documents, self.main_document):
             created_job = self._create(api, document, say)

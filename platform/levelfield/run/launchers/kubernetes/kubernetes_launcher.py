@@ -114,6 +114,18 @@ class KubernetesLauncher:
 
         return run_on_cluster(request, watch, self.say)
 
+    def remaining_work(self, request: Request) -> str | None:
+        """Return what the cluster still has of a killed platform's run. Raises UsageError without a client."""
+        from levelfield.run.launchers.kubernetes.cluster_run import remaining_pods
+
+        return remaining_pods(request)
+
+    def attach(self, request: Request, watch: Watch) -> Outcome:
+        """Watch the pods that a killed platform left until their end. All objects are deleted before it returns."""
+        from levelfield.run.launchers.kubernetes.cluster_run import run_on_cluster
+
+        return run_on_cluster(request, watch, self.say, attaches=True)
+
 
 class PodRuntime(NodeRuntime):
     """The ranks of pods: the image's Python runs them, with Levelfield's code from the folder that start.py fills."""
