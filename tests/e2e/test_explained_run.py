@@ -1,8 +1,10 @@
-"""A run whose steps are recorded: the same figures as without, and its step in parts."""
+"""A run of real text whose steps are recorded: the same figures as without, and its step in parts."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from driving import SHORT, Benchmark
@@ -10,10 +12,18 @@ from driving import SHORT, Benchmark
 pytestmark = pytest.mark.e2e
 
 
-def test_a_run_explains_its_step_and_saves_its_weights(benchmark: Benchmark) -> None:
-    options = ("--explain-step", "1", "--save-weights", "--no-certificate")
+def test_a_run_of_real_text_explains_its_step_and_saves_its_weights(benchmark: Benchmark, tmp_path: Path) -> None:
+    sources, prefix = Path(os.__file__).parent / "json", tmp_path / "stdlib"
+    prepared = benchmark.run(
+        "data", "prepare", "--input", str(sources), "--suffix", ".py", "--tokenizer", "bytes", "--output", str(prefix)
+    )
+    assert prepared.returncode == 0, prepared.stderr
+    options = ("--data", str(prefix), "--explain-step", "1", "--save-weights", "--no-certificate")
     done = benchmark.run("--case", "short:torch", *SHORT, *options)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
+    digest = next(line.split()[1] for line in prepared.stdout.splitlines() if line.startswith("digest"))
+    assert benchmark.result()["identity"]["corpus"] == digest
+    assert benchmark.result()["loss"]["floor"] is None
     run = benchmark.only_run()
     assert f"explain {run.name}" in " ".join(done.stderr.split())
     assert json.loads((run / "plan.json").read_text())["explain_steps"] == 1

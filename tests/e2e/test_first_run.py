@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driving import SHORT, Benchmark, copy_checkout
+from driving import SHORT, copy_checkout
 
 pytestmark = pytest.mark.e2e
 
@@ -54,17 +54,3 @@ def test_the_first_command_ends_valid_and_the_second_start_makes_nothing(clone: 
     for name in sorted(p.name for p in (clone / "runs").iterdir()):
         check = start(clone, cache, "evidence", "collect", name, "--check")
         assert check.returncode == 0, check.stderr
-
-
-def test_real_text_trains_and_the_result_names_the_corpus(benchmark: Benchmark, tmp_path: Path) -> None:
-    sources = Path(os.__file__).parent / "json"
-    prefix = tmp_path / "stdlib"
-    prepared = benchmark.run(
-        "data", "prepare", "--input", str(sources), "--suffix", ".py", "--tokenizer", "bytes", "--output", str(prefix)
-    )
-    assert prepared.returncode == 0, prepared.stderr
-    done = benchmark.run("--case", "short:torch", *SHORT, "--data", str(prefix), "--quiet")
-    assert done.returncode == 0, done.stderr + done.stdout
-    digest = next(line.split()[1] for line in prepared.stdout.splitlines() if line.startswith("digest"))
-    assert benchmark.result()["identity"]["corpus"] == digest
-    assert benchmark.result()["loss"]["floor"] is None

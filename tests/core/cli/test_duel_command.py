@@ -48,10 +48,11 @@ def duel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duel:
     return call
 
 
-def test_the_slower_one_is_named_and_all_runs_stay(
+def test_the_slower_one_is_named_all_runs_stay_and_the_conclusion_is_stored_with_them(
     duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert duel(pace=0.0105) == 0
+    address = str(tmp_path / "results.sqlite")
+    assert duel("--store", address, pace=0.0105) == 0
     printed = capsys.readouterr()
     verdict = " ".join(printed.out.split())
     for part in ("tiny:quick (B)", "slower than tiny:fake (A):", "0.952 of", "3 pairs"):
@@ -61,6 +62,10 @@ def test_the_slower_one_is_named_and_all_runs_stay(
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 6
     assert main(["compare", "tiny:fake", "tiny:quick", "--runs", str(tmp_path / "runs")]) == 0
     assert "0.9524" in capsys.readouterr().out
+    with Store.open(address) as store:
+        (event,) = store.events()
+        assert event.kind == "duel" and set(event.runs) == set(store.run_ids())
+    assert event.data["word"] == "slower" and "tiny:quick" in event.why
 
 
 def test_a_busy_machine_is_waited_for_and_said(
@@ -82,15 +87,6 @@ def test_equal_ones_as_json(duel: Duel, capsys: pytest.CaptureFixture[str], tmp_
     assert comparison["schema"] == "levelfield.comparison/1" and printed.err == ""
     assert comparison["duel"]["word"] == "no difference" and len(comparison["duel"]["pairs"]) == 3
     assert comparison["duel"]["value"] == pytest.approx(1.0)
-
-
-def test_the_conclusion_is_stored_with_the_runs(duel: Duel, tmp_path: Path) -> None:
-    address = str(tmp_path / "results.sqlite")
-    assert duel("--repeat", "3", "--store", address, pace=0.0105) == 0
-    with Store.open(address) as store:
-        (event,) = store.events()
-        assert event.kind == "duel" and set(event.runs) == set(store.run_ids())
-    assert event.data["word"] == "slower" and "tiny:quick" in event.why
 
 
 def test_each_side_has_its_own_free_options(duel: Duel, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
