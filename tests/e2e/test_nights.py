@@ -136,6 +136,7 @@ def test_bisection_names_the_commit(project: Nights, slower: tuple[str, str]) ->
     assert (searched["first_bad"], searched["last_good"]) == (slow, quiet), finding
 
 
+@pytest.mark.thorough  # tests/core/nights kills nights, test_pulled_night.py a whole one
 def test_a_killed_night_goes_on_where_it_was(project: Nights) -> None:
     """How fast the machine is meanwhile changes the word about the speed, so any word that compares it will do."""
     project.steps_last(0.03)

@@ -10,7 +10,8 @@ from driving import Benchmark
 
 PLUGINS = Path(__file__).parent / "plugins"
 
-pytestmark = pytest.mark.e2e
+# Training that pretends runs suites in tests/core; tests of plans scale layouts, tests/models trains in them.
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 
 def test_entries_run_scaled_to_what_is_here_and_one_that_cannot_hinders_none(benchmark: Benchmark) -> None:

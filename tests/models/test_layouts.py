@@ -54,7 +54,7 @@ LATER = left_to_thorough(reduced())
 # Of some frameworks these show little that torch's, deepspeed's or other tests of the framework do not.
 SIMILAR = {
     "deepspeed": ("ZeRO 1, DP4",),
-    "megatron": ("accumulation 1", "ZeRO 1, DP4", "recompute full of 1 layer"),
+    "megatron": ("accumulation 1", "ZeRO 1, DP4", "recompute full of 1 layer", "TP2 sequence parallel"),
     "oneflow": ("accumulation 1",),
     "paddle": ("accumulation 1", "ZeRO 1, DP4"),
 }

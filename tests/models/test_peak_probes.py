@@ -24,7 +24,14 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("framework", sorted(Registry().frameworks))
+# Each run of torch by tests/e2e measures its peak by torch's.
+@pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] if name == "torch" else [])
+        for name in sorted(Registry().frameworks)
+    ],
+)
 def test_the_probe_prints_a_rate(framework: str, interpreter_of: Callable[[str], Path]) -> None:
     implementation, folder = Registry().implementation(framework)
     script = Path(implementation.launch.peak_probe[1].format(folder=folder)).resolve()

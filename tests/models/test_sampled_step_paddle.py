@@ -133,7 +133,7 @@ training.Trainer.accumulated = rounding_moments
         pytest.param(LATE + ROUNDED_BACKWARD, "products", SINGLE.name, id="input gradients in bf16, late"),
         pytest.param(NORM_EPSILON, "products", SINGLE.name, id="a norm's epsilon of 1e-3", marks=pytest.mark.thorough),
         pytest.param(LATE + SKIPPED_ATTENTION, "products", SINGLE.name, id="attention skipped in one layer, late"),
-        pytest.param(SCALED, "products", "TP2", id="scaled products"),
+        pytest.param(SCALED, "products", "TP2", id="scaled products", marks=pytest.mark.thorough),
         pytest.param(UNCLIPPED, "update", SINGLE.name, id="no clipping"),
         pytest.param(ADAM % "'epsilon': 1e-4", "update", SINGLE.name, id="the root of Adam's epsilon"),
         pytest.param(COARSE_MOMENTS, "update", "ZeRO 1, DP2", id="second moments in bf16", marks=pytest.mark.thorough),

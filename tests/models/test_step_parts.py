@@ -41,6 +41,7 @@ def test_what_is_planted_is_told_by_part_place_and_amount(tmp_path: Path) -> Non
     assert part_of(after, "unexplained") < 0.02 * after.step.mean
 
 
+@pytest.mark.thorough  # test_alone.py records two ranks, too, tests/core/explain has what makes one late
 def test_a_late_rank_is_told_with_its_place_and_what_the_other_waits(tmp_path: Path) -> None:
     late = PLANTS["a sleep"]
     found = explained(tmp_path / "late", late.code_for_rank(1), Variant("DP2", {"data": 2}, micro_batch=1))

@@ -122,7 +122,7 @@ def real() -> float:
     return rate
 
 
-@pytest.mark.parametrize("library", ["torch.mm", "model.onednn.product"])
+@pytest.mark.parametrize("library", [pytest.param("torch.mm", marks=pytest.mark.thorough), "model.onednn.product"])
 def test_the_peak_is_that_of_the_faster_library(monkeypatch: pytest.MonkeyPatch, library: str, real: float) -> None:
     """A library that takes no time is the faster one."""
     monkeypatch.syspath_prepend(str(ROOT / "models" / "torch"))

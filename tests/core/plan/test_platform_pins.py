@@ -22,7 +22,7 @@ def pins(python: str) -> list[str]:
 
 @pytest.mark.parametrize("python", ["3.10", "3.13"])
 def test_every_pin_has_a_build_for_this_python(python: str, tmp_path: Path) -> None:
-    if next(Path.home().glob(f".pyenv/versions/{python}.*/bin/python"), None):
+    if python == "3.10" and next(Path.home().glob(f".pyenv/versions/{python}.*/bin/python"), None):
         pytest.skip(f"tests/e2e/test_pythons.py installs them all for Python {python}, which is here")
     asked = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--only-binary=:all:"]
     where = ["--python-version", python, "--target", str(tmp_path), "--disable-pip-version-check"]

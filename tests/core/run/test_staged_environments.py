@@ -76,6 +76,7 @@ def test_its_wheel_is_built_where_wheels_are_fetched(tmp_path: Path, source: Pat
     ]
 
 
+@pytest.mark.thorough  # the next test has its variables; of the stages, this machine's are tested above
 def test_a_node_installs_in_the_same_stages(
     tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,7 +289,20 @@ def stores() -> list[RandomStore]:
     return [random_store(seed) for seed in dict.fromkeys((*SHOWING, *range(STORES)))]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# These are seen late, in the last stores.
+COSTLY = (
+    "base and peak are one side",
+    "a day has no end",
+    "a day holds one run",
+    "one run is enough",
+    "a disturbed run counts",
+    "a trial is in the mean of a matrix",
+)
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[pytest.mark.thorough] if name in COSTLY else []) for name in FAULTS]
+)
 def test_a_planted_fault_is_seen(fault: str, stores: list[RandomStore], monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, wrong = FAULTS[fault]
     monkeypatch.setattr(module, name, wrong)
