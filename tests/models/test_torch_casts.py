@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,20 +188,24 @@ def test_the_gradient_of_a_copy_reaches_its_parameter_before_earlier_layers_run(
     assert sorted(order, key=str) == sorted([1, "between", 0, "input"] * 2, key=str)
 
 
-def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(tmp_path: Path) -> None:
-    """Beside their buckets they would need the memory twice while micro-batches are added up."""
+@pytest.fixture
+def grid(tmp_path: Path) -> Iterator[Any]:
+    """One rank's group, which outlives a test's DDP: freed after its group, DDP sometimes waits for ever."""
     import torch.distributed as dist
-    from parallelism.data_parallel import replicate_data_parallel
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-        grid: Any = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
-        replicate_data_parallel(model, grid)
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        assert len(gradients) == 4 and len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 1
-    finally:
-        dist.destroy_process_group()
+    yield {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
+    dist.destroy_process_group()
+
+
+def test_gradients_lie_in_the_buckets_of_ddp_from_before_the_first_step(grid: Any) -> None:
+    """Beside their buckets they would need the memory twice while micro-batches are added up."""
+    from parallelism.data_parallel import replicate_data_parallel
+
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    replicate_data_parallel(model, grid)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(gradients) == 4 and len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 1
 
 
 CROSSES = [(family, variant) for variant in (SINGLE, VARIANTS["DP2"], VARIANTS["PP2"]) for family in ("gpt", "mixture")]
@@ -211,28 +215,24 @@ SHARDED_EXPERTS = [("mixture", VARIANTS["ZeRO 1, EP2 of DP4"])]
 
 @pytest.mark.parametrize("backend, steps, found", [("nccl", 1, ["wait", 1]), ("nccl", 2, []), ("gloo", 1, [])])
 def test_ddps_first_buckets_are_let_go_once_where_a_group_keeps_them(
-    backend: str, steps: int, found: list[str | int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, steps: int, found: list[str | int], grid: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NCCL's group is mocked: that it keeps buckets, and gives them back so, shows in rehearsals only."""
     import torch.distributed as dist
     from parallelism import data_parallel
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        grid: Any = {"replicate": SimpleNamespace(get_group=lambda: dist.group.WORLD)}
-        model: Any = torch.nn.Linear(4, 4)
-        runner = data_parallel.replicate_data_parallel(model, grid)
-        for _ in range(steps):
-            runner(torch.ones(1, 4)).sum().backward()
-        done: list[str | int] = []
-        group: Any = SimpleNamespace(_wait_for_pending_works=lambda: done.append("wait"))
-        runner.process_group = group
-        monkeypatch.setattr(dist, "get_backend", lambda group: backend)
-        monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: done.append(tensor.numel()))
+    model: Any = torch.nn.Linear(4, 4)
+    runner = data_parallel.replicate_data_parallel(model, grid)
+    for _ in range(steps):
+        runner(torch.ones(1, 4)).sum().backward()
+    done: list[str | int] = []
+    group: Any = SimpleNamespace(_wait_for_pending_works=lambda: done.append("wait"))
+    runner.process_group = group
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "get_backend", lambda group: backend)
+        patch.setattr(dist, "all_reduce", lambda tensor, group: done.append(tensor.numel()))
         data_parallel.free_first_buckets(runner)
-        assert done == found
-    finally:
-        dist.destroy_process_group()
+    assert done == found
 
 
 @pytest.mark.layouts
