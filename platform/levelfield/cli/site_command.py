@@ -102,9 +102,10 @@ def _check(options: argparse.Namespace) -> int:
             f"site check: found launcher {launcher or 'none'}, expected ssh, slurm or kubernetes; give --launcher, or "
             "`launcher` or `node_power` in the site's file"
         )
+    say = Terminal(quiet=options.json).say
     findings = []
     for finding in chain(
-        launcher_findings(launch) if launch else (), _power_findings(launch, power_site) if power_site else ()
+        launcher_findings(launch, say) if launch else (), _power_findings(launch, power_site) if power_site else ()
     ):
         findings.append(finding)
         if not options.json:

@@ -22,6 +22,7 @@ from levelfield.node.heartbeat_watch import HeartbeatWatch, WatchedTime
 from levelfield.node.node_facts import host_counters, lockable_memory_bytes, network_counters, node_facts, tool_output
 from levelfield.node.node_setup import SetupError, stage_environment
 from levelfield.node.numa_domains import rank_cores
+from levelfield.node.peer_calls import NoInterface, interface_variables
 from levelfield.node.process_identity import end_leftover_ranks, new_mark
 from levelfield.node.rank_processes import Ranks, StopRequest
 from levelfield.node.regular_files import read_regular
@@ -104,7 +105,7 @@ class NodeDuty:
                     ending = self._train()
             except DeviceInUse as error:
                 refusal = Ending("device-taken", 6, str(error))
-            except SetupError as error:
+            except (SetupError, NoInterface) as error:
                 refusal = Ending("launch-error", 1, str(error))
             except OSError as error:
                 ending = Ending("launch-error", 1, f"{error.filename or 'process'}: {error.strerror}")
@@ -195,13 +196,14 @@ class NodeDuty:
         """Start the ranks and watch them until all have ended, or one reason ends them."""
         if self._stop.wait(0):
             return Ending("stopped", 3, self._stop.reason)
+        variables = interface_variables(self._assignment.content.get("peer"))
         for process in self._assignment.processes:
             rank = process["rank"]
-            rank_environment = self._assignment.rank_environment(process, os.environ)
+            rank_environment = {**variables, **self._assignment.rank_environment(process, os.environ)}
             rank_environment.setdefault(THREADS_VARIABLE, str(self._cores.thread_count(rank)))
             with self._cores.bind(rank):
                 self._ranks.start(rank, list(process["argv"]), rank_environment, process["log"])
-        self._record.write("ranks-started", processes=self._ranks.processes())
+        self._record.write("ranks-started", processes=self._ranks.processes(), variables=variables)
         self._device_locks.hold_for(self._ranks.processes())
         clock = WatchedTime(lambda: time.monotonic())
         heartbeats = HeartbeatWatch(self._assignment.events, self._assignment.heartbeat_seconds)

@@ -6,7 +6,6 @@ Source of the fields below /proc: proc(5).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import platform
 import resource
@@ -19,12 +18,12 @@ from typing import Any, Dict, Iterator, Mapping
 
 from levelfield.node.bounded_command import ask
 from levelfield.node.control_groups import file_text
+from levelfield.node.peer_calls import addresses_of
 from levelfield.node.rank_processes import read_stat_fields
 
 SCHEMA = "levelfield.node-facts/1"
 LOAD_SECONDS = 1.0  # for which the load of other programs is measured
 _NETLINK_SECONDS = 1.0  # the longest wait for the kernel's answer
-_SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 _BUSY_COLUMNS = (0, 1, 2, 7)  # places among a core's times in /proc/stat: user, nice, system, steal
 _WORK_COLUMNS = (*_BUSY_COLUMNS, 5, 6)  # with irq and softirq
 # places among the fields of read_stat_fields
@@ -77,19 +76,14 @@ def _interfaces() -> Fields:
     except OSError:
         return {}
     interfaces: Fields = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for folder in (folder for folder in folders if folder.name != "lo"):
-            addresses = []  # the first IPv4 address, where the interface has one
-            with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", folder.name.encode()[:15]))
-                addresses = [socket.inet_ntoa(reply[20:24])]
-            interfaces[folder.name] = {
-                "addresses": addresses,
-                "operstate": file_text(folder / "operstate") or None,
-                "address": file_text(folder / "address") or None,
-                "speed": _file_number(folder / "speed"),  # -1 is the kernel's word for an unknown one
-                "mtu": _file_number(folder / "mtu"),
-            }
+    for folder in (folder for folder in folders if folder.name != "lo"):
+        interfaces[folder.name] = {
+            "addresses": [a for a in addresses_of(folder.name) if ":" not in a],  # the first of IPv4
+            "operstate": file_text(folder / "operstate") or None,
+            "address": file_text(folder / "address") or None,
+            "speed": _file_number(folder / "speed"),  # -1 is the kernel's word for an unknown one
+            "mtu": _file_number(folder / "mtu"),
+        }
     return interfaces
 
 

@@ -96,7 +96,7 @@ def receive_archive(folder: Path, description: Mapping[str, Any]) -> None:
     """
     target = folder / description["name"]
     folder.mkdir(exist_ok=True)
-    with _lock(folder / (description["name"] + ".lock")):
+    with _lock(folder / (description["name"] + ".lock"), _report_lock(folder / description["name"])):
         if target.is_dir():
             return
         answer(need=description["kind"])
@@ -151,7 +151,7 @@ def prepare_environment(folder: Path, header: Mapping[str, Any]) -> str | None:
         return _python_version(environment["python"])
     target = folder / "environments" / environment["name"]
     target.parent.mkdir(exist_ok=True)
-    with _lock(target.with_name(target.name + ".lock")):
+    with _lock(target.with_name(target.name + ".lock"), _report_lock(target)):
         if _stamped_digest(target) != environment["digest"]:
             wheels, index_variables = header.get("wheels"), dict(environment.get("index") or {})
             if wheels:
@@ -304,6 +304,12 @@ def _lock(path: Path, report: Callable[[], None] = lambda: None) -> Iterator[Non
                     last_report = time.monotonic()
                     report()
         yield
+
+
+def _report_lock(target: Path) -> Callable[[], None]:
+    """Return what reports a wait for another run of this user, which makes the same folder."""
+    start = time.monotonic()
+    return lambda: answer(say=f"another run makes {target}: waiting for {time.monotonic() - start:.0f} s")
 
 
 if __name__ in ("__main__", "node_setup"):

@@ -22,9 +22,10 @@ from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers import node_stream
 from levelfield.run.launchers.node_records import node_remarks
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh import ssh_launcher
+from levelfield.run.launchers.ssh import host_tasks, ssh_launcher
 from levelfield.run.launchers.ssh.connection import Connection
 from levelfield.run.launchers.ssh.node_run import NodeRun
+from levelfield.run.launchers.ssh.ssh_launcher import FileFetch
 
 NAME = "events/rank2.jsonl"
 
@@ -153,8 +154,31 @@ def test_a_file_that_is_cut_is_named_though_the_stream_is_complete(
     with os.fdopen(read, "rb") as frames:
         node.stream.receive(frames.read())
     sent = Submission("host1", ("ssh",), stdin="{}")
-    end = ssh_launcher._node_end(root, node, sent)
+    end = ssh_launcher.NodeFiles(root, node, sent).node_end()
     assert node.stream.is_complete() and node.stream.received[NAME] == size and end.missing == missing
+
+
+def fetch_one(connection: Connection, question: str, stream: NodeStream) -> None:
+    ssh_launcher.fetch_files([FileFetch(connection, question, stream)], lambda sentence: None)
+
+
+def test_the_files_of_all_lost_nodes_are_fetched_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of eight nodes stays silent: together they take as long as one."""
+    monkeypatch.setattr(ssh_launcher, "FETCH_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(host_tasks, "REPORT_SECONDS", 0.2)
+    sentences: list[str] = []
+    fetches = [FileFetch(Connection(f"host{k}", ["sleep", "600"]), "{}\n", NodeStream(root, k, [k])) for k in range(8)]
+    start = time.monotonic()
+    ssh_launcher.fetch_files(fetches, sentences.append)
+    assert time.monotonic() - start < 7 and all(fetch.connection.has_ended() for fetch in fetches)
+    assert sentences and "waiting for host0, host1, host2, host3, host4 and 3 more (at most 600 s each)" in sentences[0]
+
+
+def test_a_fetch_that_never_ends_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_launcher, "FETCH_SECONDS", 0.5)
+    connection = Connection("host1", ["sleep", "600"])
+    fetch_one(connection, "{}\n", stream)
+    assert connection.code == -signal.SIGKILL and not stream.is_complete()
 
 
 def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path, tmp_path: Path) -> None:
@@ -167,9 +191,7 @@ def test_a_fetch_brings_the_recorded_steps_whole(stream: NodeStream, root: Path,
     question = {"root": str(there.parent), "node_rank": 1, "ranks": [2, 3], "offsets": offsets}
     whole = NodeStream(root, 1, [2, 3], offsets)
     agent = Path(file_stream.__file__).with_name("node_agent.py")
-    ssh_launcher.fetch_files(
-        Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(question) + "\n", whole
-    )
+    fetch_one(Connection("host1", [sys.executable, str(agent), "fetch"]), json.dumps(question) + "\n", whole)
     assert whole.is_complete()
     assert {path.name: path.read_bytes() for path in (root / "profile").iterdir()} == records
     with pytest.raises(BrokenStream, match=r"rank2\.step0\.json\.gz"):  # what was not asked for
@@ -182,7 +204,7 @@ def test_a_full_disk_here_ends_a_fetch_and_no_run(stream: NodeStream, monkeypatc
 
     monkeypatch.setattr(os, "pwrite", full)
     frame = file().decode().replace('"', '\\"')
-    ssh_launcher.fetch_files(Connection("host1", ["sh", "-c", f'echo "{frame}"; sleep 20']), "{}\n", stream)
+    fetch_one(Connection("host1", ["sh", "-c", f'echo "{frame}"; sleep 20']), "{}\n", stream)
     assert not stream.is_complete()
 
 
@@ -195,7 +217,7 @@ def test_a_node_that_prints_without_end_does_not_hold_a_fetch(
 ) -> None:
     monkeypatch.setattr(ssh_launcher, "FETCH_SILENCE_SECONDS", 60 if is_whole else 0.5)
     connection = Connection("host1", ["sh", "-c", FLOOD.format(prefix)])
-    ssh_launcher.fetch_files(connection, "{}\n", stream)
+    fetch_one(connection, "{}\n", stream)
     assert stream.is_complete() == is_whole and connection.code == -signal.SIGKILL
 
 
@@ -278,7 +300,7 @@ def test_a_record_that_says_no_known_end_is_a_lost_node(root: Path, line: object
         ((), False, ("unreachable", "unreachable")),  # it sent nothing at all
         ((), True, ("unreachable", "unreachable")),
         (({"event": "started"},), False, ("node-lost", "lost")),
-        (({"event": "started"},), True, ("exited", "stopped")),
+        (({"event": "started"},), True, ("node-lost", "lost")),  # a node that lives writes its last record
         (({**LAST, "cause": "stopped"},), False, ("cancelled", "cancelled")),
         (({**LAST, "cause": "stopped"},), True, ("exited", "stopped")),
         (({**LAST, "cause": "hang"},), True, ("hang", "failed")),

@@ -28,7 +28,7 @@ class LauncherParts(NamedTuple):
     """What a launcher of Levelfield has. Its class and functions are named as module:name, below this folder."""
 
     launcher_class: str
-    findings_function: str  # takes the LaunchPlan, and makes the checks of `site check`
+    findings_function: str  # takes the LaunchPlan and what reports a wait, and makes the checks of `site check`
     checks_help: str  # what these checks try, for the help of `site check`
     takes_hosts: bool = False  # whether it reaches the hosts of a hosts file, and needs one
     # takes the plan, and names the nodes that share one peak; without it the peak is that of the first host
@@ -39,7 +39,7 @@ LAUNCHERS = {
     "ssh": LauncherParts(
         "ssh.ssh_launcher:SshLauncher",
         "ssh.checks:ssh_findings",
-        "every host, its Python, folder, room, clock and package index, and whether it reaches the first host",
+        "every host, its Python, folder, room, clock and package index, and whether all reach each other",
         takes_hosts=True,
     ),
     "slurm": LauncherParts(
@@ -82,10 +82,13 @@ def bind_say(launcher: Launcher, say: Say) -> Launcher:
     return bind(say) if bind else launcher
 
 
-def launcher_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
-    """Return what the launcher's checks find, as they find it. A site's own launcher has no checks."""
+def launcher_findings(launch: LaunchPlan, say: Say) -> Iterator[SiteFinding]:
+    """Return what the launcher's checks find, as they find it. A site's own launcher has no checks.
+
+    say: gets sentences about what is waited for.
+    """
     if launch.launcher in LAUNCHERS:
-        return _import_part(LAUNCHERS[launch.launcher].findings_function)(launch)  # type: ignore[no-any-return]
+        return _import_part(LAUNCHERS[launch.launcher].findings_function)(launch, say)  # type: ignore[no-any-return]
     from levelfield.run.launchers.site_findings import ok_finding
 
     return iter((ok_finding("launcher", f"{launch.launcher} is a site's own, which has no checks here"),))

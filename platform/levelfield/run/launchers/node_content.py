@@ -23,7 +23,7 @@ from levelfield.run.launchers.launched_ranks import build_request, fill_in_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, require_launch
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
-from levelfield.specs.site import rendezvous_port
+from levelfield.specs.site import LaunchPlan, rendezvous_port
 from levelfield.specs.variables import is_secret
 
 SCHEMA = "levelfield.node/1"
@@ -66,6 +66,7 @@ def node_content(
         "root": str(paths.root),
         "port": rendezvous_port(plan.run_id, launch.site.ports),
         "first_node": request.nodes[0].address,
+        "peer": _peer_address(launch, node.node_rank),
         "processes": [asdict(replace(process, environment=environment)) for process, environment in public_processes],
         "events_dir": request.events_dir,
         "limits": {
@@ -111,6 +112,16 @@ def work_files(contents: Sequence[dict[str, Any]]) -> dict[str, str]:
             for node, content in enumerate(contents)
         },
     }
+
+
+def _peer_address(launch: LaunchPlan, node_rank: int) -> str | None:
+    """Return an address of another node, which shows a node the interface of its collectives.
+
+    None where the interface is named, and where no other host is known.
+    """
+    if len(launch.hosts) < 2 or launch.interface_of(launch.hosts[node_rank]):
+        return None
+    return launch.hosts[1 if node_rank == 0 else 0].peer_address
 
 
 def secrets_of(plan: Plan) -> dict[str, str]:

@@ -18,6 +18,7 @@ from levelfield.catalog.machine import usable_cores
 from levelfield.checkout import checkout
 from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import PORT_CHOSEN_AT_START, NodeWork, ProcessWork, ReadyRuntime, Say
+from levelfield.node.peer_calls import INTERFACE_VARIABLES
 from levelfield.run.runtimes.environments import use_environment
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
@@ -35,8 +36,6 @@ _LIST_PACKAGES_ARGUMENTS = (
     "from importlib.metadata import distributions as d; "
     "print(*sorted({'%s==%s' % (m['Name'], m['Version']) for m in (x.metadata for x in d())}))",  # each is parsed once
 )
-# Collective libraries take the network interface between the nodes from these.
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class ProcessRuntime:
@@ -182,8 +181,8 @@ class NodeRuntime(ProcessRuntime):
         launch, first_node = require_launch(plan), self._first_node_address
         host = launch.hosts[node_rank] if launch.hosts else None
         device_variables = {**plan.hardware.visible, **launch.site.environment}
-        if interface := (host and host.interface) or launch.site.interface:
-            device_variables |= dict.fromkeys(_INTERFACE_VARIABLES, interface)
+        if interface := launch.interface_of(host) if host else launch.site.interface:
+            device_variables |= dict.fromkeys(INTERFACE_VARIABLES, interface)
         rank_works = (
             rank_work(plan, paths, rank, first_node, device_variables, self._folders)
             for rank in plan.ranks_of(node_rank)

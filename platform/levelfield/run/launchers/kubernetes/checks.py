@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+from levelfield.contracts.execution import Say
 from levelfield.errors import UsageError
 from levelfield.run.launchers.kubernetes.cluster_api import (
+    ANSWER_SECONDS,
     MIN_MINOR_VERSION,
     ClusterApi,
     ClusterRefusal,
@@ -23,7 +25,7 @@ _PART_RESOURCES = ("configmaps", "secrets", "services")
 _KUEUE_GROUP = "kueue.x-k8s.io"  # Kueue's API group; the cluster says which version of it is preferred
 
 
-def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+def kubernetes_findings(launch: LaunchPlan, say: Say) -> Iterator[SiteFinding]:
     """Try everything that a run would need. A cluster that does not answer ends the list."""
     site = launch.site.kubernetes
     try:
@@ -31,6 +33,7 @@ def kubernetes_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
     except UsageError as error:
         yield missing_finding("client", str(error), "correct this first; nothing else can be tried")
         return
+    say(f"asking {api.address}, at most {ANSWER_SECONDS:g} s for each answer")
     with closing(api):
         try:
             yield from _cluster_findings(api, site)

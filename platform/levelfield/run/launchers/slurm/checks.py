@@ -6,12 +6,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from levelfield.contracts.command import run_bounded
+from levelfield.contracts.execution import Say
 from levelfield.run.launchers.site_findings import (
     PROBE_SCRIPT,
     SiteFinding,
@@ -32,7 +32,7 @@ JOB_SECONDS = 90.0  # the time limit of the job of a second, with its wait for a
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 
 
-def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
+def slurm_findings(launch: LaunchPlan, say: Say) -> Iterator[SiteFinding]:
     """Try everything that a run would need. Without Slurm's commands or its controller nothing more is tried."""
     site, slurm = launch.site, launch.site.slurm
     if missing_commands := [name for name in _COMMANDS if shutil.which(name) is None]:
@@ -66,7 +66,7 @@ def slurm_findings(launch: LaunchPlan) -> Iterator[SiteFinding]:
             advice = "install pyxis, or set slurm.container to apptainer"
             yield missing_finding("container", "srun has no --container-image", advice)
     if submission.word == "ok":
-        yield from _job_findings(site)
+        yield from _job_findings(site, say)
 
 
 def _minutes_findings(slurm: SlurmSite) -> Iterator[SiteFinding]:
@@ -118,7 +118,7 @@ def _job_options(slurm: SlurmSite) -> Iterator[str]:
     yield from ("--nodes=1", "--time=1", *slurm.options)
 
 
-def _job_findings(site: Site) -> Iterator[SiteFinding]:
+def _job_findings(site: Site, say: Say) -> Iterator[SiteFinding]:
     """Yield what a job of a second sees on a node: modules, Python, shared and local folder, interface, apptainer."""
     folder = Path(site.shared or Path.cwd())
     if not folder.is_dir():
@@ -142,7 +142,7 @@ def _job_findings(site: Site) -> Iterator[SiteFinding]:
         options = [*_job_options(site.slurm), "--ntasks=1", "--immediate=60", "--input=none", "--quiet"]
         command = ("bash", "-c", script, "bash", str(shared_file))
         try:
-            completed = run_job(options, command, JOB_SECONDS, lambda text: print(text, file=sys.stderr))
+            completed = run_job(options, command, JOB_SECONDS, say)
         except (OSError, subprocess.SubprocessError):
             yield unknown_finding(
                 "node", f"no node was free within {JOB_SECONDS:g} s", "try again, or look at `squeue`"

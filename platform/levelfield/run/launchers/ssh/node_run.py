@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd, Watch
+from levelfield.contracts.execution import Cause, NodeEnd, NodeWord, NodeWork, ProcessEnd, Say, Watch
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.node.rank_processes import KILL_SECONDS, SETTLE_SECONDS, TERMINATE_SECONDS
 from levelfield.run.launchers.launched_ranks import failure_evidence, first_failure, parse_rank_ends
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_records import full_disk_suffix, read_last_fields
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh.connection import Connection, explain_failure, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, printable_text, wait_for_output
+from levelfield.run.launchers.ssh.host_tasks import WaitReport
 
 # By the cause in a node's last record: the cause for the run, and the node's status.
 _CAUSES_AND_STATUSES: Mapping[str, tuple[Cause, NodeWord]] = {
@@ -68,9 +69,9 @@ class NodeRun:
             self.is_open = not (self.fault or self.connection.has_ended())
 
     def silence_seconds(self) -> float:
-        """Return for how many watched seconds no frame has come."""
+        """Return for how many watched seconds no frame has come; 0 while the connection waits for its turn."""
         now = self._clock.watched_seconds()
-        if self.stream.frame_count != self._frame_count:
+        if self.stream.frame_count != self._frame_count or not self.connection.seconds_since_start():
             self._frame_count, self._last_frame_seconds = self.stream.frame_count, now
         return now - self._last_frame_seconds
 
@@ -103,13 +104,12 @@ class NodeRun:
         detail = self.fault
         if self.fault:
             cause, word = "node-lost", "lost"
-        elif not record:
-            cause, word = "node-lost", "lost"
-            detail = explain_failure(self.name, self.connection.code, self.connection.complaint)
-            if self.stream.frame_count == 0:
-                cause, word = "unreachable", "unreachable"
-            elif self.is_stopped:
-                cause, word = "exited", "stopped"
+        elif not record and self.is_stopped and not self.connection.has_answered and self.connection.code is None:
+            cause, word = "exited", "stopped"  # its connection had not begun
+        elif not record:  # also where the platform ended it: a node that lives writes its last record
+            is_reached = self.stream.frame_count > 0
+            cause, word = ("node-lost", "lost") if is_reached else ("unreachable", "unreachable")
+            detail = self.connection.failure()
         else:
             cause, word = _CAUSES_AND_STATUSES.get(str(record.get("cause")), ("node-lost", "lost"))
             if cause == "cancelled" and self.is_stopped:
@@ -124,10 +124,13 @@ class NodeRun:
 class Supervision:
     """Watches all nodes of a run."""
 
-    def __init__(self, nodes: Sequence[NodeRun], liveness: Liveness, max_silence_seconds: float, watch: Watch) -> None:
+    def __init__(
+        self, nodes: Sequence[NodeRun], liveness: Liveness, max_silence_seconds: float, watch: Watch, say: Say
+    ) -> None:
         self._nodes, self._liveness, self._watch = nodes, liveness, watch
         self._max_silence_seconds, self._next_empty_line = max_silence_seconds, 0.0
         self._ended_nodes: set[int] = set()
+        self._say, self._report = say, WaitReport(say)
         self.cause: Cause = "exited"  # how the run ended: the first cause of a node that is not `exited`
         self.evidence: str | None = None
 
@@ -138,6 +141,8 @@ class Supervision:
         """Watch until all nodes have ended, one has failed, or the run hangs. Raises KeyboardInterrupt."""
         while self._open_nodes() and self.cause == "exited":
             self._poll()
+            silent_names = [node.name for node in self._nodes if not node.connection.has_answered]
+            self._report.look("the nodes begin", silent_names, self._max_silence_seconds)
             # each node watches its ranks' heartbeats itself: here they would stop with the connection
             if evidence := self._liveness.hang_evidence([]):
                 self._set_first_cause("hang", evidence)
@@ -150,6 +155,7 @@ class Supervision:
         for node in self._open_nodes():
             node.is_stopped = True
             node.connection.close_input()  # the node then ends its ranks; its output is still read to the end
+        self._report = WaitReport(self._say)
         self._poll_until_closed(STOP_SECONDS)
         for node in self._open_nodes():
             node.lose(f"{node.name}: it did not end within {STOP_SECONDS:g} s after the platform ended it")
@@ -157,8 +163,9 @@ class Supervision:
 
     def _poll_until_closed(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._open_nodes() and time.monotonic() < deadline:
+        while (open_nodes := self._open_nodes()) and time.monotonic() < deadline:
             self._poll()
+            self._report.look("the nodes end their ranks", [node.name for node in open_nodes], seconds)
 
     def _poll(self) -> None:
         """Read what every node has sent, and store the first cause."""

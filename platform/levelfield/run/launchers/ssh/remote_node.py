@@ -26,13 +26,15 @@ _SSH_OPTIONS = (
     "PermitLocalCommand=no",
     "ControlMaster=no",  # a connection of the user's own would end the run with it
     "ControlPath=none",
+    "LogLevel=INFO",  # a quiet one would hide why a connection failed
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
 )
-# Reads a program from standard input and runs it. An old Python prints its version and stops before that.
+# Reads a program from standard input and runs it. An old Python, or one without input, says so and stops before that.
 LOADER_SCRIPT = (
     'import sys;v=sys.version_info;v<(3,8)and sys.exit("levelfield: found Python %d.%d"%v[:2]);i=sys.stdin.buffer;'
-    'exec(compile(i.read(int(i.readline())),"node_setup.py","exec"),{"__name__":"node_setup"})'
+    'n=i.readline();n or sys.exit("levelfield: standard input is closed");'
+    'exec(compile(i.read(int(n)),"node_setup.py","exec"),{"__name__":"node_setup"})'
 )
 
 

@@ -7,10 +7,9 @@ ends its ranks when standard input ends. So no process stays on a node when the 
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from levelfield.contracts.execution import (
@@ -19,6 +18,7 @@ from levelfield.contracts.execution import (
     Outcome,
     ProcessEnd,
     Request,
+    Say,
     Submission,
     Watch,
 )
@@ -26,7 +26,8 @@ from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.liveness import Liveness
 from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
-from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
+from levelfield.run.launchers.ssh.connection import Connection, ConnectionStarts, allow_descriptors, wait_for_output
+from levelfield.run.launchers.ssh.host_tasks import WaitReport
 from levelfield.run.launchers.ssh.node_run import NodeRun, Supervision
 from levelfield.run.launchers.ssh.remote_node import plan_for_node, remote_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_runtime import SshRuntime, container_command
@@ -36,17 +37,23 @@ from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan, job_content
 
 _STREAM_COMMAND = "node_agent.py run - --stream"
-DESCRIPTORS_PER_NODE = 4  # three pipes, and one that is being written
 MIN_SILENCE_SECONDS = 30.0  # ssh itself gives up a host after 15 s
 FETCH_SILENCE_SECONDS = 20.0  # the longest time in which a fetch receives nothing
+FETCH_SECONDS = 600.0  # of all fetches, which run at the same time
 # Without these files the evidence of a node is not complete.
 _EXPECTED_FILES = ("nodes/node{node}.record.jsonl", "nodes/node{node}.facts.json", "telemetry/node{node}.raw.jsonl")
 
 
+@dataclass(frozen=True)
 class SshLauncher:
-    """Launches the agent of each node by ssh."""
+    """Launches the agent of each node by ssh. say: gets sentences about what is waited for."""
 
+    say: Say = lambda sentence: None
     name = "ssh"
+
+    def saying(self, say: Say) -> SshLauncher:
+        """Return the launcher that reports by `say`."""
+        return replace(self, say=say)
 
     def runtime(self, plan: Plan) -> SshRuntime:
         """Return the runtime on the nodes."""
@@ -83,19 +90,16 @@ class SshLauncher:
                 # store the node's work, without secrets
                 content = json.loads(submission.stdin or "{}")
                 write_atomically(root / f"nodes/node{work.node_rank}.json", json.dumps(content, indent=2) + "\n")
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            needed_descriptors = soft + DESCRIPTORS_PER_NODE * len(request.nodes)
-            limit = needed_descriptors if hard == resource.RLIM_INFINITY else min(needed_descriptors, hard)
-            if soft != resource.RLIM_INFINITY and limit > soft:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            allow_descriptors(len(request.nodes))
+            starts = ConnectionStarts()
             clock, secrets = WatchedTime(time.monotonic), secret_values(request)
             for work, submission in zip(request.nodes, request.submissions, strict=True):
                 work_text = submission.stdin or "{}"
-                connection = Connection(submission.name, submission.argv)
+                connection = Connection(submission.name, submission.argv, starts=starts)
                 work_text = json.dumps({**json.loads(work_text), "secrets": secrets}) + "\n" if secrets else work_text
                 connection.send(work_text.encode())
                 nodes.append(NodeRun(work, root, connection, clock))
-            return _watch_and_collect(root, request, nodes, watch)
+            return _watch_and_collect(root, request, nodes, watch, self.say)
         except OSError as error:
             evidence = f"{error.filename or 'ssh'}: {error.strerror}"
             return Outcome("launch-error", _process_ends(nodes), evidence)
@@ -104,10 +108,10 @@ class SshLauncher:
                 node.connection.end()
 
 
-def _watch_and_collect(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watch) -> Outcome:
+def _watch_and_collect(root: Path, request: Request, nodes: Sequence[NodeRun], watch: Watch, say: Say) -> Outcome:
     """Watch the nodes until they have ended, fetch their missing files, and return the outcome."""
     silence_seconds = max(request.heartbeat_seconds, MIN_SILENCE_SECONDS)
-    supervision = Supervision(nodes, Liveness(request), silence_seconds, watch)
+    supervision = Supervision(nodes, Liveness(request), silence_seconds, watch, say)
     try:
         supervision.run()
     except KeyboardInterrupt:
@@ -115,10 +119,11 @@ def _watch_and_collect(root: Path, request: Request, nodes: Sequence[NodeRun], w
         supervision.stop()
     kills = [node.memory_kills() for node in nodes]
     cause, evidence = supervision.cause, supervision.evidence
-    ends: list[NodeEnd] = []
+    node_files = [
+        NodeFiles(root, node, submission) for node, submission in zip(nodes, request.submissions, strict=True)
+    ]
     try:
-        for node, submission in zip(nodes, request.submissions, strict=True):
-            ends.append(_node_end(root, node, submission))
+        fetch_files([files.fetch for files in node_files if files.fetch], say)
     except KeyboardInterrupt:
         cause, evidence = "interrupted", "interrupted by the user while files were fetched"
     return Outcome(
@@ -127,7 +132,7 @@ def _watch_and_collect(root: Path, request: Request, nodes: Sequence[NodeRun], w
         evidence,
         oom_kills=sum(number for number, _ in kills),
         oom_evidence="; ".join(text for _, text in kills if text) or None,
-        nodes=tuple(ends),
+        nodes=tuple(files.node_end() for files in node_files),
     )
 
 
@@ -135,51 +140,82 @@ def _process_ends(nodes: Sequence[NodeRun]) -> tuple[ProcessEnd, ...]:
     return tuple(end for node in nodes for end in node.ends())
 
 
-def _node_end(root: Path, node: NodeRun, submission: Submission) -> NodeEnd:
-    """Return how a node ended. Fetch the files that its stream lacks, and name those that are still missing."""
-    _, end = node.cause_and_end()
-    content = json.loads(submission.stdin or "{}")
-    last_step = content.get("recorded_steps")
-    steps = () if last_step is None else range(last_step + 1)  # step 0 is recorded too, and does not count
-    # what the ranks recorded of each step (worker/step_profile.py)
-    step_files = [f"profile/rank{rank}.step{step}.json.gz" for rank in node.stream.ranks for step in steps]
-    if end.word == "unreachable" or (node.stream.is_complete() and not step_files):
-        return replace(end, missing=node.stream.truncated_files())
-    rank, received = node.work.node_rank, node.stream.received
-    fetch_stream = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(step_files, 0)})
-    fetch_request = {
-        "root": content["root"],
-        "node_rank": rank,
-        "ranks": fetch_stream.ranks,
-        "offsets": fetch_stream.received,
-    }
-    argv = (*submission.argv[:-1], submission.argv[-1].replace(_STREAM_COMMAND, "node_agent.py fetch"))
-    fetch_files(Connection(submission.name, argv), json.dumps(fetch_request) + "\n", fetch_stream)
-    if fetch_stream.is_complete():
-        return replace(end, missing=fetch_stream.truncated_files())
-    if node.stream.is_complete():
-        return replace(end, missing=("profile", *node.stream.truncated_files()))
-    received.update(fetch_stream.received)
-    expected = (name.format(node=rank) for name in _EXPECTED_FILES)
-    absent_files = [name for name in expected if not received[name]]
-    truncated_files = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
-    return replace(end, missing=(*absent_files, *truncated_files))
+class FileFetch:
+    """Files that come by a connection of their own, until they are complete or bring nothing new for too long."""
+
+    def __init__(self, connection: Connection, fetch_request: str, stream: NodeStream) -> None:
+        self.connection, self.stream = connection, stream
+        self.has_ended = False
+        self._received, self._last_arrival = dict(stream.received), time.monotonic()
+        connection.send(fetch_request.encode())
+
+    def poll(self) -> None:
+        """Receive what has arrived. The end of the fetch ends the connection."""
+        try:
+            self.connection.flush()
+            part = self.connection.read()
+            if part:
+                self.stream.receive(part)
+            is_over = part is None and self.connection.has_ended()
+        except (BrokenStream, OSError):  # OSError: the disk here is full; the result counts without the fetched files
+            is_over = True
+        if self.stream.received != self._received or not self.connection.seconds_since_start():
+            self._received, self._last_arrival = dict(self.stream.received), time.monotonic()
+        is_silent = time.monotonic() - self._last_arrival > FETCH_SILENCE_SECONDS
+        if is_over or is_silent or self.stream.is_complete():
+            self.end()
+
+    def end(self) -> None:
+        self.has_ended = True
+        self.connection.end()
 
 
-def fetch_files(connection: Connection, fetch_request: str, stream: NodeStream) -> None:
-    """Receive files by a separate connection until they are complete, or bring nothing new for too long."""
-    connection.send(fetch_request.encode())
-    received, last_arrival = dict(stream.received), time.monotonic()
+class NodeFiles:
+    """What the run directory has of an ended node, and the fetch of what its stream lacks."""
+
+    def __init__(self, root: Path, node: NodeRun, submission: Submission) -> None:
+        self._node = node
+        _, self._end = node.cause_and_end()
+        content = json.loads(submission.stdin or "{}")
+        last_step = content.get("recorded_steps")
+        steps = () if last_step is None else range(last_step + 1)  # step 0 is recorded too, and does not count
+        # what the ranks recorded of each step (worker/step_profile.py)
+        step_files = [f"profile/rank{rank}.step{step}.json.gz" for rank in node.stream.ranks for step in steps]
+        self.fetch: FileFetch | None = None
+        if self._end.word == "unreachable" or (node.stream.is_complete() and not step_files):
+            return
+        rank, received = node.work.node_rank, node.stream.received
+        stream = NodeStream(root, rank, node.stream.ranks, {**received, **dict.fromkeys(step_files, 0)})
+        question = {"root": content["root"], "node_rank": rank, "ranks": stream.ranks, "offsets": stream.received}
+        argv = (*submission.argv[:-1], submission.argv[-1].replace(_STREAM_COMMAND, "node_agent.py fetch"))
+        self.fetch = FileFetch(Connection(submission.name, argv), json.dumps(question) + "\n", stream)
+
+    def node_end(self) -> NodeEnd:
+        """Return how the node ended, with the files that are still missing."""
+        stream, rank = self._node.stream, self._node.work.node_rank
+        if self.fetch is None:
+            return replace(self._end, missing=stream.truncated_files())
+        if self.fetch.stream.is_complete():
+            return replace(self._end, missing=self.fetch.stream.truncated_files())
+        if stream.is_complete():
+            return replace(self._end, missing=("profile", *stream.truncated_files()))
+        received = {**stream.received, **self.fetch.stream.received}
+        expected = (name.format(node=rank) for name in _EXPECTED_FILES)
+        absent_files = [name for name in expected if not received[name]]
+        truncated_files = [f"{name} (its end)" for name, size in sorted(received.items()) if size]
+        return replace(self._end, missing=(*absent_files, *truncated_files))
+
+
+def fetch_files(fetches: Sequence[FileFetch], say: Say) -> None:
+    """Fetch from all nodes at once, at most FETCH_SECONDS. A fetch that does not end by itself is ended."""
+    report, deadline = WaitReport(say), time.monotonic() + FETCH_SECONDS
     try:
-        while not stream.is_complete() and time.monotonic() - last_arrival < FETCH_SILENCE_SECONDS:
-            wait_for_output([connection], 0.1)
-            connection.flush()
-            if (part := connection.read()) is None:
-                break
-            stream.receive(part)
-            if stream.received != received:
-                received, last_arrival = dict(stream.received), time.monotonic()
-    except (BrokenStream, OSError):  # OSError: the disk here is full; the result counts without the fetched files
-        pass
+        while (open_fetches := [fetch for fetch in fetches if not fetch.has_ended]) and time.monotonic() < deadline:
+            wait_for_output([fetch.connection for fetch in open_fetches], 0.1)
+            for fetch in open_fetches:
+                fetch.poll()
+            names = [fetch.connection.name for fetch in open_fetches]
+            report.look("files that are missing here are fetched", names, FETCH_SECONDS)
     finally:
-        connection.end()
+        for fetch in fetches:
+            fetch.end()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
 from levelfield.node.device_files import DEFAULT_LOCK_FOLDER
+from levelfield.run.launchers.ssh.peer_paths import require_peer_paths
 from levelfield.run.launchers.ssh.remote_node import RemoteNode, plan_for_node, remote_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
 from levelfield.run.runtimes import images
@@ -54,6 +55,7 @@ class SshRuntime(NodeRuntime):
     def in_use(self, plan: Plan, say: Say) -> Iterator[SshRuntime]:
         """Prepare every node. A missing image is built here first. Raises NodesNotReady."""
         prepare_nodes(plan, say)
+        require_peer_paths(require_launch(plan), say)
         if plan.runtime == "docker":
             with connect_or_fail() as client:
                 remove_leftovers(client, say)

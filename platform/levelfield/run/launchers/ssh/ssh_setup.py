@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,21 +15,23 @@ from levelfield.contracts.execution import Cause, NodeEnd, NodesNotReady, NodeWo
 from levelfield.errors import RunFailed
 from levelfield.node import node_setup
 from levelfield.node.heartbeat_watch import WatchedTime
+from levelfield.node.rank_processes import SETTLE_SECONDS
 from levelfield.run.launchers.node_content import code_archive, wheels_archive
 from levelfield.run.launchers.ssh.connection import (
     SSH_FAILURE_CODE,
     Connection,
-    explain_failure,
+    ConnectionStarts,
+    allow_descriptors,
     printable_text,
     wait_for_output,
 )
+from levelfield.run.launchers.ssh.host_tasks import ANSWER_SECONDS, WaitReport, name_list
 from levelfield.run.launchers.ssh.remote_node import LOADER_SCRIPT, remote_node, ssh_argv
 from levelfield.run.runtimes.process_runtime import require_launch
 from levelfield.specs.plan import Plan
 
-MAX_CONNECTIONS = 64  # connections that are made at the same time
 POLL_SECONDS = 0.1
-SILENCE_SECONDS = 60.0  # without an answer or a transfer; a node that installs or waits reports every 15 s
+SILENCE_SECONDS = 60.0  # without an answer or a transfer; a node that installs or waits reports it
 MAX_ANSWERS = 10_000  # of one node; more are a fault of it
 NO_INDEX_ADVICE = (
     "where the node reaches no index, set LEVELFIELD_WHEELS to a folder that `environment wheels fetch DIR` made: its "
@@ -63,49 +66,68 @@ def _pack_archives(plan: Plan) -> dict[str, Archive]:
 
 
 def prepare_nodes(plan: Plan, say: Say) -> None:
-    """Prepare all nodes of a plan. Raises NodesNotReady with the first node that cannot be prepared or differs."""
+    """Prepare all nodes of a plan. Raises NodesNotReady with every node that cannot be reached, fails or differs."""
     try:
-        archives, nodes = _pack_archives(plan), range(plan.hardware.nodes)
+        archives = _pack_archives(plan)
     except OSError as error:
         raise RunFailed(f"what the nodes need cannot be packed: {error.filename}: {error.strerror}") from None
+    allow_descriptors(plan.hardware.nodes)
+    starts, report = ConnectionStarts(), WaitReport(say)
     ready_nodes: list[NodeSetup] = []
-    for begin in range(0, len(nodes), MAX_CONNECTIONS):
-        batch: list[NodeSetup] = []
-        try:
-            batch += (NodeSetup(plan, node, archives) for node in nodes[begin : begin + MAX_CONNECTIONS])
-            while pending := [setup for setup in batch if setup.ready_answer is None]:
-                wait_for_output([setup.connection for setup in pending], POLL_SECONDS)
-                for setup in pending:
-                    setup.poll(say)
-        finally:
-            for setup in batch:
-                setup.connection.end()
-        ready_nodes += batch
+    failures: dict[NodeSetup, NodesNotReady] = {}
+    try:
+        ready_nodes += (NodeSetup(plan, node, archives, starts) for node in range(plan.hardware.nodes))
+        deadline = math.inf
+        while pending := [node for node in ready_nodes if node.ready_answer is None and node not in failures]:
+            silent_names = [node.name for node in pending if not node.connection.has_answered]
+            if time.monotonic() > deadline and not silent_names:
+                break  # the others install for minutes, for a run that will not begin
+            wait_for_output([node.connection for node in pending], POLL_SECONDS)
+            for node in pending:
+                try:
+                    node.poll(say)
+                except NodesNotReady as error:
+                    failures[node] = error
+                    deadline = min(deadline, time.monotonic() + SETTLE_SECONDS)
+            report.look("the nodes are prepared", silent_names, ready_nodes[0].first_answer_seconds)
+    finally:
+        for node in ready_nodes:
+            node.connection.end()
+    if failures:
+        raise _all_failures(list(failures.values()))
     versions = {
         setup: ".".join(str((setup.ready_answer or {}).get("environment")).split(".")[:2]) for setup in ready_nodes
     }
     first = ready_nodes[0]
-    for setup, version in versions.items():
-        if version != versions[first]:
-            reason = (
-                f"{setup.name} has Python {version}, and {first.name} has {versions[first]}: give all nodes the same"
-            )
-            raise setup.not_ready_error("node-differs", "differs", reason)
+    differing_nodes = [
+        setup.not_ready_error(
+            "node-differs",
+            "differs",
+            f"{setup.name} has Python {version}, and {first.name} has {versions[first]}: give all nodes the same",
+        )
+        for setup, version in versions.items()
+        if version != versions[first]
+    ]
+    if differing_nodes:
+        raise _all_failures(differing_nodes)
+
+
+def _all_failures(errors: Sequence[NodesNotReady]) -> NodesNotReady:
+    """Return one error for all nodes. Its evidence has the reason of the first and the names of the others."""
+    ends = [end for error in errors for end in error.nodes]
+    more = f"; also not ready: {name_list(end.name for end in ends[1:])}" if len(ends) > 1 else ""
+    return NodesNotReady(errors[0].cause, f"{errors[0]}{more}", tuple(ends))
 
 
 class NodeSetup:
     """The preparation of one node."""
 
-    def __init__(self, plan: Plan, node_rank: int, archives: Mapping[str, Archive]) -> None:
+    def __init__(self, plan: Plan, node_rank: int, archives: Mapping[str, Archive], starts: ConnectionStarts) -> None:
         self._node_rank, self._archives, self._partial_line = node_rank, archives, b""
         remote = remote_node(plan, node_rank)
         self.name = remote.host.name
         argv = ssh_argv(require_launch(plan), remote.host, [remote.host.python, "-c", LOADER_SCRIPT])
-        try:
-            self.connection = Connection(self.name, argv)
-        except OSError as error:
-            reason = f"{argv[0]} cannot be started here: {error.strerror}; install OpenSSH's client"
-            raise self._setup_error(reason) from None
+        self.connection = Connection(self.name, argv, starts=starts)
         environment: dict[str, Any] = {"name": remote.environment.name if remote.environment else None}
         if remote.environment:
             environment |= {
@@ -125,7 +147,8 @@ class NodeSetup:
         program = Path(node_setup.__file__).read_bytes()
         self.connection.send(b"%d\n%s%s\n" % (len(program), program, json.dumps(header).encode()))
         self.ready_answer: Mapping[str, Any] | None = None  # the node's answer once it is prepared
-        self._has_answered, self._answer_count = False, 0
+        self.first_answer_seconds = require_launch(plan).site.ssh.connect_seconds + ANSWER_SECONDS
+        self._answer_count = 0
         self._clock = WatchedTime(time.monotonic)
         self._last_sign = self._clock.watched_seconds()
 
@@ -133,22 +156,18 @@ class NodeSetup:
         """Read and handle what the node has answered. Raises NodesNotReady."""
         has_sent = self.connection.flush()
         received = self.connection.read()
-        if received is None:
-            if not self.connection.has_ended() or self.ready_answer is not None:
-                time.sleep(POLL_SECONDS / 10)
-                return
-            reason = explain_failure(self.name, self.connection.code, self.connection.complaint)
-            if self._has_answered or self.connection.code != SSH_FAILURE_CODE:
-                raise self.not_ready_error("environment", "failed", reason)
-            raise self.not_ready_error("unreachable", "unreachable", reason)
+        if received is None and self.connection.has_ended():
+            is_reached = self.connection.has_answered or self.connection.code != SSH_FAILURE_CODE
+            if is_reached or self.connection.start_problem:
+                raise self.not_ready_error("environment", "failed", self.connection.failure())
+            raise self.not_ready_error("unreachable", "unreachable", self.connection.failure())
         now = self._clock.watched_seconds()
-        if received or has_sent:
+        if received or (has_sent and self.connection.has_answered) or not self.connection.seconds_since_start():
             self._last_sign = now
-        if now - self._last_sign > SILENCE_SECONDS:
-            reason = f"{self.name} sent nothing for {now - self._last_sign:.0f} s while it was prepared"
-            raise self.not_ready_error(
-                "unreachable", "unreachable", f"{reason} (limit {SILENCE_SECONDS:g} s); look at the machine"
-            )
+        limit_seconds = SILENCE_SECONDS if self.connection.has_answered else self.first_answer_seconds
+        if now - self._last_sign > limit_seconds:
+            raise self.not_ready_error("unreachable", "unreachable", self.connection.silence(limit_seconds))
+        received = received or b""
         *lines, self._partial_line = (self._partial_line + received).split(b"\n")
         for line in lines:
             self._handle_answer(line, say)
@@ -164,7 +183,7 @@ class NodeSetup:
             reason = f"found {text!r}, expected an answer as JSON; its shell must print nothing by itself"
             raise self._setup_error(reason) from None
         text = printable_text(str(value), 1000)
-        self._has_answered, self._answer_count = True, self._answer_count + 1
+        self._answer_count += 1
         if self._answer_count > MAX_ANSWERS:
             raise self._setup_error(f"found more than {MAX_ANSWERS} answers, the last one {text[:120]!r}")
         if key == "say":
