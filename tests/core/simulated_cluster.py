@@ -167,6 +167,9 @@ class SimulatedCluster:
         """Yield the lines of a watch: changes after a version, and bookmarks, until its time is over."""
         deadline, next_bookmark = time.monotonic() + seconds, time.monotonic() + BOOKMARK_SECONDS
         while not self.closing and time.monotonic() < deadline:
+            if any(fault.method == "WATCH" and fault.status == SILENT for fault in self.faults):
+                time.sleep(0.03)  # the connection stands
+                continue
             if fault := self.fault_for("EVENT", "/pods"):
                 error = status_object(fault.status, fault.message)
                 yield json.dumps({"type": "ERROR", "object": error}).encode() + b"\n"

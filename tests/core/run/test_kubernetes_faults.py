@@ -36,7 +36,6 @@ PASSING: dict[str, Callable[[SimulatedCluster], None]] = {
     "one 403 on a list": lambda api: api.fail("GET", "/pods", 403, "pods is forbidden", times=1),
     "one 404 on a list": lambda api: api.fail("GET", "/pods", 404, "the server could not find it", times=1),
     "a proxy's 502 on a list": lambda api: api.fail("GET", "/pods", 502, text="<html>Bad Gateway</html>", times=2),
-    "an answer that is no list": lambda api: api.fail("GET", "/pods", 200, text="{}", times=2),
     "a list that breaks": lambda api: api.fail("GET", "/pods", RESET, times=2),
     "one 403 on a watch": lambda api: api.fail("WATCH", "/pods", 403, "pods is forbidden", times=1),
     "one 410 on a watch": lambda api: api.fail("WATCH", "/pods", 410, "too old resource version", times=1),
@@ -79,6 +78,20 @@ def test_a_fault_that_passes_ends_no_training(cluster: Cluster, fault: str, monk
     assert cluster.steps(0) == cluster.steps(1) == STEPS and outcome.warnings == ()
     assert [fault for fault in cluster.api.faults if fault.times != 0] == []
     assert cluster.api.objects == {} and cluster.left() == []
+
+
+def test_an_answer_that_is_no_list_deletes_no_pod(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def then(api: SimulatedCluster) -> None:
+        api.fail("GET", "/pods", 200, text="{}", times=2)
+        api.fail("EVENT", "/pods", 410, "too old resource version", times=1)
+        while any(fault.times for fault in api.faults):
+            time.sleep(0.05)
+        for index in range(2):
+            api.pod(index, container("Succeeded", "terminated", exitCode=0, reason="Completed"))
+
+    cluster.api = SimulatedCluster(played(RUNNING, RUNNING, then=then))
+    monkeypatch.setattr(cluster_run, "LOG_SECONDS", 0.5, raising=False)
+    assert cluster.execute(cluster.plan()).cause == "exited"
 
 
 # ---- faults that stay

@@ -276,6 +276,10 @@ class ClusterRun:
         # where every node is silent, the cluster's way to all of them may be broken, while they train
         is_way_open = len(silent_nodes) < len(states) or not all(states[node].is_ready for node in silent_nodes)
         if silent_nodes and (is_way_open or evidence):
+            if self._is_streamed and not is_heard:
+                self._job.failure(self._api)  # asks now: the last answer may be older than the limit
+                if self._job.error:
+                    return None
             for node, silence in silent_nodes.items():
                 reason = self._logs[node].silence if node in self._logs else None
                 sentence = f"no sign for {silence.seconds:.0f} s (limit {silence.limit_seconds:g} s)"
