@@ -81,5 +81,16 @@ def mix(query: jax.Array, key: jax.Array, value: jax.Array, dropout: float, keys
 
 
 def fused(query: jax.Array) -> bool:
-    """Return whether cuDNN's fused attention applies: on NVIDIA's devices, in 16 bits. Not yet run on the chip."""
-    return bool(jax.default_backend() == "gpu" and query.dtype == jnp.bfloat16)
+    """Return whether cuDNN's fused attention applies. Not yet run on the chip.
+
+    On NVIDIA's devices from compute capability 8.0 on, in bf16, for the heads that jax 0.10 gives to cuDNN. AMD's
+    backend is called "gpu", too.
+    """
+    if jax.default_backend() != "gpu" or query.dtype != jnp.bfloat16:
+        return False
+    device = jax.local_devices()[0]
+    if "cuda" not in device.client.platform_version:
+        return False
+    capability = tuple(int(part) for part in device.compute_capability.split("."))
+    largest_head = 256 if capability >= (9, 0) else 128
+    return capability >= (8, 0) and query.shape[-1] % 8 == 0 and query.shape[-1] <= largest_head

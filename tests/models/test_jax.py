@@ -94,6 +94,33 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(python: Path) -> None:
     assert ours < 2**-8 < added_in_bf16
 
 
+FUSED = """
+from types import SimpleNamespace
+import attention
+import jax
+import jax.numpy as jnp
+
+DEVICES = {
+    "A100": ("PJRT cuda 12090", "8.0"), "V100": ("PJRT cuda 12090", "7.0"), "H100": ("PJRT cuda 12090", "9.0"),
+    "MI300X": ("PJRT rocm 70000", "gfx942"),
+}
+jax.default_backend = lambda: "gpu"
+for name, (version, capability) in DEVICES.items():
+    device = SimpleNamespace(client=SimpleNamespace(platform_version=version), compute_capability=capability)
+    jax.local_devices = lambda: [device]
+    for size, dtype in ((128, jnp.bfloat16), (256, jnp.bfloat16), (100, jnp.bfloat16), (128, jnp.float32)):
+        if attention.fused(jnp.zeros((1, 8, 2, size), dtype)):
+            print(name, size)
+"""
+
+
+def test_cudnn_s_attention_is_for_the_chips_and_heads_that_it_has(python: Path) -> None:
+    """The devices are made up: none of them is here."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(TRAIN.parent)}
+    ran = subprocess.run([python, "-c", FUSED], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["A100 128", "H100 128", "H100 256"]
+
+
 # ---- dropout, by keys
 
 
