@@ -13,7 +13,7 @@ import pytest
 import torch
 from layouts import MODELS, SINGLE, Variant, compare, parsed_job, planted, small_job, train
 from leaf_gradient import gradient_of
-from levelfield.measure.sampled_operations import in_e4m3
+from levelfield.measure.sampled_operations import rounded_to_e4m3
 from levelfield.worker import Unsupported
 
 pytestmark = pytest.mark.torch
@@ -53,7 +53,7 @@ def test_numbers_of_8_bits_are_those_of_the_format(
 def test_the_platform_rounds_to_the_same_numbers_of_8_bits(fp8: ModuleType, dtype: torch.dtype) -> None:
     tensor = (numbers(0, 4096) * numbers(1, 4096).exp()).to(dtype)
     in_8_bits, factor = fp8.rounded(tensor, torch.float8_e4m3fn)
-    on_the_platform = in_e4m3(tensor.double().numpy(), float(tensor.abs().amax()))
+    on_the_platform = rounded_to_e4m3(tensor.double().numpy(), float(tensor.abs().amax()))
     np.testing.assert_allclose(on_the_platform, in_8_bits.double() * factor.double(), rtol=1e-6)
 
 

@@ -220,7 +220,7 @@ def rounding_error(output: Numbers, expected: Numbers, terms: float) -> float:
     return _root_ratio(mean_square(distance), terms)
 
 
-def in_e4m3(numbers: Numbers, largest: float) -> Numbers:
+def rounded_to_e4m3(numbers: Numbers, largest: float) -> Numbers:
     """Return numbers in E4M3 (Micikevicius et al., 2022) by the scale that makes `largest` its largest number, 448.
 
     To nearest, ties to even, of float32 numbers. The scale is the reciprocal times 448, as torch divides a number by a

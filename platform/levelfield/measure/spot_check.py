@@ -19,7 +19,7 @@ from levelfield.measure.sampled_operations import (
     SampledStep,
     SampleError,
     factor_error,
-    in_e4m3,
+    rounded_to_e4m3,
     mean_square,
     output_error,
     relative_error,
@@ -95,7 +95,10 @@ def exact_sum_errors(step: SampledStep, _model: Model, precision: str) -> Iterat
         if operation.kind != "product" or "largest" not in arrays or precision != "fp8":
             continue
         largest_input, largest_weight = arrays["largest"]
-        inputs, weight = in_e4m3(arrays["inputs"], largest_input), in_e4m3(arrays["weight"], largest_weight)
+        inputs, weight = (
+            rounded_to_e4m3(arrays["inputs"], largest_input),
+            rounded_to_e4m3(arrays["weight"], largest_weight),
+        )
         expected, terms = inputs @ weight.T, float((np.square(inputs) @ np.square(weight).T).mean())
         if "bias" in arrays:
             expected = expected + rounded(arrays["bias"], precision)

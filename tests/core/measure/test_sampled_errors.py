@@ -14,7 +14,7 @@ from levelfield.measure.sampled_operations import (
     SampledOperation,
     SampledStep,
     SampleError,
-    in_e4m3,
+    rounded_to_e4m3,
     precision_word,
     rounded,
 )
@@ -100,7 +100,7 @@ def product_in_8_bits(scale: float = 1.0, sums: str = "fp32") -> SampledOperatio
     """Scales that make a tensor's largest value 448 times `scale`; sums in `sums`, four terms at a time."""
     x = round_to(X, "bf16")
     largest = [2 * np.abs(x).max(), np.abs(W).max()]  # another row of the input has twice the largest sampled value
-    factors = [in_e4m3(x, largest[0] / scale), in_e4m3(W, largest[1] / scale)]
+    factors = [rounded_to_e4m3(x, largest[0] / scale), rounded_to_e4m3(W, largest[1] / scale)]
     total = np.zeros((16, 16))
     for start in range(0, 256, 4):
         total = round_to(total + factors[0][:, start : start + 4] @ factors[1][:, start : start + 4].T, sums)
@@ -151,7 +151,7 @@ def test_damaged_samples_of_8_bits_are_not_within(change: dict[str, Numbers], wo
 
 def test_numbers_of_8_bits_go_to_the_nearest_and_halves_to_the_even_one() -> None:
     values = [448.0, 17.0, 19.0, -(2.0**-9), 2.0**-10, 500.0, 0.0]
-    assert in_e4m3(np.array(values), 448.0).tolist() == [448.0, 16.0, 20.0, -(2.0**-9), 0.0, 448.0, 0.0]
+    assert rounded_to_e4m3(np.array(values), 448.0).tolist() == [448.0, 16.0, 20.0, -(2.0**-9), 0.0, 448.0, 0.0]
 
 
 def changed(operation: SampledOperation, **arrays: Numbers) -> SampledOperation:
