@@ -90,7 +90,7 @@ def run(
     add_run(plan.run_id)
     plan = plan.model_copy(update={"choices": routing_choices_for(plan, reference)})
     copies = {paths.reference: reference, paths.certificate: certificate}
-    with directory.status_ended_on_error(paths), interrupt_once():
+    with directory.status_ended_on_error(paths), run_state.beating(paths), interrupt_once():
         outcome = _prepare_and_execute(plan, vendor, paths, listener, machine, copies)
         result = _store_and_finish(paths, outcome)
         is_late_interrupt = was_interrupted() and not result.status.is_interrupted
@@ -157,7 +157,8 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener, cancels: bool = 
         result = finish(paths)
         listener.record_run(paths)
         return result
-    with directory.status_ended_on_error(paths), interrupt_once() if cancels else leave_at_interrupt():
+    context = interrupt_once() if cancels else leave_at_interrupt()
+    with directory.status_ended_on_error(paths), run_state.beating(paths), context:
         corpus, follower = CorpusWatch(plan.corpus), Follower(paths.events, plan)
         request = launcher.request(plan, paths, runtime)
         directory.write_status(paths, "running", "running")

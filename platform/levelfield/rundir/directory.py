@@ -115,8 +115,8 @@ def write_status(paths: RunPaths, phase: str, state: str, **fields: Any) -> None
     """
     writer = identify_process(os.getpid())
     platform = asdict(writer) if writer else None
-    content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, "user": user_name(), **fields}
-    write_atomically(paths.status, json_text(content) + "\n")
+    content = {"phase": phase, "state": state, "time": utc_now(), "platform": platform, "user": user_name()}
+    write_atomically(paths.status, json_text({**content, "beats": True, **fields}) + "\n")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from levelfield.errors import DocumentError, StillRunning
 from levelfield.node.process_identity import ProcessIdentity, identify_process, is_alive, parse_identity
-from levelfield.node.regular_files import read_regular
+from levelfield.node.regular_files import open_regular, read_regular
 from levelfield.specs.paths import RunPaths
 
 FINAL_PHASES = ("done", "ended")  # phases in which nobody writes to the run any more
 CHANGE_SECONDS = 2.5  # a run writes telemetry and heartbeats every second
+BEAT_SECONDS = 1.0  # between two beats of a platform
 
 
 def refuse_running(paths: RunPaths) -> None:
@@ -71,17 +74,42 @@ def was_killed(paths: RunPaths, platform: ProcessIdentity) -> bool:
 
 
 def _files_change(paths: RunPaths) -> bool:
-    """Return whether a file of the run changes within CHANGE_SECONDS."""
+    """Return whether a file of the run changes within CHANGE_SECONDS: the status, which only its platform touches.
+
+    Of a run of an earlier version, that is any file that changes while it trains.
+    """
     previous_states: dict[Path, tuple[int, int]] | None = None
+    has_beats = read_status(paths)[0].get("beats") is True
     while True:
         states = {}
-        for path in (paths.telemetry, *paths.telemetry_folder.glob("*"), *paths.events.glob("*")):
-            with suppress(OSError):
-                states[path] = path.stat().st_mtime_ns, path.stat().st_size
+        others = () if has_beats else (*paths.telemetry_folder.glob("*"), *paths.events.glob("*"))
+        for path in (paths.status if has_beats else paths.telemetry, *others):
+            # opened: a client of a file server then asks for the newest state, and a mere stat may be a minute old
+            with suppress(OSError), open_regular(path) as file:
+                states[path] = os.fstat(file.fileno()).st_mtime_ns, os.fstat(file.fileno()).st_size
         if previous_states is not None:
             return states != previous_states
         previous_states = states
         time.sleep(CHANGE_SECONDS)
+
+
+@contextmanager
+def beating(paths: RunPaths) -> Iterator[None]:
+    """Touch the run's status every second of the block, so that other machines see that its platform lives."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(paths.status)
+
+    thread = threading.Thread(target=beat, daemon=True, name="beats")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def read_status(paths: RunPaths) -> tuple[dict[str, Any], ProcessIdentity | None]:

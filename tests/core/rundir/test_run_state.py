@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,31 @@ def test_a_run_of_another_machine_is_known_by_its_files(
         over.set()
         if goes_on:
             beating.join()
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_job_that_outlives_its_platform_does_not_hide_that_it_was_killed(
+    run: RunPaths, beats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine was started again while the ranks of its job go on, and write, on others."""
+    monkeypatch.setattr(run_state, "CHANGE_SECONDS", 0.3)
+    monkeypatch.setattr(run_state, "BEAT_SECONDS", 0.02)
+    platform = replace(own(), boot="another")
+    run.status.write_text(json.dumps({"phase": "running", "platform": asdict(platform), "beats": True}))
+    over = threading.Event()
+
+    def train() -> None:
+        while not over.wait(0.05):
+            (run.events / "rank0.jsonl").write_text(str(time.monotonic()))
+
+    training = threading.Thread(target=train)
+    training.start()
+    try:
+        with run_state.beating(run) if beats else nullcontext():
+            assert run_state.was_killed(run, platform) is not beats
+    finally:
+        over.set()
+        training.join()
 
 
 def test_an_error_of_the_platform_leaves_no_running_status(run: RunPaths) -> None:
