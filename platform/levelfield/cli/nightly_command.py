@@ -211,7 +211,8 @@ def _run(options: argparse.Namespace) -> int:
             call = detachment.leave_shell(runs_folder(options), new_call_id(f"night-{night}"), plugins=options.plugins)
             variables[FOLDER_VARIABLE] = str(call.folder)
         program = [sys.executable, str(moved.build.folder / "run_benchmarks.py")]
-        own_arguments = [a for a in sys.argv[1:] if not (a.startswith("--det") and "--detach".startswith(a))]
+        # it has left the shell; what it prints is still read by `run log`
+        own_arguments = ["--progress" if a in ("--det", "--deta", "--detac", "--detach") else a for a in sys.argv[1:]]
         arguments = _arguments_for_build(moved.build.folder, options, own_arguments)
         night_and_runs = ["--night", name, "--runs", str(runs_folder(options).absolute())]
         sys.stdout.flush()

@@ -333,7 +333,9 @@ def _take_up(target: Target, options: argparse.Namespace, terminal: Terminal, ca
     call, run = target.call, target.run
     options.plugins = options.plugins or list(call.plugins if call else ())
     code: int = RunFailed.exit_code
-    if run is None or not run.plan.exists():
+    if call and not call.planned_runs:  # a night judges its own runs, and repeats one that was killed
+        terminal.say("start the night again, as it was started: it goes on, and repeats no finished run")
+    elif run is None or not run.plan.exists():
         terminal.say(f"{target.id}: its platform was killed before its first run; nothing was measured")
     elif run.result.exists():
         code = _print_result(_result(target), options, terminal)
@@ -343,9 +345,6 @@ def _take_up(target: Target, options: argparse.Namespace, terminal: Terminal, ca
         code = _print_result(runner.attach(run, vendor, terminal.listener(), ends_work), options, terminal)
     if call and (missing := [run_id for run_id in call.planned_runs if run_id not in call.run_ids()]):
         terminal.say(f"{len(missing)} of {len(call.planned_runs)} runs were not started: start them again")
-        code = code or RunFailed.exit_code
-    if call and not call.planned_runs:
-        terminal.say("start the night again, as it was started: it goes on, and repeats no finished run")
         code = code or RunFailed.exit_code
     if call:
         end_call(call.folder, code)
