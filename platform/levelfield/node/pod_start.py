@@ -19,6 +19,7 @@ from pathlib import Path
 
 RETRY_SECONDS = 1.0
 SPARE_SECONDS = 10.0  # beyond the limit: the platform, which knows why a pod is missing, ends the run first
+COMMON_FILE = "common.json"  # what all nodes have in common (node/common_work.py)
 EXIT_NO_WORK = 2  # the exit code where the archive has no work of this node
 EXIT_NO_ADDRESS = 8  # the exit code where the first node's name has no address
 
@@ -36,10 +37,10 @@ def main(arguments: list[str]) -> int:
     with tarfile.open(options.code) as archive:
         archive.extractall(code)
     name = f"node{os.environ.get('JOB_COMPLETION_INDEX')}.json"
-    try:
-        with tarfile.open(options.work) as archive:
-            archive.extract(name, options.folder)
-    except KeyError:
+    with tarfile.open(options.work) as archive:
+        members = [member for member in archive.getmembers() if member.name in (name, COMMON_FILE)]
+        archive.extractall(options.folder, members)
+    if not (Path(options.folder) / name).is_file():
         print(f"levelfield: {options.work}: found no {name}", file=sys.stderr)
         return EXIT_NO_WORK
     agent = str(code / "platform" / "levelfield" / "node" / "node_agent.py")

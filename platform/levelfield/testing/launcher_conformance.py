@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import FIRST_NODE, Request
 from levelfield.errors import LevelfieldError
+from levelfield.node.common_work import COMMON_FILE, COMMON_KEY, join_work
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import runner, scheduler
 from levelfield.run.launchers import launcher_file, runtime_and_launcher
@@ -210,10 +211,13 @@ def submitted(subject: LauncherSubject) -> str:
     rank_numbers: list[int] = []
     decoder = json.JSONDecoder()
     for submission in subject.request().submissions:
-        for text in (
-            *submission.files.values(),
-            submission.stdin or "",
-        ):  # the JSON of a node is one of them, or a part of one
+        texts = [*submission.files.values(), submission.stdin or ""]
+        if common := next((t for name, t in submission.files.items() if Path(name).name == COMMON_FILE), None):
+            rests = [text for text in texts if text.startswith(f'{{"{COMMON_KEY}": ')]
+            works = [join_work(json.loads(common), json.loads(text)) for text in rests]
+            rank_numbers += [process["rank"] for work in works for process in work["processes"]]
+            continue
+        for text in texts:  # the JSON of a node is one of them, or a part of one
             start = text.find(_NODE_SCHEMA)
             while start >= 0:
                 try:

@@ -21,6 +21,7 @@ from levelfield.contracts.execution import Request
 from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
+from levelfield.node.common_work import join_work
 from levelfield.run.launchers.kubernetes import cluster_objects
 from levelfield.run.launchers.kubernetes.cluster_objects import MAX_DATA_BYTES, object_name
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
@@ -154,7 +155,9 @@ def works_of(documents: list[Fields]) -> list[Fields]:
     """Return the nodes' work, which the second ConfigMap has as an archive."""
     content = base64.b64decode(documents[1]["binaryData"]["work.tar.gz"])
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        return [json.load(archive.extractfile(member)) for member in archive]  # type: ignore[arg-type]
+        files = {member.name: json.load(archive.extractfile(member)) for member in archive}  # type: ignore[arg-type]
+    common = files.pop("common.json")
+    return [join_work(common, rest) for rest in files.values()]
 
 
 def test_the_request_is_equal_twice_and_every_rank_is_in_it() -> None:
@@ -269,9 +272,9 @@ def test_the_work_of_many_nodes_is_small_and_too_much_is_refused(monkeypatch: py
     """Each pod gets all of it: 7 KB a node would be 7 MB for each of 1,000 pods."""
     request = request_for(nodes=4)
     texts = {name: text for name, text in request.submissions[0].files.items() if name != "manifest.yaml"}
-    assert [json.loads(text) for text in texts.values()] == works_of(documents_of(request))
+    assert list(texts) == ["common.json", *(f"node{node}.json" for node in range(4))]
     archive = documents_of(request)[1]["binaryData"]["work.tar.gz"]
-    assert len(archive) < sum(map(len, texts.values())) / 2
+    assert len(archive) < sum(map(len, texts.values()))
     monkeypatch.setattr(cluster_objects, "MAX_DATA_BYTES", len(archive) - 1)
     with pytest.raises(UsageError, match=r"the work of 4 nodes: found \d+ bytes"):
         request_for(nodes=4)

@@ -180,6 +180,9 @@ class ClusterRun:
 
         They hold whatever the cluster says, and where it says nothing.
         """
+        has_logs = not self._is_streamed or len(self._logs) == len(self._request.nodes)
+        if not has_logs and time.monotonic() - self._began_at < SETTLE_SECONDS:
+            return None  # an earlier platform received these records, and its logs may have more
         unfinished_count = len(self._unfinished_nodes.read())
         if unfinished_count == self._unfinished_count:
             return None

@@ -30,6 +30,7 @@ from levelfield.run.launchers.node_content import (
     request_for_nodes,
     secrets_of,
     text_archive,
+    work_files,
 )
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, require_launch
 from levelfield.specs.paths import RunPaths
@@ -76,7 +77,7 @@ class KubernetesLauncher:
         nodes = tuple(
             replace(node, address=first_address if node.node_rank == 0 else node.address) for node in request.nodes
         )
-        work_files: dict[str, str] = {}
+        contents = []
         for node in request.nodes:
             content = node_content(plan, pod_paths, request, node, plan.implementation.rests_on)
             folder = CODE_FOLDER / "models" / Path(plan.implementation.folder).name
@@ -84,7 +85,8 @@ class KubernetesLauncher:
             content["locks"] = []  # none is needed: the kubelet gives a device to one pod only
             if pod_paths.root != paths.root:
                 content["files"] = {"job.json": json.dumps(job_content(plan, pod_paths), indent=2) + "\n"}
-            work_files[f"node{node.node_rank}.json"] = json.dumps(content)
+            contents.append(content)
+        files = work_files(contents)
         limits = plan.work.limits
         max_seconds = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
         manifest = JobManifest(
@@ -95,7 +97,7 @@ class KubernetesLauncher:
             image=image,
             python=_interpreter(plan),
             secrets=sorted(secrets_of(plan)),
-            work=gzip.compress(text_archive(work_files), mtime=0),
+            work=gzip.compress(text_archive(files), mtime=0),
             code=_compressed_code(plan.implementation.folder),
             start=Path(pod_start.__file__).read_text(encoding="utf-8"),
             deadline_seconds=max_seconds + SPARE_SECONDS,
@@ -104,7 +106,7 @@ class KubernetesLauncher:
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE_WIDTH, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
         command = ("kubectl", *context, "create", "-f", MANIFEST_FILE)
-        submission = Submission(name, command, {MANIFEST_FILE: text, **work_files})
+        submission = Submission(name, command, {MANIFEST_FILE: text, **files})
         return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(submission,))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
