@@ -67,11 +67,20 @@ def main(arguments: Sequence[str], training_context: Callable[[], AbstractContex
 
     training_context: opens the context in which a command that trains runs.
     """
-    try:
+
+    def execute() -> int:
         options = parse_command_line(arguments)
         with training_context() if options.trains else nullcontext():
             code: int = options.command(options)
         return code
+
+    return exit_code_of(execute)
+
+
+def exit_code_of(execute: Callable[[], int]) -> int:
+    """Return the exit code that a function returns. Its errors become sentences on stderr, without a traceback."""
+    try:
+        return execute()
     except LevelfieldError as error:
         return _print_error(str(error), error.exit_code)
     except KeyboardInterrupt:

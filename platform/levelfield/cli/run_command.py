@@ -80,6 +80,12 @@ def _add_work_options(group: ParserOrGroup) -> None:
         action="store_true",
         help="with --nodes: --global-batch is the smallest run's and grows with the nodes",
     )
+    group.add_argument(
+        "--parallel",
+        type=int,
+        metavar="N",
+        help="run N entries at once, whose nodes an engine chooses; the repeats of one stay one after another",
+    )
     add_scale_option(group)
     group.add_argument(
         "--explain", action="store_true", help="with --dry-run: the arithmetic of the predicted memory and time"

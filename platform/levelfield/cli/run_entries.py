@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,24 +13,28 @@ from pathlib import Path
 from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
+from levelfield.cli.main import exit_code_of
 from levelfield.cli.options import registry_of, runs_folder
 from levelfield.cli.run_control_command import show_call
 from levelfield.cli.site_options import base_image, launch_plan, load_hosts, node_power_site
 from levelfield.cli.store_options import run_recorder
+from levelfield.cli.streams import Streams
 from levelfield.cli.terminal import Terminal, repeats_digests
 from levelfield.compare import scaling
-from levelfield.errors import INTERRUPTED, GateFailed, RunFailed, UnknownName, UsageError
+from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, GateFailed, RunFailed, UnknownName, UsageError
 from levelfield.plan.permissions import refuse_unknown_permissions
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.publish.flagperf_files import Strategy, read_strategy
+from levelfield.report import words
 from levelfield.report.tables import format_json as results_as_json
-from levelfield.run import certificate_maker, runner, scheduler
+from levelfield.run import certificate_maker, runner, scheduler, side_by_side
 from levelfield.run.detaching import Detachment, fork_platform
 from levelfield.run.scheduler import CertificateAttempt, Job
 from levelfield.rundir.detached_calls import new_call_id
-from levelfield.specs.base import parse
+from levelfield.specs.base import load, parse
 from levelfield.specs.derivation import Derivation
 from levelfield.specs.free_fields import FREE_FIELDS
+from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import MAX_EXPLAINED_STEPS
 from levelfield.specs.result import Result
 from levelfield.specs.selector import MAX_COUNTS, parse_selector
@@ -37,6 +42,7 @@ from levelfield.specs.suite import NamedHardware, read_hardware
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.node_series import node_counts, series_entries, series_scaling
 
+MIN_LINE_COLUMNS = 40  # of a line of an entry that runs beside others, without its name
 _MISALIGNED_VERDICTS = ("diverged", "different")
 Certify = Callable[[Job], CertificateAttempt]  # proves first that the case trains aligned in fp32, where it has to
 
@@ -59,6 +65,8 @@ def run_or_show(options: argparse.Namespace) -> int:
     jobs = scheduler.plan_jobs(registry, entries, None if options.data is None else terminal.check_corpus(options.data))
     if strategy:
         jobs = _check_strategy(jobs, strategy)
+    if options.parallel is not None:
+        jobs = _check_parallel(list(jobs), options.parallel)
     if options.explain:
         return dry_run.explain([job.plan for job in jobs], registry, options.dry_run)
     if options.dry_run:
@@ -70,6 +78,8 @@ def run_or_show(options: argparse.Namespace) -> int:
     certify = certificate_maker.skip_certification
     if not options.no_certificate:
         certify = certificate_maker.CertificateMaker(registry, runs, terminal.listener()).certify
+    if options.parallel is not None:
+        return _run_parallel(list(jobs), options, terminal, registry, certify)
     results = run_jobs(jobs, runs, terminal, registry, certify)
     return print_results(results, runs, bool(options.nodes), options.json, terminal)
 
@@ -104,6 +114,51 @@ def run_jobs(
         terminal.show_status(result)
         results.append(result)
     return results
+
+
+def _check_parallel(jobs: list[Job], at_once: int) -> Iterator[Job]:
+    """Return the jobs. Raises UsageError where they cannot run side by side."""
+    if at_once < 1:
+        raise UsageError(f"--parallel: found {at_once}, expected how many entries run at once, such as 4")
+    groups = side_by_side.group_by_entry(jobs)
+    if at_once > 1:
+        side_by_side.require_separate_places(groups)
+    return iter(jobs)
+
+
+def _run_parallel(
+    jobs: list[Job], options: argparse.Namespace, terminal: Terminal, registry: Registry, certify: Certify
+) -> int:
+    """Run entries side by side, after the certificates that they share. Print one table, and return the exit code."""
+    runs, certified_jobs = runs_folder(options), []
+    for job in jobs:
+        attempt = certify(scheduler.add_stored_certificate(job, terminal.say))
+        if attempt.interrupted_result:
+            return print_results([attempt.interrupted_result], runs, False, options.json, terminal)
+        certified_jobs.append(attempt.job)
+    groups = side_by_side.group_by_entry(certified_jobs)
+
+    def run_group(name: str, jobs: Sequence[Job]) -> int:
+        words.WIDTH = max(MIN_LINE_COLUMNS, words.WIDTH - len(f"{name}: "))
+        Streams()
+        own_terminal = Terminal(options.quiet or options.json, run_recorder(options.store, options.no_store))
+        return exit_code_of(lambda: exit_code(run_jobs(iter(jobs), runs, own_terminal, registry)))
+
+    codes = side_by_side.run_groups(
+        groups, options.parallel, run_group, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    paths = [RunPaths(runs / job.plan.run_id) for job in certified_jobs]
+    results = [load(Result, run.result) for run in paths if run.result.exists()]
+    for run in paths:
+        if run.plan.exists() and not run.result.exists():
+            terminal.note(f"{run.root.name} has no result; `evidence collect` judges what it measured")
+    code = print_results(results, runs, bool(options.nodes), options.json, terminal)
+    if INTERRUPTED in codes.values():
+        return INTERRUPTED
+    # an entry without a result has said why, and its error has the exit code
+    have_results = {result.run_id for result in results}
+    failed = (codes[name] for name, jobs in groups.items() if any(job.plan.run_id not in have_results for job in jobs))
+    return next((failed_code if failed_code > 0 else PLATFORM_FAULT for failed_code in failed), code)
 
 
 def exit_code(results: list[Result]) -> int:

@@ -33,6 +33,8 @@ class LauncherParts(NamedTuple):
     takes_hosts: bool = False  # whether it reaches the hosts of a hosts file, and needs one
     # takes the plan, and names the nodes that share one peak; without it the peak is that of the first host
     probed_nodes_function: str | None = None
+    # takes the plan, and says why two runs may meet on one node; without it each run has devices of its own
+    shared_nodes_function: str | None = None
 
 
 LAUNCHERS = {
@@ -47,6 +49,7 @@ LAUNCHERS = {
         "slurm.checks:slurm_findings",
         "its commands, a test submission, and a job of one second that looks for modules and folders",
         probed_nodes_function="slurm.slurm_launcher:probed_nodes",
+        shared_nodes_function="slurm.slurm_launcher:shared_nodes_reason",
     ),
     "kubernetes": LauncherParts(
         "kubernetes.kubernetes_launcher:KubernetesLauncher",
@@ -100,6 +103,14 @@ def probed_nodes(plan: Plan, launch: LaunchPlan) -> str | None:
     if parts and parts.probed_nodes_function:
         return _import_part(parts.probed_nodes_function)(plan)  # type: ignore[no-any-return]
     return launch.hosts[0].name if launch.hosts else None
+
+
+def shared_nodes_reason(plan: Plan, launch: LaunchPlan) -> str | None:
+    """Return why the launcher may place two runs on one node, and what to change; None where it does not."""
+    parts = LAUNCHERS.get(launch.launcher)
+    if parts and parts.shared_nodes_function:
+        return _import_part(parts.shared_nodes_function)(plan)  # type: ignore[no-any-return]
+    return None
 
 
 def launcher_file(name: str, plugins: Sequence[Path]) -> str | None:

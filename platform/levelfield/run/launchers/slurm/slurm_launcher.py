@@ -231,6 +231,13 @@ def probed_nodes(plan: Plan) -> str:
     return " ".join(("a Slurm node,", *options, cores))
 
 
+def shared_nodes_reason(plan: Plan) -> str | None:
+    """Return why Slurm may place two runs on one node, where both would take its first devices; None for whole ones."""
+    if require_launch(plan).site.slurm.exclusive:
+        return None
+    return "slurm.exclusive is false in the site's file, so that two jobs may share a node; set it to true"
+
+
 def _submit_job(request: Request, say: Say) -> SlurmJob | Outcome:
     """Write the files of the job and submit it. Return the job, or how the run ended without one."""
     (submission,) = request.submissions
