@@ -38,6 +38,38 @@ class Cluster:
         """Return the process number of a daemon: `slurmctld`, `slurmd.HOST`, `sshd.HOST`."""
         return int((self.folder / "run" / f"{daemon}.pid").read_text())
 
+    def on(self, host: str, *command: str) -> None:
+        """Run a command on a host, with its network, name and files."""
+        process = str(self.process(f"sshd.{host}"))
+        argv = ["nsenter", "--target", process, "--mount", "--uts", "--net", *command]
+        subprocess.run(argv, check=True, capture_output=True, timeout=20)
+
+    @contextmanager
+    def firewall(self) -> Iterator[None]:
+        """The commonest firewall: ssh and the rendezvous pass, and calls of others to high ports are dropped."""
+        rule = ("INPUT", "-i", "eth0", "-p", "tcp", "--syn", "--dport", "32768:60999", "-j", "DROP")
+        for host in self.hosts:
+            self.on(host, "iptables", "--append", *rule)
+        try:
+            yield
+        finally:
+            for host in self.hosts:
+                self.on(host, "iptables", "--delete", *rule)
+
+    @contextmanager
+    def own_names_on_loopback(self, folder: Path) -> Iterator[None]:
+        """As Debian installs a machine: /etc/hosts of each host gives its own name 127.0.1.1."""
+        lines = (self.folder / "hosts").read_text().splitlines()
+        for host in self.hosts:
+            own = [f"127.0.1.1 {host}" if line.endswith(f" {host}") else line for line in lines]
+            (folder / f"hosts.{host}").write_text("\n".join(own) + "\n")
+            self.on(host, "mount", "--bind", str(folder / f"hosts.{host}"), "/etc/hosts")
+        try:
+            yield
+        finally:
+            for host in self.hosts:
+                self.on(host, "umount", "/etc/hosts")
+
     def own(self, host: str, path: str) -> Path:
         """Return where this machine sees a path below one of a host's own folders."""
         return self.folder / host / path.lstrip("/")

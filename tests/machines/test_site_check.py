@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cluster_shared import Cluster
+from driving import SHORT
 from fleet import Fleet, running, wait_until
 from levelfield.cli.main import main
 
@@ -50,7 +51,6 @@ def test_an_address_at_which_the_others_do_not_reach_the_first_host_is_named(
     arguments = ("--site", str(tmp_path / "site.json"), "--json")
     for address, who, reason in (
         (fleet.address(first), set(), ""),
-        ("127.0.0.1", {second}, "Connection refused"),
         (fleet.address(second), {first, second}, "Connection refused"),
         (fleet.address(first).rpartition(".")[0] + ".199", {first, second}, ""),
         ("no-such-name.invalid", {first, second}, ""),
@@ -64,8 +64,48 @@ def test_an_address_at_which_the_others_do_not_reach_the_first_host_is_named(
             whom = "itself" if host == first else first
             assert f"reach {whom} at {address}, port" in finding["says"] and reason in finding["says"], finding
             assert f"`address` of {first} " in finding["do"]
-        assert sum("it reaches" in finding["says"] for finding in findings) == 2 - len(who), findings
-    assert wait_until(lambda: not [line for _, line in running() if "server.accept()" in line])
+        assert sum("it reaches" in finding["says"] for finding in findings) == 4 - len(who), findings
+    assert wait_until(lambda: not [line for _, line in running() if "node_setup.py" in line])
+
+
+def test_a_firewall_between_the_hosts_is_named_before_anything_trains(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lets ssh and the rendezvous pass. A run would hang behind it for the case's limit of the first step."""
+    with fleet.cluster.firewall():
+        assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == 4
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        done = fleet.run(*fleet.command())
+    lacking = {finding["subject"]: finding["says"] for finding in findings if finding["word"] == "missing"}
+    first, second = fleet.cluster.hosts
+    for host, other in ((first, second), (second, first)):
+        assert lacking[host].startswith(f"it cannot reach {other} at {fleet.address(other)}, port "), lacking
+    assert sum("it reaches" in finding["says"] for finding in findings) == 2, findings  # the rendezvous is open
+    assert done.returncode == 3 and fleet.words() == ["unreachable", "unreachable"], done.stderr
+    outcome = fleet.outcome()
+    assert outcome["cause"] == "unreachable" and outcome["evidence"].startswith(f"{first}: {lacking[first][:30]}")
+    assert "at least 32768 to 60999" in outcome["evidence"] and not outcome["ends"]
+
+
+@pytest.mark.thorough
+def test_an_own_name_on_loopback_is_no_obstacle(
+    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The interface follows from the other hosts' names, and a real training meets over it."""
+    fleet.write(lambda host: {"name": host["name"], "python": host["python"]})
+    python = Path(".venvs/torch-cpu/bin/python").absolute()
+    arguments = ("--python", str(python), *SHORT, "--no-preflight", "--site", str(tmp_path / "site.json"))
+    with fleet.cluster.own_names_on_loopback(tmp_path):
+        assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == 0
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        done = fleet.run("--case", "short:torch:cpu:2:1", "--scale", "smoke", *arguments)
+    for host in fleet.cluster.hosts:
+        says = f"it reaches the 1 other(s) by eth0 ({fleet.address(host)}) on ports of collectives"
+        assert says in [finding["says"] for finding in findings if finding["subject"] == host], findings
+    assert fleet.words() == ["ended", "ended"], done.stderr
+    for node in (0, 1):
+        (started,) = [line for line in fleet.record(node) if line["event"] == "ranks-started"]
+        assert set(started["variables"].values()) == {"eth0"}
 
 
 def test_a_folder_of_others_is_told_as_the_run_refuses_it(

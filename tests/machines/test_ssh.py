@@ -176,6 +176,26 @@ def test_a_cut_network_is_a_lost_node_and_its_ranks_end(fleet: Fleet) -> None:
 
 
 @pytest.mark.thorough
+def test_two_nodes_whose_network_is_cut_are_both_lost_and_fetched_at_once(fleet: Fleet) -> None:
+    process = fleet.begun()
+    ranks = [fleet.rank(node) for node in (0, 1)]
+    ends = [("ip", "-n", fleet.cluster.switch, "link", "set", f"v-{host}") for host in fleet.cluster.hosts]
+    for end in ends:
+        subprocess.run([*end, "down"], check=True)
+    cut_time = time.monotonic()
+    try:
+        message = fleet.ended(process)
+        assert process.returncode == 3, message
+        assert fleet.outcome()["cause"] == "node-lost" and fleet.words() == ["lost", "lost"], fleet.outcome()
+        # 15 s until ssh gives up, up to 20 s for the others to end, and the connections of all fetches at once
+        assert time.monotonic() - cut_time < 90
+        assert have_ended(ranks, 90)
+    finally:
+        for end in ends:
+            subprocess.run([*end, "up"], check=True)
+
+
+@pytest.mark.thorough
 def test_a_network_that_flaps_is_said(fleet: Fleet) -> None:
     """0.3 s away each 1.5 s: the run is valid, and was so without a word."""
     process = fleet.begun("--steps", "400", "--env", "FAKE_STEP_SECONDS=0.05")

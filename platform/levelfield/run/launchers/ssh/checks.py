@@ -140,13 +140,12 @@ def _peer_findings(launch: LaunchPlan, hosts: Sequence[Host], say: Say) -> Itera
         if problem := launch.loopback_problem(host):
             yield missing_finding(host.name, problem, "correct it in the hosts file or in the site's file")
     for paths in find_peer_paths(launch, hosts, say):
-        problems = path_problems(launch, paths, hosts[0])
-        for says, advice in problems:
+        for says, advice in path_problems(launch, paths, hosts[0]):
             yield missing_finding(paths.host.name, says, advice)
         if not paths.problem and not paths.rendezvous_problem:
             target = "itself" if paths.host == hosts[0] else hosts[0].name
             yield ok_finding(paths.host.name, f"it reaches {target} at {paths.rendezvous}")
-        if not problems:
+        if not paths.problem and not paths.unreached:
             interface = f" by {paths.interface}" if paths.interface else ""
             says = f"it reaches the {len(hosts) - 1} other(s){interface} ({paths.address}) on ports of collectives"
             yield ok_finding(paths.host.name, says)
