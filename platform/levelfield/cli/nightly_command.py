@@ -212,8 +212,8 @@ def _run(options: argparse.Namespace) -> int:
             variables[FOLDER_VARIABLE] = str(call.folder)
         program = [sys.executable, str(moved.build.folder / "run_benchmarks.py")]
         # it has left the shell; what it prints is still read by `run log`
-        own_arguments = ["--progress" if a in ("--det", "--deta", "--detac", "--detach") else a for a in sys.argv[1:]]
-        arguments = _arguments_for_build(moved.build.folder, options, own_arguments)
+        build_arguments = ["--progress" if a in ("--det", "--deta", "--detac", "--detach") else a for a in sys.argv[1:]]
+        arguments = _arguments_for_build(moved.build.folder, options, build_arguments)
         night_and_runs = ["--night", name, "--runs", str(runs_folder(options).absolute())]
         sys.stdout.flush()
         os.execve(sys.executable, [*program, *arguments, *night_and_runs], variables)

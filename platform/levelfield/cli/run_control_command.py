@@ -168,7 +168,7 @@ def _status_texts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if content["step"]:
         speed = format_number(content["tokens_per_second_per_device"], 0)
         yield "step", f"{content['step']} of {content['steps']}, {speed} tokens/s/device"
-    if len(content["planned_runs"] or ()) != 1:
+    if content["planned_runs"] is not None and len(content["planned_runs"]) != 1:
         planned = f" of {len(content['planned_runs'])}" if content["planned_runs"] else ""
         yield "runs", f"{len(content['started_runs'])}{planned} started"
         for run_id in content["started_runs"]:
@@ -196,20 +196,27 @@ def _remaining_work(run: Any) -> str:
 def _exit_code(target: Target) -> int | None:
     """Return the exit code of a run that is over, by its call or by its result; None without either."""
     from levelfield.cli.run_entries import exit_code
-    from levelfield.errors import LevelfieldError
 
     if target.call:
-        return target.call.exit_code
-    with suppress(LevelfieldError):
-        return exit_code([_result(target)])
-    return None
+        return read_call(target.call.folder).exit_code
+    results = _results(target)
+    return exit_code(results) if results else None
 
 
-def _result(target: Target) -> Result:
+def _results(target: Target) -> list[Result]:
+    """Return the results that there are of a run, or of the planned runs of a call."""
+    from levelfield.errors import LevelfieldError
     from levelfield.specs.base import load
+    from levelfield.specs.paths import RunPaths
     from levelfield.specs.result import Result
 
-    return load(Result, target.run.result) if target.run else None  # type: ignore[return-value]
+    results = []
+    if target.run:
+        names = target.call.planned_runs if target.call else (target.run.root.name,)
+        for name in names:
+            with suppress(LevelfieldError):
+                results.append(load(Result, RunPaths(target.run.root.with_name(name)).result))
+    return results
 
 
 def _add_log_options(parser: argparse.ArgumentParser) -> None:
@@ -277,10 +284,11 @@ def _attach(options: argparse.Namespace) -> int:
     runs = runs_folder(options)
     target = find_target(runs, options.run)
     terminal = Terminal(options.quiet or options.json, run_recorder(options.store, options.no_store))
+    word, platform = platform_state(target)
     try:
-        if target.call and platform_state(target)[0] != "killed":
+        if target.call and word != "killed" and platform == target.call.platform:
             _print_output(target, follows=True, last_lines=0 if options.quiet or options.json else _LAST_LINES)
-        elif platform_state(target)[0] == "alive":
+        elif word == "alive":
             _show_steps(target, terminal)
         target = find_target(runs, options.run)
         word, platform = platform_state(target)
@@ -288,26 +296,22 @@ def _attach(options: argparse.Namespace) -> int:
             raise UsageError(
                 f"{target.id}: process {platform.process} of host {platform.host} runs it; attach to it on that host"
             )
-        if word == "over" and (target.call or (target.run and target.run.result.exists())):
-            return _end_code(target, options, terminal)
-        refuse_other_user(target)
-        return _take_up(target, options, terminal, cancels=False)
+        if word == "over" and target.call:
+            return RunFailed.exit_code if (code := _exit_code(target)) is None else code
+        if word == "killed" or not _results(target):
+            refuse_other_user(target)
+            return _take_up(target, options, terminal, cancels=False)
+        return _print_results(target, options, terminal)
     except (KeyboardInterrupt, WatchLeft):
         terminal.say(f"left; the run goes on. `run attach` shows the rest of it, and `run cancel` ends it: {target.id}")
         return INTERRUPTED
 
 
-def _end_code(target: Target, options: argparse.Namespace, terminal: Terminal) -> int:
-    if target.call:
-        return RunFailed.exit_code if target.call.exit_code is None else target.call.exit_code
-    return _print_result(_result(target), options, terminal)
-
-
-def _print_result(result: Result, options: argparse.Namespace, terminal: Terminal) -> int:
+def _print_results(target: Target, options: argparse.Namespace, terminal: Terminal) -> int:
+    """Print the results of a run or of a call. Return their exit code."""
     from levelfield.cli.run_entries import print_results
 
-    terminal.show_status(result)
-    return print_results([result], runs_folder(options), False, options.json, terminal)
+    return print_results(_results(target), runs_folder(options), False, options.json, terminal)
 
 
 def _show_steps(target: Target, terminal: Terminal) -> None:
@@ -337,12 +341,12 @@ def _take_up(target: Target, options: argparse.Namespace, terminal: Terminal, ca
         terminal.say("start the night again, as it was started: it goes on, and repeats no finished run")
     elif run is None or not run.plan.exists():
         terminal.say(f"{target.id}: its platform was killed before its first run; nothing was measured")
-    elif run.result.exists():
-        code = _print_result(_result(target), options, terminal)
     else:
-        vendor = registry_of(options).vendor(read_plan(run).hardware.vendor)
-        ends_work = cancels and runner.remaining_work(run) is not None
-        code = _print_result(runner.attach(run, vendor, terminal.listener(), ends_work), options, terminal)
+        if not run.result.exists():
+            vendor = registry_of(options).vendor(read_plan(run).hardware.vendor)
+            ends_work = cancels and runner.remaining_work(run) is not None
+            terminal.show_status(runner.attach(run, vendor, terminal.listener(), ends_work))
+        code = _print_results(target, options, terminal)
     if call and (missing := [run_id for run_id in call.planned_runs if run_id not in call.run_ids()]):
         terminal.say(f"{len(missing)} of {len(call.planned_runs)} runs were not started: start them again")
         code = code or RunFailed.exit_code

@@ -19,11 +19,11 @@ from levelfield.measure.sampled_operations import (
     SampledStep,
     SampleError,
     factor_error,
-    rounded_to_e4m3,
     mean_square,
     output_error,
     relative_error,
     rounded,
+    rounded_to_e4m3,
     rounding_error,
 )
 from levelfield.measure.sampled_tokens import embedding, table_gradient

@@ -70,9 +70,9 @@ def call_target(runs: Path, call: Call) -> Target:
 def unfinished_targets(runs: Path) -> list[Target]:
     """Return the detached calls that have no exit code, and the other runs that are not over."""
     targets = [call_target(runs, call) for call in list_calls(runs) if call.exit_code is None]
-    known_ids = {run_id for target in targets if target.call for run_id in target.call.run_ids()}
+    call_run_ids = {run_id for target in targets if target.call for run_id in target.call.run_ids()}
     for status in sorted(runs.glob("*/status.json")):
-        if status.parent.name not in known_ids and run_state.read_status(RunPaths(status.parent))[1]:
+        if status.parent.name not in call_run_ids and run_state.read_status(RunPaths(status.parent))[1]:
             targets.append(Target(None, RunPaths(status.parent)))
     return targets
 

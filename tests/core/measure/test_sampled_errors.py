@@ -14,9 +14,9 @@ from levelfield.measure.sampled_operations import (
     SampledOperation,
     SampledStep,
     SampleError,
-    rounded_to_e4m3,
     precision_word,
     rounded,
+    rounded_to_e4m3,
 )
 from levelfield.measure.sampled_updates import has_bf16_gradients, idle_change_errors, sum_errors, update_errors
 from levelfield.measure.spot_check import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -187,6 +188,19 @@ def test_a_killed_call_is_judged_and_names_what_was_not_started(
     code, text = control("attach", "facade", "--no-store")
     assert code == 3 and "1 of 2 runs were not started" in text and run.result.exists()
     assert json.loads(control("status", "facade", "--json")[1])["exit_code"] == 3
+
+
+def test_what_another_shell_has_taken_up_is_followed(
+    call: detached_calls.Call, run: RunPaths, control: Control, platform: subprocess.Popen[bytes]
+) -> None:
+    """The call's platform was killed; the one that lives is that of the other `run attach`."""
+    begin(run, platform.pid)
+    content = json.loads((call.folder / "call.json").read_text())
+    content["platform"]["started"] += 1
+    (call.folder / "call.json").write_text(json.dumps(content))
+    threading.Timer(1.0, platform.kill).start()
+    code, text = control("attach", "facade", "--no-store")
+    assert code == 3 and "step 12/12" in text and "failed (platform)" in text
 
 
 def test_a_run_of_a_call_is_cancelled_only_with_it(
