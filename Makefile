@@ -32,7 +32,7 @@ export LEVELFIELD_STORE := none
 # so more cost more; one that has no test left takes some of another, so that no test that waits is the last. Whole runs and
 # the container engine mostly wait: they are the second. The engine's tests come last: what ends a rank by a signal must not
 # run beside a container that runs out of memory. The third installs packages, then tests each framework in its environment.
-# The fourth runs on several machines, and mostly waits, too.
+# The fourth runs on several machines, mostly waits, too, and is the shortest: it makes the first starts at its end.
 test: $(WITH_TORCH)
 	$(MAKE) --no-print-directory -j 4 framework-free waiting installing on-machines
 
@@ -53,6 +53,7 @@ on-the-engine: $(STAMP)
 
 on-machines: $(STAMP)
 	$(PYTEST) -m "machines and $(NEW)" tests/machines
+	$(PY) tools/first_starts.py
 
 end-to-end: $(STAMP)
 	$(IN_MEMORY) -n 4 --dist loadfile -m "e2e and $(NEW)" tests/e2e
@@ -62,7 +63,6 @@ framework-free: $(STAMP)
 
 environments: $(STAMP)
 	$(PY) tools/environments.py
-	$(PY) tools/first_starts.py
 
 # What make test leaves out: further runs of the same kinds.
 thorough: $(WITH_TORCH)
