@@ -100,6 +100,14 @@ def test_an_answer_that_is_no_list_deletes_no_pod(cluster: Cluster, monkeypatch:
 
 def test_a_watch_that_always_fails_asks_less_and_less_often(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_api, "RETRY_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr(cluster_run, "LOG_SECONDS", 0.5, raising=False)
+
+    def then(api: SimulatedCluster) -> None:
+        time.sleep(3.0)
+        for index in range(2):
+            api.pod(index, container("Succeeded", "terminated", exitCode=0, reason="Completed"))
+
+    cluster.api = SimulatedCluster(played(RUNNING, RUNNING, then=then))
     cluster.api.fail("EVENT", "/pods", 500, "etcdserver: leader changed")
     assert cluster.execute(cluster.plan()).cause == "exited"
     paths = [path for method, path, _ in cluster.api.requests if method == "GET" and path.endswith("/pods")]
@@ -120,6 +128,8 @@ def test_a_refusal_that_stays_ends_the_run_at_its_limit(
 ) -> None:
     monkeypatch.setattr(cluster_run, "REFUSED_SECONDS", 1.5)
     monkeypatch.setattr(pod_watch, "REFUSED_SECONDS", 1.5, raising=False)
+    if path != "/log":  # no pod has to run
+        cluster.api = SimulatedCluster(lambda api: None)
     cluster.api.fail(method, path, status)
     began = time.monotonic()
     outcome = cluster.execute(limited(cluster.plan("waits"), step_seconds=60.0))
