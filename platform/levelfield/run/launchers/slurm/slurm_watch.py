@@ -75,7 +75,7 @@ MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.5, 10.0
 # Limits of the waits. Each of them has a line that says what it waits for.
 QUEUE_SECONDS = 7 * 86400.0  # in the queue, or suspended by Slurm
 ANSWERLESS_SECONDS = 3600.0  # without an answer of Slurm about a job of which no node has begun
-END_SECONDS = 4.0  # for Slurm's word about a job whose nodes have all written their last records
+END_SECONDS = 3.0  # for Slurm's word about a job whose nodes have all written their last records
 STOP_SECONDS = 120.0  # for the end of a cancelled job; Slurm's own KillWait is 30 s by default
 RECORD_WAIT_SECONDS = 5.0  # for the nodes' last records to appear on a file server
 CANCEL_RETRY_SECONDS = 10.0  # between two requests to cancel a job
