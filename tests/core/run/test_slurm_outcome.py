@@ -152,6 +152,23 @@ def test_where_nothing_was_started_the_job_s_last_line_is_the_evidence(node_run:
     assert str(ended_run.evidence).endswith(f"12: FAILED; {last}")
 
 
+def test_a_node_that_srun_could_not_reach_is_a_failed_launch(node_run: Path) -> None:
+    """Recorded with a prolog of 25 s. srun's own cancelling, which follows, is nobody's wish."""
+    launch_line = (
+        "srun: error: Task launch for StepId=66.0 failed on node sfhost2: Socket timed out on send/recv operation"
+    )
+    (node_run / "logs" / "job.log").write_text(f"""srun: cluster configuration lacks support for cpu binding
+srun: error: slurm_receive_msgs: [[sfhost2]:17812] failed: Socket timed out on send/recv operation
+{launch_line}
+srun: error: Application launch failed: Socket timed out on send/recv operation
+srun: Job step aborted: Waiting up to 5 seconds for job step to finish.
+slurmstepd-sfhost1: error: *** STEP 66.0 ON sfhost1 CANCELLED AT 2026-11-30T21:28:27 ***
+srun: error: sfhost1: task 0: Killed
+""")
+    ended_run = outcome(node_run, "FAILED", None, None)
+    assert (ended_run.cause, ended_run.evidence) == ("launch-error", f"Slurm job 12: FAILED; {launch_line}")
+
+
 def test_a_job_without_any_output_asks_for_a_shared_folder(node_run: Path) -> None:
     ended_run = outcome(node_run, "FAILED", None, None, reason="JobLaunchFailure")
     log = node_run / "logs" / "job.log"

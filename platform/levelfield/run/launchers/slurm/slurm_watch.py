@@ -51,6 +51,8 @@ _CANCELLED_LINE = re.compile(
     r"(?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<reason>[A-Z ]*[A-Z]))?|line \d+: +\d+ Killed +srun\b"
 )
 _TASK_LINE = re.compile(r"srun: error: (?P<nodes>\S+): tasks? (?P<tasks>(?P<first>\d+)[\d,-]*): (?P<end>.+)")
+# srun could not start a node's part, such as on a node whose prolog takes too long
+_LAUNCH_LINE = re.compile(r"srun: error: (?:Task launch for|Application launch failed|task \d+ launch failed).+")
 _REASON_CAUSES: dict[str, Cause] = {
     "TIME LIMIT": "time-limit", "PREEMPTION": "preempted", "NODE FAILURE": "node-lost", "JOB REQUEUE": "cancelled",
 }  # fmt: skip
@@ -98,7 +100,7 @@ class _JobLog:
     """What the end of the job's output says about its end."""
 
     path: Path
-    last_line: str | None = None  # None where there is no file
+    last_line: str | None = None  # None where there is no file; srun's words where it could not start a task
     failed_tasks: str = ""  # srun's words about the tasks that failed before Slurm ended any; a task is a node's part
     first_failed_task: int | None = None  # which is a node rank
     cancelled_line: str | None = None  # Slurm's words, where it ended a step or the job before any task failed
@@ -123,6 +125,9 @@ def _read_job_log(request: Request) -> _JobLog:
             failed_tasks.append(f"srun: {match['nodes']}: task {match['tasks']}: {match['end'].strip()}")
             if first_failed_task is None:
                 first_failed_task = int(match["first"])
+        elif match := _LAUNCH_LINE.search(line):
+            last_line = match[0] if not failed_tasks else last_line
+            failed_tasks.append(match[0])
     tasks_text = "; ".join(failed_tasks[:MAX_TASK_LINES])
     return _JobLog(path, last_line, tasks_text, first_failed_task, cancelled_line, cause)
 
