@@ -176,8 +176,9 @@ def test_the_files_of_all_lost_nodes_are_fetched_at_once(root: Path, monkeypatch
 
 def test_a_fetch_that_never_ends_has_a_limit(stream: NodeStream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh_launcher, "FETCH_SECONDS", 0.5)
-    connection = Connection("host1", ["sleep", "600"])
+    connection, start = Connection("host1", ["sleep", "600"]), time.monotonic()
     fetch_one(connection, "{}\n", stream)
+    assert time.monotonic() - start < ssh_launcher.FETCH_SILENCE_SECONDS / 2
     assert connection.code == -signal.SIGKILL and not stream.is_complete()
 
 

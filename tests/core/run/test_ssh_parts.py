@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from levelfield.catalog.registry import Registry
@@ -131,6 +132,42 @@ def test_an_engine_of_a_node_without_a_usable_answer_is_named(
     with pytest.raises(NodesNotReady, match="h1") as error:
         ssh_runtime.NodeEngine(plan, 0).image_id()
     assert words in str(error.value) and error.value.nodes[0].node_rank == 0
+
+
+class PlantedImage:
+    """An image of some MiB, as the client of this machine's engine saves it."""
+
+    attrs: ClassVar[dict[str, int]] = {"Size": 2**23}
+
+    def save(self, named: str) -> Iterator[bytes]:
+        yield from (bytes([k]) * 2**20 for k in range(8))
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ("cat > {folder}/image", None),
+        ("exec sleep 600", "its container engine took nothing of the image in 2 s"),
+        ("cat > {folder}/image; exec sleep 600", "its container engine took nothing of the image in 2 s"),
+        ("echo no space left >&2; exit 1", "found image None, expected sha256:x after it was brought: no space left"),
+    ],
+)
+def test_an_image_is_brought_whole_and_each_wait_for_an_engine_has_a_limit(
+    load: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inspect = f"if [ -s {tmp_path}/image ]; then echo '\"sha256:x\"'; else echo no such image >&2; exit 1; fi"
+    script = f"for last; do :; done; case $last in *inspect*) {inspect}; exit;; esac\n{load.format(folder=tmp_path)}"
+    monkeypatch.setattr(ssh_runtime, "node_image_name", lambda plan: "levelfield:x")
+    monkeypatch.setattr(ssh_runtime, "LOAD_SECONDS", 2.0)
+    engine = ssh_runtime.NodeEngine(plan_by(script, tmp_path), 0)
+    client: Any = SimpleNamespace(images=SimpleNamespace(get=lambda name: PlantedImage()))
+    if words is None:
+        engine.load_image(client, "sha256:x", lambda sentence: None)
+        assert (tmp_path / "image").read_bytes() == b"".join(PlantedImage().save("x"))
+        return
+    with pytest.raises(NodesNotReady, match="h1") as error:
+        engine.load_image(client, "sha256:x", lambda sentence: None)
+    assert words in str(error.value)
 
 
 def plan_by(ssh: str, folder: Path) -> Plan:

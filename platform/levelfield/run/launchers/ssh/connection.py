@@ -14,8 +14,9 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from levelfield.contracts.command import run_bounded
 
@@ -55,6 +56,7 @@ _NOISE_LINE = re.compile(r"^(Warning: Permanently added|\*\* |debug\d:)")
 # What ssh prints where a server, or a bastion on the way, ends a connection before the login: most often MaxStartups.
 _REFUSED_BEFORE_LOGIN = re.compile(r"(kex|ssh)_exchange_identification|Connection (closed|reset) by|UNKNOWN port 65535")
 MAX_TRIES = 6
+_MAX_REPEATED_BYTES = 2**20  # of what was sent, for another try; ssh takes more only after its login
 FIRST_PAUSE_SECONDS = 0.5  # before the second try; doubled before each further one
 MAX_STARTING = 8  # sshd's MaxStartups drops some from the tenth on
 STARTING_SECONDS = 3.0  # for which a connection without an answer keeps others from starting: a host may be down
@@ -101,7 +103,7 @@ class Connection:
         self._sent: list[memoryview] = []  # until the first answer
         self._process: subprocess.Popen[bytes] | None = None
         self._try_count, self._start_time, self._next_start_time = 0, 0.0, 0.0
-        self._close_requested = self._was_ended = False
+        self._close_requested = self._was_ended = self._has_sent_much = False
         self._start_if_due()
 
     def _start_if_due(self) -> bool:
@@ -138,8 +140,12 @@ class Connection:
         is_running = self._process is not None and self._process.poll() is None
         return is_running and not self.has_answered and self.seconds_since_start() < STARTING_SECONDS
 
-    def can_be_read(self) -> bool:
-        return self._process is not None and not self.is_at_end
+    def awaited_streams(self) -> Iterator[tuple[Any, int]]:
+        """Yield the streams that may be read, or written where something is unsent."""
+        if self._process and not self.is_at_end:
+            yield self.stdout, selectors.EVENT_READ
+        if self._process and self.unsent:
+            yield self._stdin, selectors.EVENT_WRITE
 
     def seconds_since_start(self) -> float:
         """Return the seconds since the last try began; 0 while it waits for its turn."""
@@ -148,8 +154,11 @@ class Connection:
     def send(self, content: bytes | memoryview) -> None:
         """Send the content after what is unsent. What the other side does not take stays unsent; nothing is copied."""
         self.unsent.append(memoryview(content))
-        if not self.has_answered:
+        if not self.has_answered and not self._has_sent_much:
             self._sent.append(self.unsent[-1])
+            if sum(map(len, self._sent)) > _MAX_REPEATED_BYTES:  # an image, of which nothing is kept here
+                self._has_sent_much = True
+                self._sent.clear()
         self.flush()
 
     def flush(self) -> bool:
@@ -225,7 +234,7 @@ class Connection:
 
     def _may_try_again(self) -> bool:
         was_refused = self.code == SSH_FAILURE_CODE and _REFUSED_BEFORE_LOGIN.search(self.complaint)
-        can_wait = not (self.has_answered or self._was_ended or self._close_requested)
+        can_wait = not (self.has_answered or self._was_ended or self._close_requested or self._has_sent_much)
         return bool(was_refused and can_wait and self._try_count < MAX_TRIES)
 
     def end(self) -> None:
@@ -242,6 +251,8 @@ class Connection:
         self.code = self._process.poll()
         self._read_complaint()
         self._close_streams()
+        self.is_at_end = True
+        self.unsent.clear()
 
     def _close_streams(self) -> None:
         for stream in (self._stdin, self.stdout, self._stderr):
@@ -284,10 +295,11 @@ def allow_descriptors(connections: int) -> None:
 
 
 def wait_for_output(connections: Iterable[Connection], seconds: float) -> None:
-    """Wait until one of the connections has something to read, at most so many seconds."""
+    """Wait until one of the connections has something to read, or takes what is unsent; at most so many seconds."""
     with selectors.DefaultSelector() as selector:
-        for output in {connection.stdout for connection in connections if connection.can_be_read()}:
-            selector.register(output, selectors.EVENT_READ)
+        for connection in set(connections):
+            for stream, event in connection.awaited_streams():
+                selector.register(stream, event)
         selector.select(seconds)
 
 

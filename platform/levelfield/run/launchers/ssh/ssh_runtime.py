@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from levelfield.contracts.command import run_bounded
 from levelfield.contracts.execution import NodeEnd, NodesNotReady, NodeWork, Say
 from levelfield.node.device_files import DEFAULT_LOCK_FOLDER
+from levelfield.run.launchers.ssh.connection import Connection, wait_for_output
 from levelfield.run.launchers.ssh.peer_paths import require_peer_paths
 from levelfield.run.launchers.ssh.remote_node import RemoteNode, plan_for_node, remote_node, ssh_argv
 from levelfield.run.launchers.ssh.ssh_setup import prepare_nodes
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 _RUN_AS_USER_SCRIPT = f'mkdir -p -m 1777 {DEFAULT_LOCK_FOLDER} && exec {{client}} run --user "$(id -u):$(id -g)" "$@"'
 PROGRESS_BYTES = 256 * 2**20  # between two reports of progress
 INSPECT_SECONDS = 60.0  # the longest wait for a node's container engine
+LOAD_SECONDS = 600.0  # the same, while it takes nothing of an image, and while it unpacks one
+LOAD_POLL_SECONDS = 0.1
 
 
 class SshRuntime(NodeRuntime):
@@ -154,25 +158,36 @@ class NodeEngine:
         name, image = self._host.name, client.images.get(self._image_name)
         say(f"{name}: bringing the image {self._image_name} ({image.attrs['Size'] / 2**20:,.0f} MiB unpacked)")
         argv = ssh_argv(self._launch, self._host, [self._engine_command, "load", "--quiet"])
-        parts, sent_bytes, pipe = image.save(named=self._image_name), 0, subprocess.PIPE
-        with subprocess.Popen(argv, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
-            assert process.stdin is not None and process.stderr is not None
-            try:
-                for part in parts:
-                    process.stdin.write(part)
-                    sent_before, sent_bytes = sent_bytes, sent_bytes + len(part)
-                    if sent_bytes // PROGRESS_BYTES > sent_before // PROGRESS_BYTES:
-                        say(f"{name}: sent {sent_bytes >> 20:,} MiB")
-                process.stdin.close()
-            except BrokenPipeError:
-                pass
-            except BaseException:
-                process.kill()
-                raise
-            error_output = " ".join(process.stderr.read().decode(errors="replace").split())[-300:]
-        error_output = f": {error_output or f'exit code {process.returncode}'}" if process.returncode else ""
+        connection, sent_bytes = Connection(name, argv), 0
+        try:
+            for part in image.save(named=self._image_name):
+                connection.send(part)
+                self._wait_for_load(connection, lambda: not connection.unsent)
+                if connection.has_ended():
+                    break
+                sent_before, sent_bytes = sent_bytes, sent_bytes + len(part)
+                if sent_bytes // PROGRESS_BYTES > sent_before // PROGRESS_BYTES:
+                    say(f"{name}: sent {sent_bytes >> 20:,} MiB")
+            connection.close_input()
+            say(f"{name}: unpacking the image, at most {LOAD_SECONDS:g} s")
+            self._wait_for_load(connection, lambda: False)
+        finally:
+            connection.end()
+        error_output = " ".join(connection.complaint.split())[-300:]
+        error_output = f": {error_output or f'exit code {connection.code}'}" if connection.code else ""
         if (loaded := self.image_id()) != image_id:
             raise self._not_ready_error(f"found image {loaded}, expected {image_id} after it was brought{error_output}")
+
+    def _wait_for_load(self, connection: Connection, is_done: Callable[[], bool]) -> None:
+        """Wait until it is done or the command has ended, at most LOAD_SECONDS without a byte that is taken."""
+        last_progress = time.monotonic()
+        while not is_done() and not (connection.read() is None and connection.has_ended()):
+            if connection.flush():
+                last_progress = time.monotonic()
+            if time.monotonic() - last_progress > LOAD_SECONDS:
+                raise self._not_ready_error(f"its container engine took nothing of the image in {LOAD_SECONDS:g} s")
+            if not is_done():
+                wait_for_output([connection], LOAD_POLL_SECONDS)
 
     def image_id(self) -> str | None:
         """Return the image's id on the node; None where the node does not have it."""
