@@ -85,7 +85,7 @@ def has_step(runs: Path, step: int, rank: int = 0) -> bool:
 
 def until_step(runs: Path, step: int) -> None:
     """Until the ranks 0 and 1 have finished this step."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_SECONDS
     while not (has_step(runs, step, 0) and has_step(runs, step, 1)):
         assert time.monotonic() < deadline, f"no step {step} in {runs}"
         time.sleep(0.1)
