@@ -58,8 +58,8 @@ def addresses_of(interface: str) -> list[str]:
         rows = [line.split() for line in _ADDRESSES_6_FILE.read_text(encoding="ascii").splitlines()]
     except OSError:
         rows = []
-    found = [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[5] == interface]
-    return addresses + [address for address in found if not ipaddress.ip_address(address).is_link_local]
+    addresses_6 = [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[5] == interface]
+    return addresses + [address for address in addresses_6 if not ipaddress.ip_address(address).is_link_local]
 
 
 def route_to(peer: str) -> tuple[str, str | None]:

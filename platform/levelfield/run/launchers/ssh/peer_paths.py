@@ -50,9 +50,9 @@ def find_peer_paths(launch: LaunchPlan, hosts: Sequence[Host], say: Say) -> list
         targets = [(number, a["address"], a["port"]) for number, a in enumerate(answers) if "port" in a]
         callers = [task for task, answer in zip(tasks, answers, strict=True) if "port" in answer]
         for task in callers:
-            own = tasks.index(task)
+            caller_number = tasks.index(task)
             calls = [rendezvous] if rendezvous[1] else []
-            calls += [(address, port) for number, address, port in targets if number != own]
+            calls += [(address, port) for number, address, port in targets if number != caller_number]
             task.connection.send(json.dumps(calls).encode() + b"\n")
         for _ in wait_for_tasks(callers, lambda task: len(task.lines) > 1, say, purpose):
             pass
