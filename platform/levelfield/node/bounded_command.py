@@ -119,7 +119,7 @@ def _run_to_end(argv: Sequence[str], seconds: float, environment: dict[str, str]
                 open_streams.register(stream, selectors.EVENT_READ)
             while open_streams.get_map():
                 if (remaining_seconds := deadline - time.monotonic()) <= 0:
-                    raise subprocess.TimeoutExpired(argv, 0)
+                    raise subprocess.TimeoutExpired(argv, seconds)
                 for key, _ in open_streams.select(remaining_seconds):
                     part = os.read(key.fd, _PART_BYTES)
                     if not part:

@@ -42,7 +42,7 @@ def test_a_command_gives_its_output_and_exit_code() -> None:
 def test_a_command_that_cannot_be_ended_is_left(unkillable: None, wait: Callable[..., object]) -> None:
     before = time.monotonic()
     if wait is run_bounded:
-        with pytest.raises(subprocess.TimeoutExpired):
+        with pytest.raises(subprocess.TimeoutExpired, match=r"timed out after 0\.3 seconds"):
             run_bounded(HANGS, 0.3)
     else:
         assert "0.3 s" in ask(HANGS, 0.3).reason
