@@ -112,6 +112,13 @@ def test_a_job_that_is_put_back_after_its_nodes_have_ended_does_not_run_again(
         assert slurm.calls("scancel") == [["12"]], number
 
 
+def test_a_node_that_begins_after_slurm_was_asked_is_not_put_back(node_run: Path, planted: PlantedSlurm) -> None:
+    planted.says("squeue", "12|PENDING|None|\n", RUNNING, DONE)
+    sign = node_run / "telemetry/node0.raw.jsonl"
+    ended_run = Watched(node_run, look2=lambda: sign.write_text("{}\n")).outcome()
+    assert planted.calls("scancel") == [] and "put back" not in str(ended_run.evidence)
+
+
 def test_commands_that_hang_hold_no_verdict_up(
     node_run: Path, planted: PlantedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

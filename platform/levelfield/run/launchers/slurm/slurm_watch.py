@@ -235,6 +235,7 @@ class _Answer:
     """What Slurm said about a job at one time."""
 
     state: JobState
+    asked_at: float  # before the question: monotonic
     jobs_before: int | None = None  # waiting jobs that Slurm would start before it
     lost_nodes: Mapping[str, str] = field(default_factory=dict)  # Slurm's words by name, where a node ended the job
 
@@ -249,7 +250,9 @@ class JobWatch:
         self._request, self._job, self._watch, self._say = request, job, watch, say
         self._began = self._last_answer = self._last_active = time.monotonic()
         self._last_poll, self._next_cancel = -math.inf, self._began
+        self._last_asked = -math.inf  # when the question of the state was asked
         self._first_run: float | None = None  # when Slurm first showed the job as RUNNING
+        self._first_sign: float | None = None  # when the first node had given a sign
         self._state = UNKNOWN_STATE
         self._lost_nodes: Mapping[str, str] = {}
         self._asker: threading.Thread | None = None
@@ -318,7 +321,8 @@ class JobWatch:
 
     def _ask(self, is_cancelling: bool) -> None:
         """Ask Slurm, and put the answer where the watching thread finds it."""
-        answer = _Answer(UNKNOWN_STATE)
+        asked_at = time.monotonic()
+        answer = _Answer(UNKNOWN_STATE, asked_at)
         try:
             if is_cancelling:
                 cancel(self._job)
@@ -326,6 +330,7 @@ class JobWatch:
             is_waiting = state.word in WAITING_STATES and state.reason not in ("", "None")
             answer = _Answer(
                 state,
+                asked_at,
                 queue_position(self._job) if is_waiting else None,
                 _down_nodes(state) if state.word in NODE_FAILURE_STATES else {},  # Slurm may take a node back at once
             )
@@ -343,7 +348,7 @@ class JobWatch:
         if state == UNKNOWN_STATE:
             self._say_change(f"Slurm does not answer about job {number}; its state is not known")
             return
-        self._last_answer, self._state = self._last_poll, state
+        self._last_answer, self._last_asked, self._state = self._last_poll, answer.asked_at, state
         self._lost_nodes = self._lost_nodes or answer.lost_nodes
         if state.word in WAITING_STATES and state.reason not in ("", "None"):
             count = answer.jobs_before
@@ -358,6 +363,13 @@ class JobWatch:
             self._last_sentence = text
             self._say(text)
 
+    def _is_requeued(self) -> bool:
+        """Return whether the job waits though it ran. A node may begin after Slurm was last asked."""
+        if self._first_sign is None and self._pulse.has_sign(self._request.nodes[:1]):
+            self._first_sign = time.monotonic()
+        has_run = self._first_run is not None or (self._first_sign is not None and self._first_sign < self._last_asked)
+        return has_run and self._state.word in WAITING_STATES
+
     def _cancel_reason(self) -> CancelReason | None:
         """Return why the job is to end; None while it may go on.
 
@@ -369,7 +381,7 @@ class JobWatch:
         now, word, reason, number = time.monotonic(), self._state.word, self._state.reason, self._job.number
         if word == "RUNNING" and self._first_run is None:
             self._first_run = now
-        if word in WAITING_STATES and (self._first_run or self._pulse.has_sign(self._request.nodes[:1])):
+        if self._is_requeued():
             requeued = f"Slurm job {number} was put back into the queue after it ran"
             return "cancelled", requeued if reason in ("", "None") else f"{requeued} ({reason})"
         if word in WAITING_STATES and reason in _ENDLESS_WAITS:
@@ -410,14 +422,14 @@ class JobWatch:
             self._wait(lambda: not self._unfinished_nodes.read(), RECORD_WAIT_SECONDS, "the nodes' last records")
         has_finished = all(record.cause == "exited" for record in last_records(self._request))
         # where not all has gone well, the job may be put back into the queue
-        last_words = ("COMPLETING",) if has_finished else WAITING_STATES
         self._wait(
-            lambda: self._state.is_ended or self._state.word in last_words,
+            lambda: self._state.is_ended
+            or (self._state.word == "COMPLETING" if has_finished else self._is_requeued()),
             END_SECONDS, f"Slurm to end job {number}",
         )  # fmt: skip
         self._watch()
         state, reason = self._state, cancel_reason
-        if state.word in WAITING_STATES and not has_finished:
+        if not has_finished and self._is_requeued():
             reason = cancel_reason or self._cancel_reason()
         if state.word in ("CANCELLED", "COMPLETING") and not has_finished:
             # only the accounting names the user who cancelled the job, and knows the end of one that is cleaned up
