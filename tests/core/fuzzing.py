@@ -25,7 +25,7 @@ from levelfield.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 SECONDS, WAIT_SECONDS = 10, 60  # of a processor, whatever else runs on it, and of the clock
-MAX_CHARACTERS = 60_000  # of all that a command prints
+MAX_CHARACTERS = 80_000  # of all that a command prints
 MAX_MANIFEST = 600_000  # of a dry run that prints a manifest with the code in it
 CODES = {0, 2, 3, 4}
 TIMES = int(os.environ.get("LEVELFIELD_FUZZ", "1"))

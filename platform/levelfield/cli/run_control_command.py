@@ -66,7 +66,6 @@ examples:
 CANCEL_SECONDS = 180.0  # a launcher waits up to 120 s for its engine, and then for the last records
 _POLL_SECONDS = 0.3
 _LAST_LINES = 10  # that `run attach` shows of what was printed before
-_LABEL_WIDTH = 9
 _STATE_WORDS = {"alive": "running", "killed": "killed", "unseen": "unseen", "over": "ended"}
 
 
@@ -78,8 +77,8 @@ def show_call(runs: Path, as_json: bool, call_id: str) -> None:
         content = {"id": call.id, "writes": folder, "stdout": call.stdout, "stderr": call.stderr}
         print(json_text({name: str(value) for name, value in content.items()}), flush=True)
         return
-    print(f"{'run':<{_LABEL_WIDTH}}{call.id}")
-    print(f"{'writes':<{_LABEL_WIDTH}}{one_line(short_path(folder))}")
+    print(f"run      {call.id}")
+    print(f"writes   {one_line(short_path(folder))}")
     for command in ("status", "log --follow", "attach", "cancel"):
         print_command(*_command_parts(runs, command, call.id))
 

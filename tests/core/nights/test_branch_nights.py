@@ -206,7 +206,7 @@ def test_a_branch_is_a_part_of_its_nights_name(text: str, name: str, monkeypatch
     options = parse_command_line(["nightly", "run", "--suite", "smoke", "--night", "2026-01-04", "--branch", text])
     asked: list[str] = []
 
-    def run(options: object, night: str) -> int:
+    def run(options: object, night: str, detachment: object) -> int:
         asked.append(night)
         return 0
 
