@@ -163,7 +163,8 @@ def _status_texts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if content["exit_code"] is not None:
         yield "exit code", str(content["exit_code"])
     if content["phase"]:
-        yield "phase", f"{content['phase']}, since {content['phase_since']}"
+        phase = content["phase"].removeprefix("running: ")
+        yield "phase", f"{phase}, since {content['phase_since']}"
     if content["step"]:
         speed = format_number(content["tokens_per_second_per_device"], 0)
         yield "step", f"{content['step']} of {content['steps']}, {speed} tokens/s/device"
