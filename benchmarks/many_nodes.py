@@ -101,7 +101,7 @@ def watched_and_judged(plan: Plan, paths: RunPaths, seconds: dict[str, float]) -
     before = files.seconds
     run_seconds = timed(seconds, "watch_seconds", lambda: watched(plan, paths, files, server))
     seconds["watch_seconds"] -= files.seconds - before
-    asked = {
+    requests_a_second = {
         "opened_files_a_second": server.opened / run_seconds,
         "listed_folders_a_second": server.listed / run_seconds,
     }
@@ -111,7 +111,7 @@ def watched_and_judged(plan: Plan, paths: RunPaths, seconds: dict[str, float]) -
     timed(seconds, "seal_seconds", lambda: write_json(paths.outcome, add_seal(paths, outcome.to_dict())))
     result = timed(seconds, "collect_seconds", lambda: collect(paths))
     assert result.throughput is not None, result.status
-    return asked
+    return requests_a_second
 
 
 class FileServer:

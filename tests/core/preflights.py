@@ -53,7 +53,7 @@ def write_preflight(
         if best is not None and (products_of_each or rank % per_node == 0):
             events.append(("matmul", {"precision": "fp32", "tflops": best, "median": best * 0.98, "repeats": 9}))
         if ranks > 1:
-            events += _of_the_group(rank, ranks, collective_factor)
+            events += _group_events(rank, ranks, collective_factor)
         events += [
             ("pair", {"ranks": both, "bytes": size, "seconds": [seconds], "wrong": None})
             for both, size, seconds in pairs
@@ -63,7 +63,7 @@ def write_preflight(
         (paths.events / f"rank{rank}.jsonl").write_text("\n".join([*lines, '{"event": "end"}']) + "\n")
 
 
-def _of_the_group(rank: int, ranks: int, factor: float) -> list[tuple[str, Values]]:
+def _group_events(rank: int, ranks: int, factor: float) -> list[tuple[str, Values]]:
     seconds = [factor * s for s in ((0.001, 0.002, 0.003) if rank == 0 else (0.002, 0.002, 0.002))]
     operations = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     rows = [{"operation": name, "bytes": 2**20, "seconds": seconds, "wrong": None} for name in operations]

@@ -61,8 +61,8 @@ class Cluster:
         """As Debian installs a machine: /etc/hosts of each host gives its own name 127.0.1.1."""
         lines = (self.folder / "hosts").read_text().splitlines()
         for host in self.hosts:
-            own = [f"127.0.1.1 {host}" if line.endswith(f" {host}") else line for line in lines]
-            (folder / f"hosts.{host}").write_text("\n".join(own) + "\n")
+            host_lines = [f"127.0.1.1 {host}" if line.endswith(f" {host}") else line for line in lines]
+            (folder / f"hosts.{host}").write_text("\n".join(host_lines) + "\n")
             self.on(host, "mount", "--bind", str(folder / f"hosts.{host}"), "/etc/hosts")
         try:
             yield

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.errors import UsageError
-from levelfield.node.regular_files import read_regular
+from levelfield.specs.bounded_reading import bounded_text
 
 # A name with more than one colon is an address of IPv6.
 _LINE = re.compile(
@@ -25,12 +25,7 @@ _EXPECTED = "expected a line such as `gpu1 slots=8`, `gpu1:8` or `gpu1`"
 
 def read_hostfile(path: Path) -> list[dict[str, Any]]:
     """Return the hosts as a hosts file has them, with `slots` where the list gives any. Raises UsageError."""
-    try:
-        text = read_regular(path, "setting").decode()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: found no text, {_EXPECTED}") from None
+    text = bounded_text(path, "setting")
     hosts: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].strip()

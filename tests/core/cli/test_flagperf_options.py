@@ -233,7 +233,7 @@ def test_a_hostfile_gives_nodes_and_devices(tmp_path: Path, capsys: pytest.Captu
         ("gpu1 slots=0\n", "key 'hosts.0.slots'"),
         ("-oProxyCommand=x\n", "line 1: found '-oProxyCommand=x'"),
         ("-v slots=8\n", "key 'hosts.0.name': found '-v'"),
-        ("\xff\xfe", "found no text"),
+        ("\xff\xfe", "not UTF-8 text"),
     ],
 )
 def test_a_hostfile_that_is_none_is_refused_with_its_line(text: str, says: str, tmp_path: Path) -> None:

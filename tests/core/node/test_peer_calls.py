@@ -66,10 +66,10 @@ def test_nodes_call_each_other_and_name_who_does_not_answer() -> None:
 
 def test_the_first_node_listens_on_a_port_of_the_rendezvous() -> None:
     with peer(ports=[23000, 23999]) as first:
-        found = answer(first)
-        assert 23000 <= found["rendezvous"] <= 23999 != found["port"]
-        assert call_all([("127.0.0.1", found["rendezvous"])], WORD.encode()) == {}
-        assert call_all([("127.0.0.1", found["rendezvous"])], b"another") == {0: "another program answers there"}
+        ports = answer(first)
+        assert 23000 <= ports["rendezvous"] <= 23999 != ports["port"]
+        assert call_all([("127.0.0.1", ports["rendezvous"])], WORD.encode()) == {}
+        assert call_all([("127.0.0.1", ports["rendezvous"])], b"another") == {0: "another program answers there"}
 
 
 def test_a_node_that_takes_the_call_and_says_nothing_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -532,16 +532,16 @@ def test_a_log_of_long_sequences_is_held_to_its_own_length(
 
 
 def test_the_minus_one_of_a_rank_without_a_loss_is_none(tmp_path: Path) -> None:
-    def without_loss(text: str) -> str:
+    def replace_losses(text: str) -> str:
         return re.sub(r"loss: +\S+", "loss: -1.0000", text)
 
-    row = changed(tmp_path, "torchtitan.log", without_loss)
+    row = changed(tmp_path, "torchtitan.log", replace_losses)
     assert [row.figures[name].value for name in ("first_loss", "last_loss")] == [None, None]
     assert row.figures[RATE].value == 5864.0 and row.notes[0].startswith("no number as loss from step")
     with pytest.raises(DocumentError, match="found no loss"):
         read_curve(tmp_path / "torchtitan.log")
     text = (DATA / "torchtitan.log").read_text()
-    (tmp_path / "ranks.log").write_text(without_loss(text) + text)  # those of two ranks
+    (tmp_path / "ranks.log").write_text(replace_losses(text) + text)  # those of two ranks
     assert read_curve(tmp_path / "ranks.log").losses == read_curve(DATA / "torchtitan.log").losses
 
 

@@ -201,7 +201,7 @@ def test_a_log_that_never_brings_its_end_holds_a_verdict_up_only_while_figures_l
 def test_a_request_is_tried_again_after_growing_pauses_and_as_long_as_the_cluster_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, pauses, said = [0.0], list[float](), list[str]()
+    now, pauses, sentences = [0.0], list[float](), list[str]()
     monkeypatch.setattr(f"{cluster_api.__name__}.time.monotonic", lambda: now[0])
 
     def sleep(seconds: float) -> None:
@@ -209,15 +209,15 @@ def test_a_request_is_tried_again_after_growing_pauses_and_as_long_as_the_cluste
         now[0] += seconds
 
     def send(seconds: float) -> None:
-        asked = 20.0 if len(pauses) == 1 else 10_000.0 if len(pauses) == 2 else 0.0
-        raise cluster_api.ClusterRefusal(429, "too many", "TooManyRequests", asked)
+        pause_seconds = 20.0 if len(pauses) == 1 else 10_000.0 if len(pauses) == 2 else 0.0
+        raise cluster_api.ClusterRefusal(429, "too many", "TooManyRequests", pause_seconds)
 
     monkeypatch.setattr(f"{cluster_api.__name__}.time.sleep", sleep)
     with pytest.raises(cluster_api.ClusterRefusal, match="too many"):
-        cluster_api.retried(send, "to create job/a", 80.0, said.append)
+        cluster_api.retried(send, "to create job/a", 80.0, sentences.append)
     assert 0.7 < pauses[0] < 1.3 and pauses[1:3] == [20.0, 30.0] and now[0] <= 80.0, pauses
-    assert all(pause <= 12.5 for pause in pauses[3:]) and len(said) == len(pauses) >= 5
-    assert said[0] == "to create job/a is tried again for up to 80 s: too many (429)"
+    assert all(pause <= 12.5 for pause in pauses[3:]) and len(sentences) == len(pauses) >= 5
+    assert sentences[0] == "to create job/a is tried again for up to 80 s: too many (429)"
     for status, reason, is_passing in (
         (401, "Unauthorized", True), (403, "Forbidden", False), (404, "NotFound", False), (409, "Conflict", True),
         (409, "AlreadyExists", False), (422, "Invalid", False), (500, "InternalError", True), (504, "Timeout", True),

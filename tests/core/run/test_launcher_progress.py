@@ -302,7 +302,7 @@ def test_a_run_of_a_launcher_is_followed_by_its_first_and_last_rank(registry: Re
         (tmp_path / f"rank{rank}.jsonl").write_text("".join(line % (step, step * 10**9, loss, peak) for step in (1, 2)))
     plan = make_plan(registry, "gpt3_6.7B:torch:cpu:1:4")
     launched = plan.model_copy(update={"launch": LaunchPlan(launcher="slurm", site=Site())})
-    shown = Follower(tmp_path, launched).read()
-    assert [(progress.loss, progress.memory_bytes) for progress in shown] == [(2.5, 3), (2.5, 3)]
+    steps = Follower(tmp_path, launched).read()
+    assert [(progress.loss, progress.memory_bytes) for progress in steps] == [(2.5, 3), (2.5, 3)]
     follower = Follower(tmp_path, plan)
     assert [progress.memory_bytes for progress in follower.read()] == [9, 9] and follower.read() == []

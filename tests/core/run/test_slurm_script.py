@@ -17,11 +17,11 @@ RUNS = "/shared/runs"
 
 def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str, **site: Any) -> list[dict[str, Any]]:
     """Return the requests of a dry run with this site's file."""
-    assert main(given(tmp_path, *arguments, **site)) == 0, capsys.readouterr().err
+    assert main(command_line(tmp_path, *arguments, **site)) == 0, capsys.readouterr().err
     return [document["request"] for document in json.loads(capsys.readouterr().out)]
 
 
-def given(tmp_path: Path, *arguments: str, runs: str = RUNS, **site: Any) -> list[str]:
+def command_line(tmp_path: Path, *arguments: str, runs: str = RUNS, **site: Any) -> list[str]:
     file = tmp_path / "site.json"
     file.write_text(json.dumps({"schema": "levelfield.site/1", **site}))
     return [*arguments, "--launcher", "slurm", "--site", str(file), "--dry-run", "--json", "--runs", runs]
@@ -162,7 +162,7 @@ def test_containers_of_the_site(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_what_cannot_work_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], site: dict[str, Any], words: str
 ) -> None:
-    command = given(tmp_path, **site)
+    command = command_line(tmp_path, **site)
     assert main([*command, *arguments]) == 2
     assert words in " ".join(capsys.readouterr().err.split())
 

@@ -26,7 +26,7 @@ END_SECONDS = 5.0  # for which a host may take to end its program
 
 @dataclass(frozen=True)
 class PeerPaths:
-    """What one host found."""
+    """Which others one host reaches."""
 
     host: Host
     problem: str | None  # why it could not take part; None where it did
@@ -48,13 +48,13 @@ def find_peer_paths(launch: LaunchPlan, hosts: Sequence[Host], say: Say) -> list
         answers = [_listen_answer(task) for task in tasks]
         rendezvous = (hosts[0].peer_address, answers[0].get("rendezvous"))
         targets = [(number, a["address"], a["port"]) for number, a in enumerate(answers) if "port" in a]
-        callers = [task for task, answer in zip(tasks, answers, strict=True) if "port" in answer]
-        for task in callers:
-            caller_number = tasks.index(task)
+        for caller, _, _ in targets:
             calls = [rendezvous] if rendezvous[1] else []
-            calls += [(address, port) for number, address, port in targets if number != caller_number]
-            task.connection.send(json.dumps(calls).encode() + b"\n")
-        for _ in wait_for_tasks(callers, lambda task: len(task.lines) > 1, say, purpose):
+            calls += [(address, port) for number, address, port in targets if number != caller]
+            tasks[caller].connection.send(json.dumps(calls).encode() + b"\n")
+        for _ in wait_for_tasks(
+            [tasks[caller] for caller, _, _ in targets], lambda task: len(task.lines) > 1, say, purpose
+        ):
             pass
         return [_paths(number, task, answers[number], targets, rendezvous, hosts) for number, task in enumerate(tasks)]
 
@@ -105,7 +105,7 @@ def _paths(
     rendezvous: tuple[str, Any],
     hosts: Sequence[Host],
 ) -> PeerPaths:
-    """Return what a host found, from its two answers."""
+    """Return which others a host reaches, from its two answers."""
     host = task.host
     if "error" in answer:
         return PeerPaths(host, answer["error"].removeprefix(f"{host.name}: "))
