@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
-from levelfield.cli.hostfile import read_hostfile
 from levelfield.cli.options import ParserOrGroup
 from levelfield.errors import UnknownName, UsageError
 from levelfield.run.launchers import LAUNCHERS, LOCAL, launcher_file, launcher_names
@@ -121,6 +120,7 @@ def _site_path(name: str | None) -> Path:
 def load_hosts(path: Path | None) -> tuple[Host, ...]:
     """Return the hosts of hosts.yaml, FlagPerf's cluster_conf.py, or a hostfile of DeepSpeed or MPI; none without a
     file."""
+    from levelfield.cli.hostfile import read_hostfile
     from levelfield.publish.flagperf_files import read_hosts
     from levelfield.specs.base import load, parse
     from levelfield.specs.site import HostsFile
