@@ -16,6 +16,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import NodeWork, ProcessWork, Request
 from levelfield.node.heartbeat_watch import MAX_LOOK_SECONDS
 from levelfield.node.regular_files import open_regular
+from levelfield.run.launchers import node_records
 from levelfield.run.launchers.liveness import SECONDS_PER_NODE, WATCHED_FILES, Liveness, NodePulse, Silence
 from levelfield.run.launchers.node_records import NODES_PER_LOOK, UnfinishedNodes
 from levelfield.rundir.follower import Follower
@@ -262,6 +263,24 @@ def test_all_nodes_that_end_at_once_are_seen_at_once(tmp_path: Path) -> None:
     for node in range(50):
         end(tmp_path, node)
     assert unfinished.read() == []
+
+
+def test_an_interrupted_look_loses_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a job is over for its watch while its nodes go on, and they are called lost."""
+    (tmp_path / "nodes").mkdir()
+    unfinished = UnfinishedNodes(many_ranks(tmp_path / "events", 2, 1))
+    (tmp_path / "nodes/node0.record.jsonl").write_text('{"event":"started"}\n')
+    end(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(node_records, "read_last_fields", interrupt)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                unfinished.read()
+    assert [node.node_rank for node in unfinished.read()] == [0]
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("nodes", [2, 200])

@@ -108,22 +108,25 @@ class UnfinishedNodes:
 
     def read(self) -> list[NodeWork]:
         """Read records that have changed, and return the nodes that still have no last one."""
+        unfinished = deque(self._nodes)  # in its place at the end: an interrupt on the way loses no node
         turn = NODES_PER_LOOK
-        for node in list(self._nodes):
-            self._nodes.popleft()
+        for node in self._nodes:
+            unfinished.popleft()
             if not self._has_ended(node):
-                self._nodes.append(node)
+                unfinished.append(node)
                 turn -= 1
             if not turn:
                 break
-        return list(self._nodes)
+        self._nodes = unfinished
+        return list(unfinished)
 
     def _has_ended(self, node: NodeWork) -> bool:
         state = file_state(self._root / _RECORD_PATH.format(node.node_rank))
         if self._states.get(node.node_rank) == state:
             return False
+        has_ended = read_last_fields(self._root, node.node_rank) is not None
         self._states[node.node_rank] = state
-        return read_last_fields(self._root, node.node_rank) is not None
+        return has_ended
 
 
 def mark_ended_by_engine(record: LastRecord, *signals: int) -> LastRecord:
