@@ -33,20 +33,20 @@ export LEVELFIELD_STORE := none
 # the container engine mostly wait: they are the second. The engine's tests come last: what ends a rank by a signal must not
 # run beside a container that runs out of memory. The third installs packages, then tests each framework in its environment.
 # The fourth runs on several machines, mostly waits, too, and is the shortest: it makes the first starts at its end.
-test: $(WITH_TORCH)
+test: $(STAMP)
 	$(MAKE) --no-print-directory -j 4 framework-free waiting installing on-machines
 
-waiting: $(STAMP)
+waiting: $(WITH_TORCH)
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory end-to-end
 	$(MAKE) --no-print-directory on-the-engine
 
-installing: $(STAMP)
+installing: $(WITH_TORCH)
 	$(MAKE) --no-print-directory environments
 	$(MAKE) --no-print-directory each-framework
 
 each-framework: $(WITH_TORCH)
-	$(IN_MEMORY) -n 3 -m "$(NEW)" tests/models
+	$(IN_MEMORY) -n 3 -m "$(NEW)" tests/models tests/gpu
 
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "containers and $(NEW)" tests/containers
@@ -59,7 +59,7 @@ end-to-end: $(STAMP)
 	$(IN_MEMORY) -n 4 --dist loadfile -m "e2e and $(NEW)" tests/e2e
 
 framework-free: $(STAMP)
-	$(IN_MEMORY) -n 3 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
+	$(IN_MEMORY) -n 3 --dist worksteal -m "not e2e and not containers and not machines and $(NEW)" --ignore=tests/models --ignore=tests/gpu --ignore=tests/e2e --ignore=tests/machines tests/vendors tests
 
 environments: $(STAMP)
 	$(PY) tools/environments.py
