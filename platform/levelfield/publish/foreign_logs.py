@@ -1,7 +1,9 @@
 """Logs of trainings by other tools, line by line: what each step printed, and what the log states about its run.
 
-Sources of the formats: Megatron-LM's `training_log`, NeMo's progress lines, torchtitan's `MetricsProcessor`, FlagPerf's
-`perf_logger`, the trainer of PaddleNLP, OneFlow-Benchmark's table of intervals, and MLPerf's logging rules.
+Sources of the formats: Megatron-LM's `training_log`, NeMo's progress lines and bar, AutoModel's `log_train_metrics`,
+torchtitan's `MetricsProcessor`, MaxText's `metric_logger`, DeepSpeed's `ThroughputTimer`, Composer's `ConsoleLogger`
+(llm-foundry), the training loops of nanoGPT and nanochat, FlagPerf's `perf_logger`, the trainer of PaddleNLP,
+OneFlow-Benchmark's table of intervals, and MLPerf's logging rules.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ StatedFacts = dict[str, str]
 _NUMBER = r"([-+]?(?:\d[\d,]{0,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][-+]?\d{1,3})?(?![\d.])|nan|NaN|inf|-inf)"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?")
+DEEPSPEED = "DeepSpeed"
+FEW_LOSSES = ("MLPerf", DEEPSPEED)  # formats whose lines lack a loss also in a sound training
 MLLOG_MARK, FLAGPERF_MARK = ":::MLLOG ", "[PerfLog] "
 
 
@@ -55,7 +59,8 @@ class ForeignLog:
         """
         losses = {step.step: step.figures["loss"] for step in self.steps if "loss" in step.figures}
         skipped = {step.step for step in self.steps if step.figures.get("skipped", 0) > 0}
-        return fill_lost_steps(losses, [step.step for step in self.steps], skipped)
+        steps = losses if self.format in FEW_LOSSES else [step.step for step in self.steps]
+        return fill_lost_steps(losses, steps, skipped)
 
 
 @dataclass
@@ -115,6 +120,8 @@ def parse_log(lines: Iterable[str]) -> ForeignLog | None:
         elif not any(reader(text.rstrip(), reading) for reader in readers):
             _read_facts(text.rstrip(), reading)
     if len(reading.steps) > 1:
+        reading.steps.pop(DEEPSPEED, None)  # the engine of another trainer, whose lines have more
+    if len(reading.steps) > 1:
         names = " and of ".join(reading.steps)
         raise ValueError(f"found lines of {names}, expected one tool's; write them into two files")
     for name, steps in reading.steps.items():
@@ -134,6 +141,7 @@ class LineFormat:
     # Patterns by figure, tried in order: of group 1 the number, of group 2, where there is one, its unit.
     figures: tuple[tuple[str, re.Pattern[str], float], ...]
     no_loss: float | None = None  # what a rank prints that computes no loss
+    note: str | None = None  # what a reader needs to know about its figures
 
     def __call__(self, line: str, reading: LogReading) -> bool:
         if self.mark not in line or not (step := self.step.search(line)):
@@ -147,6 +155,7 @@ class LineFormat:
             del figures["loss"]
         if figures:
             reading.add_step(self.name, LoggedStep(int(step[step.lastindex or 1]), figures, *_line_time(line)))
+            reading.notes += [self.note] if self.note else []
         return bool(figures)
 
 
@@ -182,16 +191,39 @@ LINE_FORMATS = (
         ),
     ),
     LineFormat(
+        "NeMo",
+        "reduced_train_loss=",  # in its progress bar
+        re.compile(r"\bglobal_step=(\d{1,9})\b"),
+        (
+            _figure_pattern("loss", r"\breduced_train_loss=NUMBER"),
+            _figure_pattern("step_seconds", r"\btrain_step_timing in s=NUMBER"),
+            _figure_pattern("step_seconds", r"NUMBERs/it\b"),
+        ),
+    ),
+    LineFormat(
+        "NeMo AutoModel",
+        "| epoch ",
+        re.compile(r"\| step (\d{1,9}) \| epoch \d{1,9} \| loss "),
+        (
+            _figure_pattern("loss", r"\| loss NUMBER"),
+            _figure_pattern("epoch", r"\| epoch NUMBER"),
+            _figure_pattern(_RATE, r"\(NUMBER/gpu\)"),
+            _figure_pattern("memory_bytes", r"\| mem NUMBER (GiB)\b"),
+        ),
+    ),
+    LineFormat(
         "Megatron-LM",
         "iteration",
         re.compile(r"(?<!, )\biteration\s{1,9}(\d{1,9})\s?/\s{0,9}\d{1,9} \|"),
         (
             _figure_pattern("loss", r"\blm loss:? NUMBER"),
             _figure_pattern("step_seconds", r"\belapsed time per iteration \(ms\): NUMBER", 1e-3),
-            _figure_pattern("samples_per_second", r"\bsamples/sec: NUMBER"),
+            _figure_pattern("samples_per_second", r"\bsamples(?:/sec| per second): NUMBER"),
             _figure_pattern(_RATE, r"\b(?:tokens/sec/gpu|tokens per GPU \(tokens/s/GPU\)): NUMBER"),
-            _figure_pattern(_FLOPS, r"\bthroughput per GPU \(TFLOP/s/GPU\): NUMBER", 1e12),
+            _figure_pattern(_RATE, r"\btokens per gpu per second \(tgs\): NUMBER"),
+            _figure_pattern(_FLOPS, r"\b(?:throughput|compute) per GPU \(TFLOP/s/GPU\): NUMBER", 1e12),
             _figure_pattern(_FLOPS, r"NUMBER (?:MODEL_)?TFLOP/s/GPU", 1e12),
+            _figure_pattern(_FLOPS, r"\bTFLOPs: NUMBER", 1e12),
             _figure_pattern("global_batch", r"\bglobal batch size:\s{0,9}NUMBER"),
             _figure_pattern("skipped", r"\bnumber of skipped iterations:\s{0,9}NUMBER"),
         ),
@@ -218,7 +250,73 @@ LINE_FORMATS = (
             _figure_pattern(_RATE, r"\binterval_tokens_per_second_per_device: NUMBER"),
         ),
     ),
+    LineFormat(
+        "MaxText",
+        "completed step:",
+        re.compile(r"\bcompleted step: (\d{1,9}), seconds:"),
+        (
+            _figure_pattern("loss", r", loss: NUMBER"),
+            _figure_pattern("step_seconds", r"\bseconds: NUMBER"),
+            _figure_pattern(_RATE, r"\bTokens/s/device: NUMBER"),
+            _figure_pattern(_FLOPS, r"\bTFLOP/s/device: NUMBER", 1e12),
+        ),
+    ),
+    LineFormat(
+        "nanoGPT",
+        "iter ",
+        re.compile(r"^iter (\d{1,9}): loss "),
+        (
+            _figure_pattern("loss", r"\bloss NUMBER"),
+            _figure_pattern("step_seconds", r"\btime NUMBERms\b", 1e-3),
+        ),
+        note="its losses are those of the last micro-batch of a step",
+    ),
+    LineFormat(
+        "nanochat",
+        "| loss: ",
+        re.compile(r"^step (\d{1,9})/\d{1,9} \("),
+        (
+            _figure_pattern("loss", r"\bloss: NUMBER"),
+            _figure_pattern("step_seconds", r"\bdt: NUMBERms\b", 1e-3),
+            _figure_pattern("tokens_per_second", r"\btok/sec: NUMBER"),  # of all devices
+        ),
+        note="its losses are a moving average over steps",
+    ),
+    LineFormat(
+        DEEPSPEED,
+        "RunningAvgSamplesPerSec=",
+        re.compile(r"(?:\bglobal_step=|\] \d{1,9}/)(\d{1,9}), RunningAvgSamplesPerSec="),
+        (
+            _figure_pattern("samples_per_second", r"\bRunningAvgSamplesPerSec=NUMBER"),
+            _figure_pattern("memory_bytes", r"\bMaxMemAllocated=NUMBERGB\b", 2**30),  # its GB are GiB
+        ),
+    ),
 )
+_COMPOSER = LineFormat(
+    "llm-foundry",
+    "Train ",
+    re.compile(r"^\[batch=(\d{1,9})/"),
+    (
+        _figure_pattern("loss", r"\bTrain loss/train/total: NUMBER"),
+        _figure_pattern(_RATE, r"\bTrain throughput/device/tokens_per_sec: NUMBER"),
+        _figure_pattern("memory_bytes", r"\bTrain memory/peak_reserved_mem: NUMBER", 1e9),
+    ),
+)
+_COMPOSER_HEAD = re.compile(r"^\[batch=\d{1,9}/\d{1,9}\]:")
+
+
+@dataclass
+class _ComposerReader:
+    """Composer's block of a step: a head with its number, and a line for each figure."""
+
+    _head: str = ""
+
+    def __call__(self, line: str, reading: LogReading) -> bool:
+        if head := _COMPOSER_HEAD.match(line):
+            self._head = head[0]
+        elif line[:1] not in ("\t", " "):
+            self._head = ""
+        return bool(self._head) and _COMPOSER(f"{self._head} {line}", reading)
 
 
 # -- lines of JSON, and a table
@@ -264,7 +362,8 @@ def _read_flagperf(line: str, reading: LogReading) -> bool:
 class _MlperfReader:
     """MLPerf's log. Between two evaluations it trains a block: its samples over its time are the rate by the clock.
 
-    A step is the number of samples over the global batch.
+    A step is the number of samples over the global batch. NVIDIA's code writes the block's length as `samples_count`,
+    and its place as `step`.
     """
 
     _block_start: tuple[float, float] | None = None  # milliseconds and samples at the block's start
@@ -282,16 +381,16 @@ class _MlperfReader:
         if key in _MLPERF_FACTS and isinstance(value, (int, str)):
             reading.add_fact(_MLPERF_FACTS[key], str(value))
         elif key == "tracked_stats" and isinstance(value, dict):
-            if (rate := _number_or_none(value.get("throughput"))) is not None:
-                # By MLPerf's rules it is samples/s of all devices, unless the line names another unit.
-                is_local = metadata.get("unit") == "tokens/s/device"
-                self._rate = {_RATE if is_local else "samples_per_second": rate}
+            self._read_statistics(value, metadata, reading)
         elif key == "train_loss" and samples is not None:
             loss = _number_or_none(value)
             self._add(samples, {} if loss is None else {"loss": loss}, reading)
-        elif key == "block_start" and samples is not None and now is not None:
-            self._block_start = now, samples
-        elif key == "block_stop" and samples is not None and now is not None:
+        elif key in ("block_start", "block_stop") and samples is not None and now is not None:
+            if (step := _number_or_none(metadata.get("step"))) is not None:
+                samples = step * self._global_batch(reading)
+            if key == "block_start":
+                self._block_start = now, samples
+                return True
             figures, begun = dict(self._rate), self._block_start
             self._rate, self._block_start = {}, None
             if begun and now > begun[0]:
@@ -301,15 +400,31 @@ class _MlperfReader:
             self._add(None, self._rate, reading)
         return True
 
+    def _read_statistics(self, value: Mapping[str, Any], metadata: Mapping[str, Any], reading: LogReading) -> None:
+        if (rate := _number_or_none(value.get("throughput"))) is not None:
+            # By MLPerf's rules it is samples/s of all devices, unless the line names another unit.
+            is_local = metadata.get("unit") == "tokens/s/device"
+            self._rate = {_RATE if is_local else "samples_per_second": rate}
+        numbers = {name: _number_or_none(value.get(key)) for key, name in _MLPERF_STATISTICS.items()}
+        figures = {name: number for name, number in numbers.items() if number is not None}
+        step = _number_or_none(metadata.get("step"))
+        if figures and step is not None and step == step:
+            reading.add_step("MLPerf", LoggedStep(int(step) + 1, figures))  # it counts from 0
+
     def _add(self, samples: float | None, figures: Figures, reading: LogReading) -> None:
         if samples is not None:
-            if "global_batch" not in reading.stated:
-                raise ValueError("found samples_count before global_batch_size, expected the head of the log too")
-            self._step = int(samples / int(reading.stated["global_batch"]))
+            self._step = int(samples / self._global_batch(reading))
         if figures and self._step:
             reading.add_step("MLPerf", LoggedStep(self._step, figures))
 
+    @staticmethod
+    def _global_batch(reading: LogReading) -> int:
+        if "global_batch" not in reading.stated:
+            raise ValueError("found samples_count before global_batch_size, expected the head of the log too")
+        return int(reading.stated["global_batch"])
 
+
+_MLPERF_STATISTICS = {"train_step_time": "step_seconds", "reduced_train_loss": "loss"}
 _MLPERF_FACTS = {
     "global_batch_size": "global_batch",
     "max_sequence_length": "sequence_length",
@@ -359,9 +474,13 @@ READER_FACTORIES: tuple[Callable[[], Callable[[str, LogReading], bool]], ...] = 
     _MlperfReader,
     lambda: _read_flagperf,
     *((lambda line_format=line_format: line_format) for line_format in LINE_FORMATS),
+    _ComposerReader,
     _OneflowReader,
 )
-TOOLS = "Megatron, NeMo, torchtitan, FlagPerf, PaddleNLP, OneFlow or MLPerf"
+TOOLS = (
+    "Megatron, NeMo, torchtitan, MaxText, DeepSpeed, llm-foundry, nanoGPT, nanochat, FlagPerf, PaddleNLP, OneFlow or "
+    "MLPerf"
+)
 
 
 # -- what a log states about the run

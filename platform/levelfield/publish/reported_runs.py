@@ -13,7 +13,7 @@ from typing import Any
 
 from levelfield.compare.published_rows import RATE, peak_excess
 from levelfield.measure.flops import flops_per_token
-from levelfield.publish.foreign_logs import ForeignLog, LoggedStep
+from levelfield.publish.foreign_logs import FEW_LOSSES, ForeignLog, LoggedStep
 from levelfield.publish.log_files import LogFile
 from levelfield.specs.base import parse
 from levelfield.specs.case import Work
@@ -27,6 +27,7 @@ MAX_RATE_DIFFERENCE = 0.05  # of two ways to one rate; a mixed-up unit makes 2 t
 _CLOCK_RATIO = (0.85, 1.5)
 # samples/s of the last steps over that of the whole training, in whose time evaluations are.
 _WHOLE_TRAINING_RATIO = (0.85, 3.0)
+_MIN_STEP_SECONDS = 0.002  # one step launches hundreds of kernels, of microseconds each
 _MIN_TICKS = 10  # of the log's clock, in a time that is held against the printed one
 # FLOP of a token over the case's by PaLM. Tools count attention and recomputation differently.
 _FLOPS_RATIO = (0.5, 2.0)
@@ -134,14 +135,16 @@ def _token_rate(
 ) -> ReportedFigure:
     rates = list(_computed_rates(window, facts))
     if not rates:
-        has_samples = any(name.startswith("samples_per_second") for step in window for name in step.figures)
-        if not has_samples and not any("step_seconds" in step.figures for step in window):
+        names = {name.removesuffix("_by_clock") for step in window for name in step.figures}
+        if not names & {"tokens_per_second", "samples_per_second", "step_seconds"}:
             return _absent_figure("the log prints no rate and no step time")
-        needs = ["sequence_length", "devices", *([] if has_samples else ["global_batch"])]
+        needs = ["devices"]
+        if "tokens_per_second" not in names:
+            needs = ["sequence_length", "devices", *([] if "samples_per_second" in names else ["global_batch"])]
         return _absent_figure(f"the log does not print {', '.join(name for name in needs if not facts.get(name))}")
-    for value, how in rates:
+    for value, _ in rates:
         if not 0 < value < float("inf"):
-            return _absent_figure(f"found {value:g} tokens/s per device ({how}), expected a number")
+            return _absent_figure("the log has a rate or a step time that is no number above zero")
     (rate, how), *others = rates
     for other, other_how in others:
         if not abs(other / rate - 1) <= MAX_RATE_DIFFERENCE:
@@ -157,6 +160,8 @@ def _computed_rates(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> I
     if (printed := _window_median(window, RATE)) is not None:
         yield printed, "printed"
     length, devices, batch = (facts.get(name) for name in ("sequence_length", "devices", "global_batch"))
+    if devices and (tokens := _window_median(window, "tokens_per_second")) is not None:
+        yield tokens / devices, f"computed: {tokens:.6g} tokens/s printed / {devices} devices"
     if not (length and devices):
         return
     for name, words in (("samples_per_second", "printed"), ("samples_per_second_by_clock", "by the log's clock")):
@@ -185,6 +190,8 @@ def _rate_faults(
     seconds = _window_median(window, "step_seconds")
     if seconds is None and length and devices and batch:
         seconds = batch * length / devices / rate
+    if seconds is not None and seconds < _MIN_STEP_SECONDS:
+        yield f"found {seconds:.3g} s of a step, less than any training needs: tokens may stand for samples"
     clock = None if seconds is None else _step_seconds_by_clock(window, seconds)
     if clock is not None and seconds is not None:
         measured, error = clock
@@ -246,11 +253,11 @@ def _loss_notes(log: ForeignLog) -> Iterator[str]:
 def _missing_losses(log: ForeignLog) -> tuple[list[int], int | None]:
     """Return the steps whose lines lack a finite loss, and the step from which on no line has one.
 
-    MLPerf's rules ask for no losses. The second is None where the last lines have theirs.
+    The second is None where the last lines have theirs.
     """
     printed = {step.step for step in log.steps if abs(step.figures.get("loss", float("inf"))) < float("inf")}
     lost = sorted(step for step, loss in log.losses.items() if loss is not None and step not in printed)
     if not printed:
-        lost = [] if log.format == "MLPerf" else [step.step for step in log.steps]
+        lost = [] if log.format in FEW_LOSSES else [step.step for step in log.steps]
     last = max(printed, default=-1)
     return lost, min((step for step in lost if step > last), default=None)
