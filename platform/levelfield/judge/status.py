@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from levelfield.contracts.execution import DISK_IS_FULL
+from levelfield.judge.memory_errors import has_memory_words, is_memory_error, last_memory_line
 from levelfield.measure.clocks import node_clock_reasons, platform_clock_reasons
 from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixture_layers, routing_reasons
 from levelfield.measure.validity import MAX_REASONS, validity_reasons
@@ -27,7 +28,8 @@ _MODULE = re.compile(r"No module named '(\w+)")
 # Messages of gloo, NCCL, HCCL and torch's store about a peer that has ended: the cause is with that peer.
 _LOST_PEER = re.compile(
     r"closed by (remote )?peer|reset by peer|broken pipe|remote process exit|connection was likely closed"
-    r"|communicator was aborted|socket (is )?closed|connection refused|timed out waiting",
+    r"|communicator was aborted|socket (is )?closed|connection refused|timed out waiting"
+    r"|more than 1EB",  # the size of what a peer should have sent
     re.I,
 )
 _PIPE_ERRORS = ("BrokenPipeError", "ConnectionResetError")  # of Python, such as of a process that feeds the data
@@ -162,6 +164,10 @@ def _failure_status(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     killed_end = min(killed_ends, key=lambda end: end["signal"] == signal.SIGABRT, default=None)
     if killed_end and killed_end["signal"] != signal.SIGABRT:
         return _killed_status(killed_end, plan, raw)
+    for end in ends:  # where native code found no memory, it ends the process: no error is recorded
+        if end["rank"] not in raw.errors and (line := last_memory_line(paths.logs / f"rank{end['rank']}.log")):
+            evidence = f"{rank_text(plan, raw, end['rank'])}: its log has: {line}; {_steps_done(raw)}"
+            return Status(word="oom", failure="oom", reasons=(line,), evidence=evidence)
     likelihood, rank = min(
         ((_consequence_likelihood(error), rank) for rank, error in raw.errors.items()),
         default=(_LOST_PEER_LIKELIHOOD, None),
@@ -183,7 +189,7 @@ def _failure_status(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
 def _status_from_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
     """Return the status by the error event of a rank."""
     error = raw.errors[rank]
-    failure, message = str(error.get("class")), str(error.get("message"))
+    failure, message = _error_class(error), str(error.get("message"))
     if error.get("type") == "SystemExit":  # its message: a number, a text, or the type's name for none
         message = f"the training code ended itself by sys.exit({'' if message == 'SystemExit' else message})"
     evidence = f"{rank_text(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
@@ -191,10 +197,20 @@ def _status_from_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
     return Status(word=_WORD_BY_ERROR_CLASS.get(failure, "failed"), failure=failure, reasons=reasons, evidence=evidence)
 
 
+def _error_class(error: Mapping[str, Any]) -> str:
+    """Return the class of an error event. Libraries say in many ways that memory ran out; some only have the words."""
+    error_class, message = str(error.get("class") or "error"), str(error.get("message"))
+    if error_class == "error" and is_memory_error(message):
+        return "oom"
+    if error_class == "oom" and has_memory_words(message):
+        return "environment" if error.get("type") == "ImportError" else "error"
+    return error_class
+
+
 def _consequence_likelihood(error: Mapping[str, Any]) -> int:
     """Return how likely an error follows from another rank's, from 0 to 2: 0 where its class names a cause, 2 for a
     lost peer."""
-    if error.get("class") not in ("error", None):
+    if _error_class(error) != "error":
         return 0
     if error.get("type") in _PIPE_ERRORS:
         return 1

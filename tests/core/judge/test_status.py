@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -198,6 +198,85 @@ def test_a_workers_error_gives_the_word(run: RunPaths, error_class: str, expecte
     assert result.status.reasons[0] == message
     assert_evidence(result.status, "rank 1: ", "SomeError: ", message, "7 steps")
     assert result.steps_done == 7 and result.loss.first == pytest.approx(3.6) and result.throughput is None
+
+
+# What libraries print where memory ran out, and what has the words and another cause. Each stands in a public report.
+EXHAUSTED = (
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+    "MUBLAS_STATUS_ALLOC_FAILED",
+    "CNNL_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "rocblas_status_memory_error",
+    "MIOpen Error: handlehip.cpp:70: Memory not available to allocate buffer: 655360000",
+    "call aclnnMoeDistributeDispatchV2 failed, error code is 207001",
+    "Memory_Allocation_Failure(EL0004): Failed to allocate memory.",
+    "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+    "[Rank:0] FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::268435456 (256)MB",
+    "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0",
+    "NCCL WARN Cuda failure 2 'out of memory'",
+    "Error Type: oneflow.ErrorProto.out_of_memory_error",
+)
+NOT_EXHAUSTED = (
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    "call aclnnMoeDistributeDispatchV4 failed, error code is 561000",
+    "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.18.3",
+    "RESOURCE_EXHAUSTED: Received message larger than max (5368709 vs. 4194304)",
+    "CUDA out of memory. Tried to allocate more than 1EB memory.",
+    "NPU out of memory. Tried to allocate more than 1EB memory",
+    "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+    "UCX ERROR ibv_reg_mr(address=0x7f, length=8192, access=0xf) failed: Cannot allocate memory",
+    "fi_mr_reg failed, ret is:-12, Cannot allocate memory",
+)
+
+
+@pytest.mark.parametrize(("messages", "expected"), [(EXHAUSTED, "oom"), (NOT_EXHAUSTED, "failed")])
+def test_memory_that_ran_out_is_told_by_what_each_library_prints(
+    run: RunPaths, messages: Sequence[str], expected: str
+) -> None:
+    """As the worker's class is, where it knows the words, and as it is where it does not."""
+    for message in messages:
+        knows = any(words in message.lower() for words in ("out of memory", "cannot allocate memory"))
+        break_off(run, 7, {"class": "oom" if knows else "error", "message": message, "type": "RuntimeError"})
+        fail(run)
+        assert status(run).word == expected, message
+        assert status(run).failure == ("oom" if expected == "oom" else "error"), message
+        edit(run.events / "rank1.jsonl", lambda events: events[:-1])
+
+
+def test_an_import_that_finds_no_static_memory_is_no_lack_of_memory(run: RunPaths) -> None:
+    message = "scikit_learn.libs/libgomp-d22c30c5.so.1.0.0: cannot allocate memory in static TLS block"
+    break_off(run, 7, {"class": "oom", "message": message, "type": "ImportError"})
+    fail(run)
+    assert word(collect(run)) == ("failed", "environment")
+
+
+def test_a_size_that_a_lost_peer_left_is_no_cause(run: RunPaths) -> None:
+    lost = "CUDA out of memory. Tried to allocate more than 1EB memory."
+    error = {"event": "error", "class": "oom", "message": lost, "type": "OutOfMemoryError"}
+    edit(run.events / "rank0.jsonl", lambda events: [*events, error])
+    break_off(run, 7, {"class": "error", "message": OWN_FAULT, "type": "ValueError"})
+    fail(run)
+    assert status(run).reasons[0] == OWN_FAULT
+
+
+@pytest.mark.parametrize("end", [{"exit_code": 1}, {"exit_code": None, "signal": 6}])
+def test_native_code_without_memory_ends_the_process_and_its_log_says_why(run: RunPaths, end: dict[str, Any]) -> None:
+    said = "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
+    break_off(run, 7)
+    log = run.logs / "rank1.log"
+    log.write_text(f"terminate called\n  what():  Enqueue process failed.\n{said}\nFatal Python error: Aborted\n\n")
+    fail(run, **end)
+    result = collect(run)
+    assert word(result) == ("oom", "oom") and result.status.reasons == (said,)
+    assert_evidence(result.status, "rank 1: its log has: ", said, "; 7 steps")
+    log.write_text("Allocator ran out of memory. The caller indicates that this is not a failure\nAborted\n")
+    assert word(collect(run))[0] == "failed"
+    log.write_text(f"{said}\n")
+    fail(run, **{**end, "stopped_by_us": True})
+    assert word(collect(run))[0] == "failed", "the platform ended it, and the memory did not"
 
 
 @pytest.mark.parametrize("has_event", [True, False])
