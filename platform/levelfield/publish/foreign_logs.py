@@ -362,13 +362,14 @@ def _read_flagperf(line: str, reading: LogReading) -> bool:
 class _MlperfReader:
     """MLPerf's log. Between two evaluations it trains a block: its samples over its time are the rate by the clock.
 
-    A step is the number of samples over the global batch. NVIDIA's code writes the block's length as `samples_count`,
-    and its place as `step`.
+    A step is the number of samples over the global batch. The events of a block have the samples until then as their
+    `samples_count`. By NVIDIA's code it is the block's length, and their place is `step`. By its older code both have
+    the samples before the block, and the last line within tells its length; the `step` of such a line is in samples.
     """
 
     _block_start: tuple[float, float] | None = None  # milliseconds and samples at the block's start
     _rate: Figures = field(default_factory=dict)
-    _step: int = 0
+    _samples: float = 0.0  # until the last line that has them
 
     def __call__(self, line: str, reading: LogReading) -> bool:
         if MLLOG_MARK not in line:
@@ -377,54 +378,66 @@ class _MlperfReader:
         metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         key, value = event.get("key"), event.get("value")
-        samples, now = _number_or_none(metadata.get("samples_count")), _number_or_none(event.get("time_ms"))
+        samples, step, now = (
+            number if number is not None and math.isfinite(number) else None
+            for number in map(
+                _number_or_none, (metadata.get("samples_count"), metadata.get("step"), event.get("time_ms"))
+            )
+        )
         if key in _MLPERF_FACTS and isinstance(value, (int, str)):
             reading.add_fact(_MLPERF_FACTS[key], str(value))
         elif key == "tracked_stats" and isinstance(value, dict):
-            self._read_statistics(value, metadata, reading)
+            if (rate := _number_or_none(value.get("throughput"))) is not None:
+                # By MLPerf's rules it is samples/s of all devices, unless the line names another unit.
+                is_local = metadata.get("unit") == "tokens/s/device"
+                self._rate = {_RATE if is_local else "samples_per_second": rate}
+            elif step is not None:  # else it is a mean over the block
+                numbers = {name: _number_or_none(value.get(key)) for key, name in _MLPERF_STATISTICS.items()}
+                figures = {name: number for name, number in numbers.items() if number is not None}
+                self._add(step if samples is None else samples, figures, reading)
         elif key == "train_loss" and samples is not None:
             loss = _number_or_none(value)
             self._add(samples, {} if loss is None else {"loss": loss}, reading)
-        elif key in ("block_start", "block_stop") and samples is not None and now is not None:
-            if (step := _number_or_none(metadata.get("step"))) is not None:
-                samples = step * self._global_batch(reading)
+        elif key in ("block_start", "block_stop") and now is not None and (samples is not None or step is not None):
+            place = samples or 0.0 if step is None else step * self._global_batch(reading)
             if key == "block_start":
-                self._block_start = now, samples
-                return True
-            figures, begun = dict(self._rate), self._block_start
-            self._rate, self._block_start = {}, None
-            if begun and now > begun[0]:
-                figures["samples_per_second_by_clock"] = 1000 * (samples - begun[1]) / (now - begun[0])
-            self._add(samples, figures, reading)
+                self._block_start = now, place
+            else:
+                self._end_block(now, place, reading)
+        elif key == "block_stop" and "epoch_num" in metadata:
+            raise ValueError(
+                "found blocks by epoch_num, which counts tokens, samples or epochs; expected samples_count"
+            )
         elif key == "run_stop" and self._rate:  # a rate of the whole run
-            self._add(None, self._rate, reading)
+            self._add(self._samples, self._rate, reading)
         return True
 
-    def _read_statistics(self, value: Mapping[str, Any], metadata: Mapping[str, Any], reading: LogReading) -> None:
-        if (rate := _number_or_none(value.get("throughput"))) is not None:
-            # By MLPerf's rules it is samples/s of all devices, unless the line names another unit.
-            is_local = metadata.get("unit") == "tokens/s/device"
-            self._rate = {_RATE if is_local else "samples_per_second": rate}
-        numbers = {name: _number_or_none(value.get(key)) for key, name in _MLPERF_STATISTICS.items()}
-        figures = {name: number for name, number in numbers.items() if number is not None}
-        step = _number_or_none(metadata.get("step"))
-        if figures and step is not None and step == step:
-            reading.add_step("MLPerf", LoggedStep(int(step) + 1, figures))  # it counts from 0
+    def _end_block(self, now: float, place: float, reading: LogReading) -> None:
+        figures, begun = dict(self._rate), self._block_start
+        self._rate, self._block_start = {}, None
+        if begun and now > begun[0]:
+            if place == begun[1]:
+                place = self._samples
+            figures["block_samples"], figures["block_seconds"] = place - begun[1], (now - begun[0]) / 1000
+        self._add(place, figures, reading)
 
-    def _add(self, samples: float | None, figures: Figures, reading: LogReading) -> None:
-        if samples is not None:
-            self._step = int(samples / self._global_batch(reading))
-        if figures and self._step:
-            reading.add_step("MLPerf", LoggedStep(self._step, figures))
+    def _add(self, samples: float, figures: Figures, reading: LogReading) -> None:
+        if not figures:
+            return
+        self._samples = samples
+        if step := int(samples / self._global_batch(reading)):
+            reading.add_step("MLPerf", LoggedStep(step, figures))
 
     @staticmethod
     def _global_batch(reading: LogReading) -> int:
         if "global_batch" not in reading.stated:
             raise ValueError("found samples_count before global_batch_size, expected the head of the log too")
-        return int(reading.stated["global_batch"])
+        if not (batch := reading.stated["global_batch"]).isdecimal() or not int(batch):
+            raise ValueError(f"found global_batch_size {batch[:40]!r}, expected a whole number above 0")
+        return int(batch)
 
 
-_MLPERF_STATISTICS = {"train_step_time": "step_seconds", "reduced_train_loss": "loss"}
+_MLPERF_STATISTICS = {"train_step_time": "step_seconds", "train_loss": "loss", "reduced_train_loss": "loss"}
 _MLPERF_FACTS = {
     "global_batch_size": "global_batch",
     "max_sequence_length": "sequence_length",

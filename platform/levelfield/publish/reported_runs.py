@@ -23,7 +23,8 @@ from levelfield.specs.vendor import Chip
 
 NOT_PRINTED = "the log prints none"
 MAX_RATE_DIFFERENCE = 0.05  # of two ways to one rate; a mixed-up unit makes 2 times and more
-# The median time of a step between two lines over the printed one. Evaluations lie between few lines.
+# The median time of a step between two lines, or the mean in MLPerf's blocks, over the printed one. Evaluations lie
+# between few lines.
 _CLOCK_RATIO = (0.85, 1.5)
 # samples/s of the last steps over that of the whole training, in whose time evaluations are.
 _WHOLE_TRAINING_RATIO = (0.85, 3.0)
@@ -52,7 +53,8 @@ def reported_row(
     facts |= user_facts
     _, since = _missing_losses(log)
     trained = [step for step in log.steps if since is None or step.step < since] or log.steps  # not what diverged
-    window = trained[len(trained) // 2 :]
+    # the second half, without the slow first steps; of blocks between evaluations all, as published rates are made
+    window = trained if _block_sums(trained) else trained[len(trained) // 2 :]
     batch, *others = {step.figures.get("global_batch") for step in window}  # several while it is raised
     facts.setdefault("global_batch", int(batch) if batch and not others and batch == int(batch) else None)
     degrees = [f"{letters}{log.stated[name]}" for name, letters in _DEGREE_LETTERS if name in log.stated]
@@ -99,6 +101,14 @@ def _window_median(window: Sequence[LoggedStep], name: str) -> float | None:
     return median(values) if values else None
 
 
+def _block_sums(window: Sequence[LoggedStep]) -> tuple[float, float] | None:
+    """Return the samples and the seconds of the blocks that end in the window; None without one."""
+    blocks = [step.figures for step in window if "block_samples" in step.figures]
+    if not blocks:
+        return None
+    return sum(block["block_samples"] for block in blocks), sum(block["block_seconds"] for block in blocks)
+
+
 def _reported_figures(
     log: ForeignLog, window: Sequence[LoggedStep], facts: Mapping[str, Any], work: Work | None, chip: Chip | None
 ) -> Iterator[tuple[FigureName, ReportedFigure]]:
@@ -135,19 +145,22 @@ def _token_rate(
 ) -> ReportedFigure:
     rates = list(_computed_rates(window, facts))
     if not rates:
-        names = {name.removesuffix("_by_clock") for step in window for name in step.figures}
-        if not names & {"tokens_per_second", "samples_per_second", "step_seconds"}:
+        names = {name for step in window for name in step.figures}
+        if not names & {"tokens_per_second", "samples_per_second", "block_samples", "step_seconds"}:
             return _absent_figure("the log prints no rate and no step time")
         needs = ["devices"]
         if "tokens_per_second" not in names:
-            needs = ["sequence_length", "devices", *([] if "samples_per_second" in names else ["global_batch"])]
+            has_samples = names & {"samples_per_second", "block_samples"}
+            needs = ["sequence_length", "devices", *([] if has_samples else ["global_batch"])]
         return _absent_figure(f"the log does not print {', '.join(name for name in needs if not facts.get(name))}")
     for value, _ in rates:
         if not 0 < value < float("inf"):
             return _absent_figure("the log has a rate or a step time that is no number above zero")
     (rate, how), *others = rates
+    # blocks have pauses, which a printed rate leaves out
+    low, high = _CLOCK_RATIO if _block_sums(window) else (1 - MAX_RATE_DIFFERENCE, 1 + MAX_RATE_DIFFERENCE)
     for other, other_how in others:
-        if not abs(other / rate - 1) <= MAX_RATE_DIFFERENCE:
+        if not low <= other / rate <= high:
             both_rates = f"found {rate:,.6g} tokens/s per device ({how}) and {other:,.6g} ({other_how})"
             factor = max(rate / other, 1 / (rate / other))
             return _absent_figure(f"{both_rates}, {factor:.4g} times apart: a unit is mixed up")
@@ -164,8 +177,10 @@ def _computed_rates(window: Sequence[LoggedStep], facts: Mapping[str, Any]) -> I
         yield tokens / devices, f"computed: {tokens:.6g} tokens/s printed / {devices} devices"
     if not (length and devices):
         return
-    for name, words in (("samples_per_second", "printed"), ("samples_per_second_by_clock", "by the log's clock")):
-        if (samples := _window_median(window, name)) is not None:
+    blocks = _block_sums(window)
+    sample_rates = (blocks and blocks[0] / blocks[1], _window_median(window, "samples_per_second"))
+    for samples, words in zip(sample_rates, ("by the log's clock", "printed"), strict=True):
+        if samples is not None:
             how = f"computed: {samples:.6g} samples/s {words} x {length} / {devices} devices"
             yield samples * length / devices, how
     seconds = _window_median(window, "step_seconds")
