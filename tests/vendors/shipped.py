@@ -29,7 +29,8 @@ EXPECTED: dict[str, dict[int, Values]] = {
     "kunlunxin/monitor.txt": {0: (93.0, None, 0, 0.0, 37.0), 1: (114.0, None, 28653 * MIB, 0.94, 40.0)},
     "metax/monitor.txt": {0: (29.0, None, 666 * MIB, 0.0, 37.0), 1: (33.0, None, 666 * MIB, 0.0, 37.0)},
     "metax/older-c500.txt": {0: (56.0, None, 914 * MIB, 0.0, 35.0)},
-    "mthreads/monitor.json": {0: (109.51, None, 1 * MIB, 0.0, 45.0), 1: (110.25, None, 2 * MIB, 0.07, 46.0)},
+    "mthreads/monitor.json": {0: (96.66, None, 0, 0.0, 27.0), 1: (97.09, None, 0, 0.0, 26.0)},
+    "mthreads/older-s3000.json": {0: (109.51, None, 1 * MIB, 0.0, 45.0), 1: (110.25, None, 2 * MIB, 0.07, 46.0)},
 }  # fmt: skip
 WHOLE = [name for name in EXPECTED if "/monitor." in name]
 

@@ -143,7 +143,7 @@ PLANTS = [
     Plant("values", "vendor.yaml", "power: {column: 6", "power: {column: 3", "name and power are read from one place"),
     Plant("values", "vendor.yaml", "index: {column: 1}", "index: {column: 5}",
         "index and memory_used are read from one"),
-    Plant("values", "recorded/monitor.csv", "N/A", "1.5", "device 1: power: null, where another device has a value"),
+    Plant("values", "recorded/monitor.csv", "N/A", "0.5", "device 1: power: null, where another device has a value"),
     Plant("values", "vendor.yaml", "printed: C", "printed: F", "monitor.fields.temperature is read on no device"),
     Plant("values", "adapter.py", "", HEAD + "    def sample(self, d): return [Sample(x.index) for x in d]\n",
         "reason"),

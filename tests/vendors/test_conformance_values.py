@@ -271,7 +271,7 @@ def test_without_a_total_the_memory_in_use_is_at_most_the_chips(used: int, is_ri
 @pytest.mark.parametrize(
     ("field", "unit", "printed", "says"),
     [
-        ("power", "W", "183500", "power is read on no device: found 183500, expected 5 to 10000; with mW in the place"),
+        ("power", "W", "183500", "power is read on no device: found 183500, expected 1 to 10000; with mW in the place"),
         ("power", "mW", "183.5", "with W in the place of mW it would fit"),
         ("power", "W", "0.1835", "with kW in the place of W it would fit"),
         ("utilisation", "ratio", "97", "with percent in the place of ratio it would fit"),

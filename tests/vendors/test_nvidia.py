@@ -438,7 +438,7 @@ def test_a_chip_that_knows_no_mig_is_whole(spec: VendorFile) -> None:
     ("name", "chip"),
     [
         ("Tesla V100-SXM2-16GB", "V100-SXM2-16GB"),
-        ("Tesla V100-SXM2-32GB", None),
+        ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
         ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
         ("A100-SXM4-40GB", "A100-SXM4-40GB"),
         ("NVIDIA A100-PCIE-40GB", None),

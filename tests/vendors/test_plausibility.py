@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 from adapters import load_spec
 from levelfield.contracts.readings import (
-    MIN_WATTS,
     memory_fault,
     plausible_sample,
     plausible_samples,
@@ -57,11 +56,22 @@ def test_a_problem_of_the_tool_and_a_wrong_memory_are_both_named() -> None:
     assert re.match(rf"{problem}; device 0:.*\b5 bytes.*\bH100", listing.problem or "")
 
 
-@pytest.mark.parametrize(("watts", "is_right"), [(0, False), (0.5, False), (4.99, False), (5, True), (math.nan, False)])
-def test_an_accelerator_draws_some_watts_and_a_share_of_a_host_may_draw_none(watts: float, is_right: bool) -> None:
+@pytest.mark.parametrize(
+    ("watts", "is_right", "is_right_of_h100"),
+    [(0, False, False), (0.5, False, False), (3.52, True, False), (6.9, True, False), (7, True, True)],
+)
+def test_an_accelerator_draws_some_watts_and_a_share_of_a_host_may_draw_none(
+    watts: float, is_right: bool, is_right_of_h100: bool
+) -> None:
+    """An idle GeForce draws 3.52 W. Of a chip of 700 W so little is another unit."""
     sample = Sample(0, power_watts=watts)
-    assert (plausible_sample(SPEC, DEVICE, sample).power_watts is not None) is is_right
+    assert (plausible_sample(SPEC, DEVICE, sample).power_watts is not None) is is_right_of_h100
+    assert (plausible_sample(SPEC, replace(DEVICE, chip=None), sample).power_watts is not None) is is_right
     assert plausible_sample(HOST, replace(DEVICE, chip="cpu"), sample) == sample
+
+
+def test_a_power_that_is_no_number_is_none() -> None:
+    assert plausible_sample(SPEC, DEVICE, Sample(0, power_watts=math.nan)).power_watts is None
 
 
 def test_memory_in_use_is_at_most_what_there_is() -> None:
@@ -84,7 +94,7 @@ def test_without_a_total_of_the_tool_the_chips_memory_is_the_limit() -> None:
 def test_reasons_of_the_tool_stay() -> None:
     sample = Sample(0, power_watts=0.0, reasons={"energy_joules": "no counter"})
     reasons = dict(plausible_sample(SPEC, DEVICE, sample).reasons)
-    assert re.search(rf"\b0 W,.*\b{MIN_WATTS:g} W", reasons.pop("power_watts"))
+    assert re.search(r"\b0 W,.*\b7 W", reasons.pop("power_watts"))
     assert reasons == sample.reasons
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from adapters import VENDORS, load_spec
@@ -26,6 +27,8 @@ from shipped import (
     text_of,
     values,
 )
+
+PUBLIC = Path(__file__).with_name("recorded")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +66,11 @@ def test_every_recording_is_expected_and_the_first_is_the_whole_monitor() -> Non
         ("intel/monitor.csv", Device(0, "Gaudi3", "HL-325L", 131072 * MIB, "01P4-HL3090A0-18-U4V193-22-07-00")),
         ("kunlunxin/monitor.txt", Device(0, "P800", "P800 OAM", 98304 * MIB, "00000000:16:00.0")),
         ("metax/older-c500.txt", Device(0, "C500", "MXC500", 65536 * MIB, "0000:1b:00.0")),
-        ("mthreads/monitor.json", Device(0, "MTT-S3000", "MTT S3000", 32768 * MIB)),
+        (
+            "mthreads/monitor.json",
+            Device(0, "MTT-S5000", "MTT S5000", 81920 * MIB, "00000000-0000-0000-0000-000000000000"),
+        ),
+        ("mthreads/older-s3000.json", Device(0, "MTT-S3000", "MTT S3000", 32768 * MIB)),
     ],
 )
 def test_devices_with_chip_memory_and_identity(recording: str, first: Device) -> None:
@@ -80,6 +87,30 @@ def test_the_table_of_two_dies_counts_by_physical_id_and_that_of_one_by_npu() ->
     assert [d.index for d in adapter("ascend/two-dies-a3.txt", swapped).devices()] == [0, 13]
     third = text_of("ascend/monitor.txt").replace("| 1     910B1", "| 7     910B1")
     assert [d.index for d in adapter("ascend/monitor.txt", third).devices()] == [0, 7]
+
+
+def test_two_chips_of_a_card_that_share_an_address_are_two_devices_without_one() -> None:
+    """A 310P3 has two chips, which count on from card to card."""
+    devices = adapter("ascend/monitor.txt", (PUBLIC / "npu_smi_310p3.txt").read_text()).devices()
+    assert [(d.index, d.memory_bytes, d.identity) for d in devices] == [
+        (0, 44278 * MIB, None),
+        (1, 43693 * MIB, None),
+        (2, 44278 * MIB, None),
+        (3, 43693 * MIB, None),
+    ]
+    assert adapter("ascend/monitor.txt").devices()[0].identity == "0000:C1:00.0"
+
+
+def test_a_table_of_cnmon_4_has_no_address() -> None:
+    read = adapter("cambricon/monitor.txt", (PUBLIC / "cnmon_4_20.txt").read_text())
+    assert [(d.index, d.chip, d.memory_bytes, d.identity) for d in read.devices()] == [
+        (0, "MLU370-X4", 23308 * MIB, None),
+        (1, "MLU370-X4", 23308 * MIB, None),
+    ]
+    assert [values(sample) for sample in read.sample(read.devices())] == [
+        (30.0, None, 0, 0.0, 32.0),
+        (25.0, None, 0, 0.0, 33.0),
+    ]
 
 
 # -- damaged
@@ -150,11 +181,11 @@ DAMAGES: list[tuple[str, str, str, tuple[str, ...] | None]] = [
     ("metax/monitor.txt", "666/65536 MiB", "666/65536 GiB", None),
     ("metax/monitor.txt", "| 0% ", "| N/A", ("utilisation",)),
     ("metax/monitor.txt", "GPU-Util", "利用率", ()),
-    ("mthreads/monitor.json", "109.51W", "109.51mW", ("power_watts",)),
-    ("mthreads/monitor.json", "109.51W", "109,51W", ("power_watts",)),
-    ("mthreads/monitor.json", '"1MiB"', '"1GiB"', ("memory_used_bytes",)),
-    ("mthreads/monitor.json", '"45C"', '"N/A"', ("temperature_celsius",)),
-    ("mthreads/monitor.json", "Power Draw ", "Power Draw", ("power_watts",)),
+    ("mthreads/older-s3000.json", "109.51W", "109.51mW", ("power_watts",)),
+    ("mthreads/older-s3000.json", "109.51W", "109,51W", ("power_watts",)),
+    ("mthreads/older-s3000.json", '"1MiB"', '"1GiB"', ("memory_used_bytes",)),
+    ("mthreads/older-s3000.json", '"45C"', '"N/A"', ("temperature_celsius",)),
+    ("mthreads/older-s3000.json", "Power Draw ", "Power Draw", ("power_watts",)),
 ]
 
 

@@ -17,9 +17,10 @@ from levelfield.contracts.vendor import Device, DeviceList, Sample, Vendor
 from levelfield.specs.tool import Tool
 from levelfield.specs.vendor import Chip, VendorFile
 
-# An accelerator that can be reached draws more when it is idle (the least recorded: 29 W). Less is no reading: a tool
+# An accelerator that can be reached draws more when it is idle (the least recorded: 3.5 W). Less is no reading: a tool
 # that prints 0 where it has no value, or another unit. Shares of a host are not held to it.
-MIN_WATTS = 5.0
+MIN_WATTS = 1.0
+MIN_POWER_SHARE = 0.01  # of the most that the maker lets a chip draw; 1.2 kW read as 1.2 W is below it
 # A number outside these limits has another unit than its tool names, or is damaged.
 LIMITS: dict[str, tuple[float, float]] = {
     "power_watts": (MIN_WATTS, 10_000),
@@ -208,8 +209,9 @@ def plausible_sample(spec: VendorFile, device: Device, sample: Sample) -> Sample
     chip, watts, used, faults = spec.chip(device.chip), sample.power_watts, sample.memory_used_bytes, {}
     if used is not None and (fault := memory_fault(device, chip) or used_memory_fault(device, chip, used)):
         faults["memory_used_bytes"] = fault
-    if not spec.is_host and watts is not None and not watts >= MIN_WATTS:
-        faults["power_watts"] = f"found {watts:g} W, expected at least {MIN_WATTS:g} W of an accelerator"
+    least = max(MIN_WATTS, MIN_POWER_SHARE * (chip.power_watts or 0)) if chip else MIN_WATTS
+    if not spec.is_host and watts is not None and not watts >= least:
+        faults["power_watts"] = f"found {watts:g} W, expected at least {least:g} W of an accelerator"
     nulls: dict[str, Any] = dict.fromkeys(faults)
     return replace(sample, **nulls, reasons={**sample.reasons, **faults}) if faults else sample
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -231,10 +231,8 @@ def parse_output(tool: Tool, output: str) -> ParsedOutput:
         return ParsedOutput({}, (str(error),), no_device_reason=f"{unreadable}{error}")
     keys: tuple[FieldName, ...] = ("index", "identity")
     for key in keys:
-        counts = Counter(record.word(key) for record in records)
-        duplicates = {word for word, count in counts.items() if word and count > 1}
-        damage += [f"{DUPLICATE_RECORD} {key} '{word}'" for word in sorted(duplicates)]
-        records = [record for record in records if record.word(key) not in duplicates]
+        records, repeated = _unique_records(tool, records, key)
+        damage += repeated
     # JSON, and a CSV with a header, show an empty list as such. Other texts without a record may be anything.
     shows_empty_list = tool.format == "json" or all(
         isinstance(location.column, str) for location in tool.fields.values()
@@ -246,6 +244,19 @@ def parse_output(tool: Tool, output: str) -> ParsedOutput:
     if records and damage:
         incomplete_reason = f"{tool.command[0]} may show more devices than {', '.join(map(str, by_index))}: {damage[0]}"
     return ParsedOutput(by_index, tuple(damage), no_device_reason=no_device_reason, incomplete_reason=incomplete_reason)
+
+
+def _unique_records(tool: Tool, records: Sequence[Record], key: FieldName) -> tuple[list[Record], list[str]]:
+    """Return the records without those that share a key, and a reason for each such key."""
+    counts = Counter(record.word(key) for record in records)
+    repeated = {word for word, count in counts.items() if word and count > 1}
+    if key in tool.fields and tool.fields[key].is_of_card:
+        for record in records:
+            if record.word(key) in repeated:
+                del record.texts.values[key]
+        return list(records), []
+    reasons = [f"{DUPLICATE_RECORD} {key} '{word}'" for word in sorted(repeated)]
+    return [record for record in records if record.word(key) not in repeated], reasons
 
 
 def field_value(tool: Tool, field: FieldName, text: str) -> str:

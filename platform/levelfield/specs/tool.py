@@ -68,6 +68,7 @@ class ValueLocation(Value):
     printed: str = ""  # the text that must follow the number (`W`, `%`, `MiB`)
     # A pattern for the whole text; other texts are not this value. Its first group, if any, is the value.
     matching: Pattern | None = None
+    is_of_card: bool = False  # an identity that all devices of one card print: two that do have none
 
 
 class Tool(Value):
