@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from levelfield.errors import DocumentError
@@ -15,7 +16,7 @@ from levelfield.judge.doubtful_facts import doubtful_facts
 from levelfield.judge.implausibility import reject_implausible
 from levelfield.judge.node_figures import device_load, run_energy, run_memory, use_by_others
 from levelfield.judge.outlying_steps import find_disturbance, reject_disturbed
-from levelfield.judge.status import judge_run, missing_evidence_warnings, node_results
+from levelfield.judge.status import judge_run, missing_evidence_warnings, node_results, step_rule_reasons
 from levelfield.judge.verdict import (
     Redaction,
     sealed_status,
@@ -138,6 +139,7 @@ def collect(paths: RunPaths, raw: RawRecords | None = None, redaction: Redaction
             *plan.notices,
             *raw.warnings,
             *_warnings(plan, raw, other_warnings, nodes, status, seal),
+            *_finished_steps_warning(plan, raw, status),
             *(doubtful_facts(plan, raw, parts, reference) if status.has_figures else ()),
         ),
         inherited=raw.inherited_variables,
@@ -153,13 +155,10 @@ def _measure_window(
     plan: Plan, raw: RawRecords, parts: Sequence[NodePart], status: Status
 ) -> tuple[Throughput | None, Memory, Energy]:
     """Return the window's throughput, memory and energy. Only a run whose rules hold has a throughput."""
-    first, last = plan.work.window.first_step, plan.work.window.last_step
     throughput, absence_reason = None, f"the run is {status.word}"
     if status.has_figures:
         try:
-            times = step_ends(raw.steps, first, last)
-            begin = raw.first_step_start_ns.get(clock_rank(raw.steps, first, last))
-            throughput, absence_reason = measure_window(times, begin, first, last, plan.world_size), ""
+            throughput, absence_reason = _throughput(plan, raw), ""
         except WindowError as error:
             absence_reason = str(error)
     return (
@@ -167,6 +166,13 @@ def _measure_window(
         run_memory(plan, parts, status),
         run_energy(plan, parts, raw.node_power, throughput, absence_reason),
     )
+
+
+def _throughput(plan: Plan, raw: RawRecords) -> Throughput:
+    """Return the throughput of the window. Raises WindowError."""
+    first, last = plan.work.window.first_step, plan.work.window.last_step
+    begin = raw.first_step_start_ns.get(clock_rank(raw.steps, first, last))
+    return measure_window(step_ends(raw.steps, first, last), begin, first, last, plan.world_size)
 
 
 def _planned_fields(plan: Plan) -> dict[str, Any]:
@@ -232,6 +238,20 @@ def _warnings(
         yield from missing_evidence_warnings(nodes)
     if seal.word == "tampered" and status.word != "tampered":
         yield f"the run is tampered: {seal.reason}"
+
+
+def _finished_steps_warning(plan: Plan, raw: RawRecords, status: Status) -> Iterator[str]:
+    """Yield what was measured where a run finished its steps and did not end well. It counts nowhere."""
+    ended_well = status.word in ("valid", "unsealed", "invalid", "tampered")
+    if ended_well or step_rule_reasons(plan, raw):
+        return
+    with suppress(WindowError):
+        throughput = _throughput(plan, raw)
+        rate, window = throughput.tokens_per_second_per_device, plan.work.window
+        yield (
+            f"the steps were right, and the run did not end well: steps {window.first_step} to {window.last_step} had "
+            f"{rate:,.6g} tokens/s per device, which counts in no comparison"
+        )
 
 
 def _preflight(paths: RunPaths) -> str | None:

@@ -69,30 +69,46 @@ def judge_run(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
         return Status(word="not-run", reasons=("there is no outcome and no step: the run was not started",))
     if cause is None:  # the platform was killed, or the disk was full
         reason = "the platform ended before it could say how the run did"
-        return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(raw))
+        return Status(word="failed", failure="platform", reasons=(reason,), evidence=_steps_done(plan, raw))
     if unkillable := [end for end in raw.outcome.get("ends", ()) if end.get("process") is not None]:
         cause_reason = _STATUS_BY_CAUSE.get(cause, ("failed", None, "a rank failed"))[2]  # why the rank was to end
         sentences = [
             f"rank {end['rank']} (process {end['process']}, state {end.get('state')}) did not end by SIGKILL"
             for end in unkillable
         ]
-        reasons, evidence = ("a rank cannot be ended", cause_reason), "; ".join([*sentences, _evidence(raw)])
+        reasons, evidence = ("a rank cannot be ended", cause_reason), "; ".join([*sentences, _evidence(plan, raw)])
         return Status(word="failed", failure="unkillable", reasons=reasons, evidence=evidence)
     if cause in _STATUS_BY_CAUSE:
         word, failure, reason = _STATUS_BY_CAUSE[cause]
         if cause == "interrupted" and not (raw.outcome.get("ends") or raw.first_step_start_ns or raw.node_ends):
             word = "not-run"  # while its environment was made, or while it was queued: no rank has started
-        return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(raw))
+        if cause == "hang" and _has_all_steps(plan, raw):
+            reason = "the run hung after its last step"
+        return Status(word=word, failure=failure, reasons=(reason,), evidence=_evidence(plan, raw))
     if raw.errors or cause == "rank-failed":
         return _failure_status(plan, raw, paths)
     return _validity_status(plan, raw)
 
 
-def _evidence(raw: RawRecords) -> str:
+def _has_all_steps(plan: Plan, raw: RawRecords) -> bool:
+    """Return whether every rank finished every step, however the run ended."""
+    return raw.steps_done >= plan.work.training.steps
+
+
+def step_rule_reasons(plan: Plan, raw: RawRecords) -> tuple[str, ...]:
+    """Return why the steps of a run are not right, by the rules that need no end of it."""
+    clock = platform_clock_reasons(raw.steps, raw.seen, plan.work.window)
+    return (
+        *(str(r) for r in validity_reasons(raw.steps, raw.weights, plan.work, plan.tuning.layout)),
+        *(f"clock: {r}" for r in clock),
+    )
+
+
+def _evidence(plan: Plan, raw: RawRecords) -> str:
     """Return the launcher's evidence, the nodes that ended badly, and the number of finished steps."""
     launcher = raw.outcome.get("evidence") if raw.outcome["cause"] != "interrupted" else None
     nodes = node_evidence(raw, launcher or "")
-    done = _steps_done(raw) if raw.steps_done or not (launcher or nodes) else None
+    done = _steps_done(plan, raw) if raw.steps_done or not (launcher or nodes) else None
     return "; ".join(filter(None, (launcher, nodes, done)))
 
 
@@ -103,8 +119,7 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     first = next(iter(versions.values()), None)
     if other := [rank for rank, version in versions.items() if version != first]:
         reasons.append(f"framework: ranks 0 and {other[0]} report versions {first} and {versions[other[0]]}")
-    reasons += [str(r) for r in validity_reasons(raw.steps, raw.weights, plan.work, plan.tuning.layout)]
-    reasons += [f"clock: {r}" for r in platform_clock_reasons(raw.steps, raw.seen, plan.work.window)]
+    reasons += step_rule_reasons(plan, raw)
     window = plan.work.window
     windows = {part.name: times for part in node_parts(plan, raw) if part.name and (times := part.window_ns(window))}
     reasons += [f"clock: {r}" for r in node_clock_reasons(windows, window.last_step - window.first_step + 1)]
@@ -166,7 +181,7 @@ def _failure_status(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
         return _killed_status(killed_end, plan, raw)
     for end in ends:  # where native code found no memory, it ends the process: no error is recorded
         if end["rank"] not in raw.errors and (line := last_memory_line(paths.logs / f"rank{end['rank']}.log")):
-            evidence = f"{rank_text(plan, raw, end['rank'])}: its log has: {line}; {_steps_done(raw)}"
+            evidence = f"{rank_text(plan, raw, end['rank'])}: its log has: {line}; {_steps_done(plan, raw)}"
             return Status(word="oom", failure="oom", reasons=(line,), evidence=evidence)
     likelihood, rank = min(
         ((_consequence_likelihood(error), rank) for rank, error in raw.errors.items()),
@@ -192,7 +207,7 @@ def _status_from_error(plan: Plan, raw: RawRecords, rank: int) -> Status:
     failure, message = _error_class(error), str(error.get("message"))
     if error.get("type") == "SystemExit":  # its message: a number, a text, or the type's name for none
         message = f"the training code ended itself by sys.exit({'' if message == 'SystemExit' else message})"
-    evidence = f"{rank_text(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(raw)}"
+    evidence = f"{rank_text(plan, raw, rank)}: {error.get('type')}: {message}; {_steps_done(plan, raw)}"
     reasons = (message, *_advice(failure, message, plan))
     return Status(word=_WORD_BY_ERROR_CLASS.get(failure, "failed"), failure=failure, reasons=reasons, evidence=evidence)
 
@@ -244,7 +259,7 @@ def _advice(failure: str, message: str, plan: Plan) -> tuple[str, ...]:
 
 def _killed_status(end: dict[str, int], plan: Plan, raw: RawRecords) -> Status:
     name = signal.Signals(end["signal"]).name if end["signal"] in set(signal.Signals) else f"signal {end['signal']}"
-    evidence = f"{rank_text(plan, raw, end['rank'])} was ended by {name}; {_steps_done(raw)}"
+    evidence = f"{rank_text(plan, raw, end['rank'])} was ended by {name}; {_steps_done(plan, raw)}"
     oom_kills, oom_evidence = raw.oom_kills
     if end["signal"] == signal.SIGKILL and oom_kills:
         evidence = f"{evidence}; {oom_evidence}" if oom_evidence else evidence
@@ -275,7 +290,9 @@ def last_line(log: Path) -> str | None:
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), None)
 
 
-def _steps_done(raw: RawRecords) -> str:
+def _steps_done(plan: Plan, raw: RawRecords) -> str:
+    if _has_all_steps(plan, raw):
+        return f"all {raw.steps_done} of {plan.work.training.steps} steps were finished"
     return "1 step was finished" if raw.steps_done == 1 else f"{raw.steps_done} steps were finished"
 
 

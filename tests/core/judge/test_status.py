@@ -505,6 +505,35 @@ def test_what_the_platform_saw_gives_the_word(
     assert result.steps_done == 7 and result.throughput is None
 
 
+ENDS_AFTER_THE_STEPS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
+    "a teardown that hangs": (
+        {"cause": "hang", "evidence": "no step was finished for 600 s (limit 600 s)"},
+        ("timeout", "hang"),
+    ),
+    "a destructor that fails": ({"exit_code": None, "signal": 11}, ("failed", "killed")),
+    "a time limit": ({"cause": "time-limit", "evidence": "Slurm ended the job"}, ("timeout", "time limit")),
+}
+
+
+@pytest.mark.parametrize("name", ENDS_AFTER_THE_STEPS)
+def test_a_run_that_ends_badly_after_its_last_step_says_what_was_measured(run: RunPaths, name: str) -> None:
+    end, expected = ENDS_AFTER_THE_STEPS[name]
+    rate = collect(run).throughput
+    assert rate is not None
+    measured = f"steps 3 to 12 had {rate.tokens_per_second_per_device:,.6g} tokens/s per device"
+    break_off(run, 12)
+    fail(run, **end)
+    result = collect(run)
+    assert word(result) == expected and result.throughput is None and result.utilisation == ()
+    assert_evidence(result.status, end.get("evidence", "SIGSEGV"), "; all 12 of 12 steps were finished")
+    assert [measured in warning for warning in result.warnings] == [True], result.warnings
+    assert result.status.reasons == ("the run hung after its last step",) or expected[1] != "hang"
+    at(7, tokens=31)(run)
+    assert not any("tokens/s" in warning for warning in collect(run).warnings), "the steps are not right"
+    break_off(run, 11)
+    assert_evidence(status(run), "; 11 steps were finished")
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_an_interrupt_before_any_rank_started_is_not_run(run: RunPaths, started: bool) -> None:
     """While its environment was made, or while it was queued: no run that somebody may count as a failure."""
