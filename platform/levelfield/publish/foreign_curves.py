@@ -9,20 +9,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from levelfield.errors import DocumentError
-from levelfield.measure.curves import fill_lost_steps
 from levelfield.node.file_sizes import MAX_BYTES_BY_KIND
-from levelfield.publish.foreign_logs import TOOLS, parse_log
+from levelfield.publish.foreign_logs import TOOLS, ForeignLog, LoggedStep, LogReading, parse_log
 from levelfield.specs.bounded_reading import bounded_bytes
 
 Points = Iterable[tuple[int, float | None]]  # None: a step that has no loss
 STEP_NAMES = ("step", "steps", "iteration", "iter", "global_step", "global_steps")
+NO_LOSS = ("", "-", "none", "null", "n/a", "na")  # what tables have in the cell of a loss that is none
 LOSS_NAMES = ("loss", "lm loss", "lm_loss", "train_loss", "train/loss", "value")
 EXPECTED = f"a table with a step and a loss, JSON, a log of {TOOLS}, or a TensorBoard event file"
 
@@ -46,26 +45,25 @@ def read_curve(path: Path, tag: str | None = None) -> LossCurve:
     """Return the curve of a file.
 
     tag: the name of the scalar, or of the column, that holds the loss.
-    Raises DocumentError for a file that cannot be read or holds no curve, and for a step with two losses.
+    Raises DocumentError for a file that cannot be read or holds no curve, and for one of two runs.
     """
-    data, notes = bounded_bytes(path, "curve"), tuple[str, ...]()
+    data = bounded_bytes(path, "curve")
     try:
+        log: ForeignLog | None
         if _FIRST_EVENT in data[:64]:
-            curve = _curve(scalars(data, tag or "loss"))
+            log = _log(scalars(data, tag or "loss"))
         else:
             text = data.decode("utf-8")
             if text.lstrip()[:1] in ("[", "{") and (value := _json(text)) is not None:
-                curve = _curve(_value_points(value, tag))
-            elif log := parse_log(io.StringIO(text, newline=None)):
-                curve, notes = log.losses, log.notes
-            else:
+                log = _log(_value_points(value, tag))
+            elif (log := parse_log(io.StringIO(text, newline=None))) is None:
                 delimiter = "\t" if "\t" in text.split("\n", 1)[0] else ","
                 csv.field_size_limit(MAX_BYTES_BY_KIND["curve"])  # the library's own is 131,072 characters
                 rows = csv.DictReader(io.StringIO(text), delimiter=delimiter)
-                curve = _curve(point for row in rows for point in _row_point(row, tag))
-        if not curve:
+                log = _log(point for row in rows for point in _row_point(row, tag))
+        if not (losses := log.losses):
             raise ValueError(f"found no loss, expected {EXPECTED}")
-        return LossCurve(curve, notes)
+        return LossCurve(losses, log.notes)
     except UnicodeDecodeError:
         raise DocumentError(f"{path}: found bytes that are no text, expected {EXPECTED}") from None
     except RecursionError:
@@ -74,15 +72,13 @@ def read_curve(path: Path, tag: str | None = None) -> LossCurve:
         raise DocumentError(f"{path}: {error}") from None
 
 
-def _curve(points: Points) -> dict[int, float | None]:
-    """Return the losses by step. Several lines may share a step."""
-    losses: dict[int, float] = {}
-    steps: set[int] = set()
+def _log(points: Points) -> ForeignLog:
+    """Return the points as a log, in which several lines may share a step and restarts repeat some."""
+    reading = LogReading()
     for step, loss in points:
-        steps.add(step)
-        if loss is not None and not (losses.setdefault(step, loss) == loss or math.isnan(loss)):
-            raise ValueError(f"step {step} has the losses {losses[step]:g} and {loss:g}, expected one run in a file")
-    return fill_lost_steps(losses, steps)
+        reading.add_step("curve", LoggedStep(step, {} if loss is None else {"loss": loss}))
+    steps = reading.steps.get("curve", {})
+    return ForeignLog("curve", tuple(steps.values()), {}, tuple(reading.notes))
 
 
 def _json(text: str) -> Any:
@@ -107,7 +103,7 @@ def _value_points(content: Any, tag: str | None) -> Points:
             yield from _row_point(value, tag)
         else:
             step, loss = (value[-2], value[-1]) if isinstance(value, list) else (index + 1, value)
-            yield int(step), None if _is_empty(loss) else float(loss)
+            yield int(step), _loss(step, loss)
 
 
 def _row_point(row: Mapping[Any, Any], tag: str | None) -> Points:
@@ -116,13 +112,25 @@ def _row_point(row: Mapping[Any, Any], tag: str | None) -> Points:
     fields = {name: value for name, value in cells.items() if not _is_empty(value)}
     step = next((fields[name] for name in STEP_NAMES if name in fields), None)
     losses = (tag.lower(),) if tag else LOSS_NAMES
-    loss = next((float(fields[name]) for name in losses if name in fields), None)
     if step is not None:
-        yield int(float(step)), loss
+        loss = next((fields[name] for name in losses if name in fields), None)
+        yield int(_number(step, "the step")), _loss(step, loss)
+
+
+def _loss(step: Any, value: Any) -> float | None:
+    return None if _is_empty(value) else _number(value, f"at step {str(step)[:20]} the loss")
+
+
+def _number(value: Any, what: str) -> float:
+    """Return the number of a cell. Raises ValueError for a text that is none."""
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"found {what} {str(value)[:40]!r}, expected a number") from None
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
+    return value is None or (isinstance(value, str) and value.strip().lower() in NO_LOSS)
 
 
 def scalars(data: bytes, tag: str) -> Iterator[tuple[int, float]]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -113,14 +113,14 @@ def test_no_cut_of_an_event_file_and_no_changed_byte_is_a_fault(tmp_path: Path) 
         ("step,accuracy\n1,0.5\n", "found no loss"),
         ("hello\nworld\n", "found no loss"),
         ("step,loss\n1,2.0\n1,3.0\n", "step 1 has the losses 2 and 3, expected one run"),
-        ("step,loss\none,2.0\n", "could not convert"),
+        ("step,loss\none,2.0\n", "found the step 'one', expected a number"),
         ("[" * 100_000, "found no loss|nested too deep"),
         (b"\xff\xfe\x00", "no text"),
         ('{"a": 1}', "invalid literal"),
         ("[[1, 2], [3]]", "index out of range"),
         ("[[1, null]]", "found no loss"),
-        ("step,loss\n1," + "x" * 140_000 + "\n", "could not convert"),
-        ("step,loss\n1,2\0\n", "found|line contains NUL|could not convert"),
+        ("step,loss\n1," + "x" * 140_000 + "\n", "found at step 1 the loss 'x{40}', expected a number"),
+        ("step,loss\n1,2\0\n", "found|line contains NUL"),
         (
             event_file(b"\x2a\x11\x0a\x0f\x0a\x04loss\x11" + bytes(8)),
             "found the scalars none",
@@ -170,6 +170,13 @@ LOST = {
     "Megatron": megatron_lines(lost=range(31, 41)),
     "Megatron, fp16 that overflows to the end": megatron_lines(skipped=(1, 2, *range(31, 41))),
     "empty cells": "step,loss\n" + "".join(f"{s},{9 - s / 10 if s < 31 else ''}\n" for s in range(1, 41)),
+    **{
+        f"cells of {word}": "step,loss\n" + "".join(f"{s},{9 - s / 10 if s < 31 else word}\n" for s in range(1, 41))
+        for word in ("None", "null", "N/A", "-", "NaN")
+    },
+    "NaN after a loss of the same step": json.dumps(
+        [{"step": s, "loss": x} for s in range(1, 41) for x in (9 - s / 10, *([math.nan] if s > 30 else []))]
+    ),
     "cells of blanks": "step,loss\n" + "".join(f"{s},{9 - s / 10 if s < 31 else '  '}\n" for s in range(1, 41)),
     "null of pairs": json.dumps([[s, 9 - s / 10 if s < 31 else None] for s in range(1, 41)]),
     "null of a list": json.dumps([9 - s / 10 if s < 31 else None for s in range(1, 41)]),
@@ -194,3 +201,33 @@ def test_what_a_file_lists_between_two_losses_is_no_step_without_one(tmp_path: P
     looks = [{"step": s, "eval_loss": 4.0} for s in range(0, 105, 25)]
     summary = [{"step": 104, "train_runtime": 60.0}]
     assert not lost(read_curve(written(tmp_path, json.dumps({"log_history": [*history, *looks, *summary]}))).losses)
+
+
+def scalar_event(step: int, loss: float) -> bytes:
+    """An event of one simple value, whose tag is `loss`."""
+    value = b"\x0a\x04loss\x15" + struct.pack("<f", loss)
+    return b"\x10" + bytes([step]) + b"\x2a" + bytes([len(value) + 2]) + b"\x0a" + bytes([len(value)]) + value
+
+
+RESTARTED = [(s, 9 - s / 16) for s in range(1, 41)] + [(s, 8.5 - s / 16) for s in range(36, 61)]
+TWO_RUNS = [*RESTARTED[:40], *((s, 8.5 - s / 16) for s in range(1, 41))]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda points: "step,loss\n" + "".join(f"{s},{x}\n" for s, x in points),
+        json.dumps,
+        lambda points: json.dumps({"log_history": [{"step": s, "loss": x} for s, x in points]}),
+        lambda points: event_file(*(scalar_event(*point) for point in points)),
+    ],
+    ids=["table", "pairs", "objects", "event file"],
+)
+def test_a_restart_counts_and_is_said_as_in_a_log(
+    content: Callable[[Sequence[tuple[int, float]]], str | bytes], tmp_path: Path
+) -> None:
+    curve = read_curve(written(tmp_path, content(RESTARTED)))
+    assert curve.notes == ("a restart repeats steps 36 to 40: its lines count",)
+    assert curve.losses == dict(RESTARTED) and curve.losses[38] == 8.5 - 38 / 16
+    with pytest.raises(DocumentError, match=r"step 1 has the losses 8.9375 and 8.4375, expected one run in a file"):
+        read_curve(written(tmp_path, content(TWO_RUNS)))
