@@ -32,9 +32,10 @@ examples:
   run_benchmarks.py case check my_llama
 """
 _NEW_HELP = """\
-Write a case for a model by its config.json (gpt2, llama, mistral, qwen2, qwen3,
-gemma, mixtral, qwen3_moe). A key that a case cannot say is refused by its name,
-and nothing is written. The training is Levelfield's choice, to be replaced.
+Write a case for a model by its config.json (deepseek, gemma, gpt2, gpt_neox,
+internlm2, llama, mistral, mixtral, orion, phi3, qwen, qwen2, qwen3, qwen3_moe).
+A key that a case cannot say is refused by its name, and nothing is written. The
+training is Levelfield's choice, to be replaced.
 
 examples:
   run_benchmarks.py case new my_llama --from config.json --output DIR
@@ -52,6 +53,7 @@ examples:
 
 
 def _create(options: argparse.Namespace) -> int:
+    from levelfield.measure.parameter_counts import count_parameters
     from levelfield.testing.case_draft import create_case
     from levelfield.testing.published_config import read_config
 
@@ -60,6 +62,8 @@ def _create(options: argparse.Namespace) -> int:
     published = read_config(options.config, frozenset(ignored))
     path = create_case(options.name, options.config, published, ignored, options.parameters, plugins_folder, registry)
     print_wrapped(f"created  {short_path(path)}")
+    count = count_parameters(published.model, published.max_sequence_length).total
+    print_wrapped(f"         {count:,} parameters")
     for remark in published.remarks:
         print_wrapped(f"         {remark}")
     if published.left_out:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -47,13 +48,52 @@ _GPT2_DEFAULTS = {
 }
 _GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 _PLAIN_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+_PARALLEL = "its attention and MLP read one norm side by side"
+_IMAGES = "it reads images"
+_SHARED_GATE = "it has a gate of its shared experts (shared_expert_intermediate_size)"
+_BOTH_NORMS = "norms before and after each part"
+_PART_OF_HEAD = "it rotates a part of each head (partial_rotary_factor)"
+_MULTIPLIERS = "it scales embeddings, residuals and logits"
+_YARN_SCALE = "its rope_scaling also scales the scores of attention (mscale_all_dim)"
+# What a case cannot say of each, by model_type.
 _UNSUPPORTED_MODELS = {
-    "gemma2": "it has norms before and after each part, and soft caps (attn_logit_softcapping)",
-    "gemma3_text": "it has norms before and after each part, and two rotary bases (rope_local_base_freq)",
-    "gemma3": "it reads images, and has norms before and after each part",
+    "baichuan": "its head divides each row by its norm, or its larger model has ALiBi",
+    "bert": "each token attends to all others",
+    "chatglm": _PART_OF_HEAD,
+    "cohere": _PARALLEL,
+    "cohere2": _PARALLEL,
+    "deepseek_v2": _YARN_SCALE,
+    "deepseek_v3": f"{_YARN_SCALE} (configs/cases/deepseek_v3.yaml is without)",
+    "falcon": _PARALLEL,
+    "gemma2": f"it has {_BOTH_NORMS}, and soft caps (attn_logit_softcapping)",
+    "gemma3_text": f"it has {_BOTH_NORMS}, and two rotary bases (rope_local_base_freq)",
+    "gemma3": f"{_IMAGES}, and has {_BOTH_NORMS}",
+    "glm4": f"it has {_BOTH_NORMS}, and rotates a part of each head (partial_rotary_factor)",
+    "glm4_moe": _PART_OF_HEAD,
+    "gpt_oss": "it has attention sinks, a sliding window in every other layer, and clamped gates (swiglu_limit)",
+    "gptj": _PARALLEL,
+    "granite": f"{_MULTIPLIERS} (embedding_multiplier, residual_multiplier, logits_scaling)",
+    "granitemoe": f"{_MULTIPLIERS} (embedding_multiplier, residual_multiplier, logits_scaling)",
+    "internlm": "it has biases in all matrices of attention, and none in its MLP",
+    "kimi_k2": _YARN_SCALE,
+    "llama4": f"{_IMAGES}, and has layers without rotary positions (no_rope_layers)",
+    "llama4_text": "it has layers without rotary positions (no_rope_layers), and attention in chunks",
+    "llava": f"{_IMAGES} (give the config.json of its language model)",
+    "minicpm": f"{_MULTIPLIERS} (scale_emb, scale_depth, dim_model_base)",
+    "minimax_m2": "its norm of queries and keys is over all heads together, and it rotates a part of each head",
+    "ministral3": f"{_IMAGES}, and its attention's scores grow with the position (llama_4_scaling_beta)",
+    "mistral3": f"{_IMAGES} (give the config.json of its language model)",
+    "nemotron_h": "it has layers of Mamba",
     "olmo2": "its norm of queries and keys is over all heads together",
-    "qwen2_moe": "it has a gate of its shared experts (shared_expert_intermediate_size)",
-    "deepseek_v3": "it predicts further tokens (num_nextn_predict_layers); configs/cases/deepseek_v3.yaml is without",
+    "olmo3": "its norm of queries and keys is over all heads together, and some layers have a sliding window",
+    "phi": _PARALLEL,
+    "phi-msft": _PARALLEL,
+    "phi3_v": f"{_IMAGES} (give the config.json of its language model)",
+    "qwen2_moe": _SHARED_GATE,
+    "qwen3_next": f"it has layers of linear attention (gated delta rule), and {_SHARED_GATE.removeprefix('it has ')}",
+    "rwkv5": "it has no attention",
+    "smollm3": "it has layers without rotary positions (no_rope_layers)",
+    "stablelm": _PART_OF_HEAD,
 }
 # Tokens, outputs, generation and the loading of files: nothing of these is part of a pretraining's arithmetic.
 IRRELEVANT_KEYS = frozenset(
@@ -66,7 +106,9 @@ IRRELEVANT_KEYS = frozenset(
         *("tokenizer_class", "prefix", "is_decoder", "use_bfloat16", "torchscript", "gradient_checkpointing"),
         *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
         *("keys_to_ignore_at_inference", "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p"),
-        *("num_beams", "num_return_sequences", "repetition_penalty", "n_ctx"),
+        *("num_beams", "num_return_sequences", "repetition_penalty", "n_ctx", "_from_model_config"),
+        *("n_special", "predict_special_tokens", "is_llama_config", "transformers.js_config"),
+        "pretraining_tp",  # the same sums in another order
     )
 )
 
@@ -75,7 +117,8 @@ class ConfigKeys:
     """The content of a config.json. Problems are collected, so that one error names every key.
 
     defaults: what transformers takes where a key is absent, in all its releases. ignored: keys that count as absent.
-    parent_path: the path to an inner mapping, such as `rope_scaling.`; empty for the whole file.
+    parent_path: the path to an inner mapping, such as `rope_scaling.`; empty for the whole file. names: this file's
+    names of keys, by those that most files have. idle_keys: keys that change nothing, beside IRRELEVANT_KEYS.
     """
 
     def __init__(
@@ -84,7 +127,10 @@ class ConfigKeys:
         defaults: Mapping[str, Any],
         ignored: frozenset[str] = frozenset(),
         parent_path: str = "",
+        names: Mapping[str, str] = MappingProxyType({}),
+        idle_keys: frozenset[str] = frozenset(),
     ) -> None:
+        self._names, self._idle_keys = names, IRRELEVANT_KEYS | idle_keys
         self.content = {key: value for key, value in content.items() if key not in ignored}
         self.defaults, self.ignored, self._parent_path = defaults, ignored, parent_path
         self.read_keys: set[str] = set()
@@ -95,6 +141,7 @@ class ConfigKeys:
 
     def take(self, key: str, kind: type | tuple[type, ...]) -> Any:
         """Return a value of this type, or the default; None, with a problem, without either."""
+        key = self._names.get(key, key)
         self.read_keys.add(key)
         if key not in self.content:
             if key in self.defaults:
@@ -116,10 +163,13 @@ class ConfigKeys:
 
     def require(self, key: str, allowed: tuple[Any, ...], reason: str) -> None:
         """Add a problem for a value that is none of these. An absent key has its default, or the first of them."""
+        key = self._names.get(key, key)
         self.read_keys.add(key)
         value = self.content.get(key, self.defaults.get(key, allowed[0]))
         if not any(type(value) is type(option) and value == option for option in allowed):
-            self.add_problem(key, f"{'found' if key in self.content else 'by default'} {_short_json(value)}: {reason}")
+            origin = "found" if key in self.content else "by default"
+            advice = "; give no --ignore for it" if key in self.ignored else ""
+            self.add_problem(key, f"{origin} {_short_json(value)}: {reason}{advice}")
 
     def add_problem(self, key: str, message: str, is_needed: bool = False) -> None:
         """Add a problem of a key. is_needed: no model is without it, so the user cannot leave it out."""
@@ -133,7 +183,7 @@ class ConfigKeys:
     def report_unread_keys(self) -> None:
         """Add a problem for each key that nothing has read. An unknown null asks for nothing."""
         for key, value in self.content.items():
-            if key not in self.read_keys and key not in IRRELEVANT_KEYS and value is not None:
+            if key not in self.read_keys and key not in self._idle_keys and value is not None:
                 self.add_problem(key, f"found {_short_json(value)}, which a case cannot say")
 
 
@@ -161,7 +211,7 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
         reason = (
-            f", and {_UNSUPPORTED_MODELS[kind]}, which a case cannot say"
+            f", which a case cannot say: {_UNSUPPORTED_MODELS[kind]}"
             if isinstance(kind, str) and kind in _UNSUPPORTED_MODELS
             else ""
         )
@@ -171,16 +221,17 @@ def read_config(path: Path, ignored: frozenset[str] = frozenset()) -> PublishedM
         raise UsageError(f"{path}: key 'model_type': {value}; {expected}. {by_hand}")
     if absent := sorted(ignored - set(content)):
         raise UsageError(f"--ignore {absent[0]}: {path} has no such key; leave the option out")
-    read, defaults = _READERS[kind]
-    keys = ConfigKeys(content, defaults, ignored)
+    form = _READERS[kind]
+    keys = ConfigKeys(content, form.defaults, ignored, names=form.names, idle_keys=form.idle_keys)
     keys.take("model_type", str)
-    expected = "GPT2LMHeadModel" if kind == "gpt2" else kind.title().replace("_", "") + "ForCausalLM"
+    keys.require("is_encoder_decoder", (False,), "a case has no encoder")
+    expected = form.class_name or kind.title().replace("_", "") + "ForCausalLM"
     classes = keys.take("architectures", (list, type(None))) or [expected]
     if {str(name).lower() for name in classes} != {expected.lower()}:  # some old files have LLaMAForCausalLM
         keys.add_problem(
             "architectures", f"found {_short_json(classes)}, expected {expected}, the language model of {kind}"
         )
-    fields = read(keys)
+    fields = form.read(keys)
     length_key = "n_positions" if kind == "gpt2" else "max_position_embeddings"
     length = keys.take(length_key, int)
     if length is not None and not 2 <= length <= MAX_SIZE:
@@ -258,6 +309,7 @@ def _read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     width = keys.take("head_dim", (int, type(None)) if "head_dim" in keys.defaults else int)
     # the base and its scaling, by the older keys (rope_theta, rope_scaling) or by the newer rope_parameters
     keys.require("partial_rotary_factor", (1.0, 1), "a case rotates whole heads")
+    keys.require("rope_interleaved", (False,), "a case rotates the halves of a head")
     older = keys.take("rope_scaling", (dict, type(None)))
     newer = keys.take("rope_parameters", (dict, type(None)))
     if older and newer and older != newer:
@@ -294,7 +346,6 @@ def _read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
 
 
 def _read_llama(keys: ConfigKeys) -> Fields:
-    keys.require("pretraining_tp", (1,), "a case does not divide matrices in another order")
     bias = keys.take("attention_bias", bool)
     keys.require("mlp_bias", (bias,), f"a case has biases in all matrices or in none, and attention_bias is {bias}")
     return {
@@ -392,7 +443,8 @@ def _read_qwen3_moe(keys: ConfigKeys) -> Fields:
                 "mlp_only_layers", f"found {dense}: a case's layers without experts come first, or at equal steps"
             )
     experts = {
-        "count": keys.take("num_experts", int),
+        # transformers 5 writes the newer name
+        "count": keys.take("num_local_experts" if "num_local_experts" in keys.content else "num_experts", int),
         "chosen": chosen,
         "ffn_hidden_size": keys.take("moe_intermediate_size", int),
         "first_layer": first,
@@ -403,6 +455,60 @@ def _read_qwen3_moe(keys: ConfigKeys) -> Fields:
         },
     }
     return {**fields, "query_key_norm": True, "experts": experts}
+
+
+def _read_phi3(keys: ConfigKeys) -> Fields:
+    keys.require("resid_pdrop", (0.0, 0), "a case has one rate for embeddings and residuals, which is 0 here")
+    keys.require("embd_pdrop", (0.0, 0), "a case has one rate for embeddings and residuals, which is 0 here")
+    return _read_unbiased(keys, has_window=True)
+
+
+def _read_orion(keys: ConfigKeys) -> Fields:
+    return {**_read_unbiased(keys), "norm": "layernorm"}
+
+
+def _read_qwen(keys: ConfigKeys) -> Fields:
+    """Qwen's first release: biases of queries, keys and values, and an intermediate_size of both products together."""
+    keys.require("no_bias", (True,), "a case has biases of queries, keys and values alone, or of all matrices")
+    keys.require("rotary_pct", (1.0, 1), "a case rotates whole heads")
+    keys.require("scale_attn_weights", (True,), "a case divides attention's scores by the root of the head size")
+    keys.require("emb_dropout_prob", (0.0, 0), "a case has one rate for embeddings and residuals, which is 0 here")
+    fields = _read_unbiased(keys)
+    both = fields["ffn_hidden_size"]
+    keys.remarks.append(f"intermediate_size {both} is of the gate and its product together")
+    return {**fields, "ffn_hidden_size": both and both // 2, "qkv_bias": True}
+
+
+def _read_gpt_neox(keys: ConfigKeys) -> Fields:
+    keys.require("use_parallel_residual", (False,), f"a case has one after the other, and {_PARALLEL}")
+    keys.require("rotary_pct", (1.0, 1), "a case rotates whole heads")
+    keys.require("attention_bias", (True,), "a case has biases of queries, keys and values alone, or of all matrices")
+    return {
+        **_read_rotary(keys),
+        "norm": "layernorm",
+        "bias": True,
+        "activation": _take_activation(keys, "hidden_act", _PLAIN_ACTIVATIONS),
+        "hidden_dropout": keys.take("hidden_dropout", NUMBER_TYPES),
+    }
+
+
+def _read_deepseek(keys: ConfigKeys) -> Fields:
+    """DeepSeekMoE, whose code is published beside its weights."""
+    keys.require("scoring_func", ("softmax",), "a case's router with other scores has a selection bias")
+    keys.require("seq_aux", (True,), "a case's balancing loss is that of each sequence")
+    experts = {
+        "count": keys.take("n_routed_experts", int),
+        "chosen": keys.take("num_experts_per_tok", int),
+        "ffn_hidden_size": keys.take("moe_intermediate_size", int),
+        "shared": keys.take("n_shared_experts", (int, type(None))) or 0,
+        "first_layer": keys.take("first_k_dense_replace", int),
+        "every": keys.take("moe_layer_freq", int),
+        "router": {
+            "normalised": keys.take("norm_topk_prob", bool),
+            "auxiliary_loss": keys.take("aux_loss_alpha", NUMBER_TYPES),
+        },
+    }
+    return {**_read_unbiased(keys), "experts": experts}
 
 
 def _balancing_loss(keys: ConfigKeys, chosen: int | None, layers: int | None) -> float:
@@ -470,42 +576,95 @@ _CONFIG_KEYS: dict[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head"),
     "kv_heads": ("num_key_value_heads",),
     "vocab_size": ("vocab_size",),
-    "rope_base": ("rope_theta", "rope_parameters.rope_theta"),
-    "norm_eps": ("rms_norm_eps", "layer_norm_epsilon"),
-    "hidden_dropout": ("resid_pdrop",),
-    "attention_dropout": ("attention_dropout", "attn_pdrop"),
+    "rope_base": ("rope_theta", "rope_parameters.rope_theta", "rotary_emb_base"),
+    "norm_eps": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+    "hidden_dropout": ("resid_pdrop", "hidden_dropout"),
+    "attention_dropout": ("attention_dropout", "attn_pdrop", "attn_dropout_prob"),
     "init_std": ("initializer_range",),
-    "experts.count": ("num_local_experts", "num_experts"),
+    "experts.count": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts.chosen": ("num_experts_per_tok",),
     "experts.ffn_hidden_size": ("moe_intermediate_size", "intermediate_size"),
-    "experts.first_layer": ("mlp_only_layers",),
-    "experts.every": ("decoder_sparse_step",),
-    "experts.router.auxiliary_loss": ("router_aux_loss_coef",),
+    "experts.shared": ("n_shared_experts",),
+    "experts.first_layer": ("mlp_only_layers", "first_k_dense_replace"),
+    "experts.every": ("decoder_sparse_step", "moe_layer_freq"),
+    "experts.router.auxiliary_loss": ("router_aux_loss_coef", "aux_loss_alpha"),
     **{
         f"rope_scaling.{ours}": (f"rope_scaling.{theirs}", f"rope_parameters.{theirs}")
         for names, _ in _SCALINGS.values()
         for theirs, ours in names.items()
     },
 }
-_Reader = Callable[[ConfigKeys], Fields]
 _ROTARY_DEFAULTS_WITHOUT_HEAD_DIM = {
     key: value for key, value in _ROTARY_DEFAULTS.items() if key != "head_dim"
 }  # theirs is not hidden_size / heads
-_READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
-    "gpt2": (_read_gpt2, _GPT2_DEFAULTS),
-    "llama": (_read_llama, {**_ROTARY_DEFAULTS, "num_key_value_heads": None, "mlp_bias": False}),
-    "mistral": (partial(_read_unbiased, has_window=True), _ROTARY_DEFAULTS),
-    "qwen2": (
+_ROTARY_DEFAULTS_WITH_ALL_HEADS = {**_ROTARY_DEFAULTS, "num_key_value_heads": None}
+
+
+@dataclass(frozen=True)
+class _ConfigForm:
+    """How the config.json of a model_type is read."""
+
+    read: Callable[[ConfigKeys], Fields]
+    defaults: dict[str, Any]  # of absent keys
+    names: Mapping[str, str] = field(default_factory=dict)  # its own names of keys
+    class_name: str | None = None  # of its language model, where that does not follow from model_type
+    idle_keys: frozenset[str] = frozenset()  # more of those that change nothing
+
+
+_PUBLISHED_CODE = frozenset({"auto_map"})  # code beside the weights, which is what is read here
+_READERS = {
+    "gpt2": _ConfigForm(_read_gpt2, _GPT2_DEFAULTS, class_name="GPT2LMHeadModel"),
+    "llama": _ConfigForm(_read_llama, {**_ROTARY_DEFAULTS_WITH_ALL_HEADS, "mlp_bias": False}),
+    "mistral": _ConfigForm(partial(_read_unbiased, has_window=True), _ROTARY_DEFAULTS),
+    "internlm2": _ConfigForm(
+        _read_unbiased,
+        _ROTARY_DEFAULTS,
+        {"attention_bias": "bias"},
+        class_name="InternLM2ForCausalLM",
+        idle_keys=_PUBLISHED_CODE,
+    ),
+    "orion": _ConfigForm(_read_orion, _ROTARY_DEFAULTS, idle_keys=_PUBLISHED_CODE | {"max_sequence_length"}),
+    "phi3": _ConfigForm(
+        _read_phi3,
+        {**_ROTARY_DEFAULTS_WITH_ALL_HEADS, "sliding_window": None},
+        idle_keys=_PUBLISHED_CODE | {"original_max_position_embeddings"},  # of rope_scaling alone
+    ),
+    "qwen": _ConfigForm(
+        _read_qwen,
+        {
+            **{**_ROTARY_DEFAULTS_WITH_ALL_HEADS, "kv_channels": None, "attn_dropout_prob": 0.0},
+            **{"layer_norm_epsilon": 1e-6, "rotary_emb_base": 10000.0},
+        },
+        {
+            **{"rope_theta": "rotary_emb_base", "rms_norm_eps": "layer_norm_epsilon", "head_dim": "kv_channels"},
+            **{"attention_dropout": "attn_dropout_prob"},
+        },
+        class_name="QWenLMHeadModel",
+        # how it is computed, and what counts beyond seq_length only
+        idle_keys=_PUBLISHED_CODE
+        | {"use_flash_attn", "bf16", "fp16", "fp32", "seq_length", "use_dynamic_ntk", "use_logn_attn"},
+    ),
+    "qwen2": _ConfigForm(
         lambda keys: {**_read_switched_window(keys), "qkv_bias": True},
         {**_ROTARY_DEFAULTS, **_SWITCHED_WINDOW_DEFAULTS},
     ),
-    "qwen3": (
+    "qwen3": _ConfigForm(
         lambda keys: {**_read_switched_window(keys), "query_key_norm": True},
         {**_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM, **_SWITCHED_WINDOW_DEFAULTS},
     ),
-    "gemma": (_read_gemma, {**_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM, **_GEMMA_DEFAULTS}),
-    "mixtral": (_read_mixtral, {**_ROTARY_DEFAULTS, "rope_theta": 1e6}),
-    "qwen3_moe": (
+    "gemma": _ConfigForm(_read_gemma, {**_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM, **_GEMMA_DEFAULTS}),
+    "gpt_neox": _ConfigForm(
+        _read_gpt_neox,
+        {
+            **{**_ROTARY_DEFAULTS_WITH_ALL_HEADS, "use_parallel_residual": True, "rotary_pct": 0.25},
+            **{"hidden_act": "gelu", "attention_bias": True, "hidden_dropout": 0.0, "layer_norm_eps": 1e-5},
+            "rotary_emb_base": 10000.0,
+        },
+        {"rope_theta": "rotary_emb_base", "rms_norm_eps": "layer_norm_eps"},
+        class_name="GPTNeoXForCausalLM",
+    ),
+    "mixtral": _ConfigForm(_read_mixtral, {**_ROTARY_DEFAULTS, "rope_theta": 1e6}),
+    "qwen3_moe": _ConfigForm(
         _read_qwen3_moe,
         {
             **_ROTARY_DEFAULTS_WITHOUT_HEAD_DIM,
@@ -513,6 +672,14 @@ _READERS: dict[str, tuple[_Reader, dict[str, Any]]] = {
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         },
+    ),
+    "deepseek": _ConfigForm(
+        _read_deepseek,
+        {
+            **{**_ROTARY_DEFAULTS_WITH_ALL_HEADS, "aux_loss_alpha": 0.001, "first_k_dense_replace": 0},
+            **{"moe_layer_freq": 1, "norm_topk_prob": False, "n_shared_experts": None},
+        },
+        idle_keys=_PUBLISHED_CODE,
     ),
 }
 
