@@ -163,8 +163,9 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         rotary(
             *("deepseek", 28, 2048, 16, 16, 10944, 102400),
             **{"first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_routed_experts": 64},
-            **{"scoring_func": "softmax", "n_shared_experts": 2, "norm_topk_prob": False, "num_experts_per_tok": 6, "moe_layer_freq": 1},
-            **{"rope_theta": 10000, "attention_bias": False, "aux_loss_alpha": 0.001, "tie_word_embeddings": False},
+            **{"scoring_func": "softmax", "n_shared_experts": 2, "norm_topk_prob": False, "num_experts_per_tok": 6},
+            **{"moe_layer_freq": 1, "rope_theta": 10000, "attention_bias": False, "aux_loss_alpha": 0.001},
+            tie_word_embeddings=False,
         ),
         16_375_728_128,
     ),
