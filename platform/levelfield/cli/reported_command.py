@@ -148,7 +148,7 @@ def _row_lines(row: ReportedRow, work: Work | None) -> Iterator[tuple[str, str]]
         if figure.value is not None:
             yield label, f"{figure.value / scale:,.6g} {unit}, {figure.how}"
         elif figure.how != NOT_PRINTED:
-            yield label, f"no {unit}: {figure.how}"
+            yield label, f"no {'loss ' if name.endswith('_loss') else ''}{unit}: {figure.how}"
     for difference in differences_from_case(row, work) if work else ():
         yield "differs", difference
     for note in row.notes:

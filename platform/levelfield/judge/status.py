@@ -179,14 +179,12 @@ def _failure_status(plan: Plan, raw: RawRecords, paths: RunPaths) -> Status:
     killed_end = min(killed_ends, key=lambda end: end["signal"] == signal.SIGABRT, default=None)
     if killed_end and killed_end["signal"] != signal.SIGABRT:
         return _killed_status(killed_end, plan, raw)
-    for end in ends:  # where native code found no memory, it ends the process: no error is recorded
-        if end["rank"] not in raw.errors and (line := last_memory_line(paths.logs / f"rank{end['rank']}.log")):
-            evidence = f"{rank_text(plan, raw, end['rank'])}: its log has: {line}; {_steps_done(plan, raw)}"
-            return Status(word="oom", failure="oom", reasons=(line,), evidence=evidence)
     likelihood, rank = min(
         ((_consequence_likelihood(error), rank) for rank, error in raw.errors.items()),
         default=(_LOST_PEER_LIKELIHOOD, None),
     )
+    if likelihood == _LOST_PEER_LIKELIHOOD and (status := _status_from_memory_line(plan, raw, paths, ends)):
+        return status
     failed_ends = [end for end in ends if end.get("exit_code")]
     silent_end = next((end for end in failed_ends if end["rank"] not in raw.errors), None)  # it recorded no error
     if killed_end and likelihood == _LOST_PEER_LIKELIHOOD and not silent_end:
@@ -279,6 +277,18 @@ def _status_from_log(plan: Plan, raw: RawRecords, paths: RunPaths, end: Mapping[
     evidence = f"{rank_text(plan, raw, rank)}{ended}: {line or launcher}"
     reasons = ("a rank ended with an error", *_advice(failure, line or "", plan))
     return Status(word="failed", failure=failure, reasons=reasons, evidence=evidence)
+
+
+def _status_from_memory_line(
+    plan: Plan, raw: RawRecords, paths: RunPaths, ends: Sequence[Mapping[str, Any]]
+) -> Status | None:
+    """Return the status of a rank whose log says that memory ran out: native code ends the process, and no error is
+    recorded. None without one."""
+    for end in ends:
+        if end["rank"] not in raw.errors and (line := last_memory_line(paths.logs / f"rank{end['rank']}.log")):
+            evidence = f"{rank_text(plan, raw, end['rank'])}: its log has: {line}; {_steps_done(plan, raw)}"
+            return Status(word="oom", failure="oom", reasons=(line,), evidence=evidence)
+    return None
 
 
 def last_line(log: Path) -> str | None:

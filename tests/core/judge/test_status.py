@@ -217,6 +217,7 @@ EXHAUSTED = (
     "RESOURCE_EXHAUSTED: Failed to allocate request for 176.00MiB (184549376B) on device ordinal 0",
     "NCCL WARN Cuda failure 2 'out of memory'",
     "Error Type: oneflow.ErrorProto.out_of_memory_error",
+    "ResourceExhaustedError: Fail to alloc memory of 46549499904 size, error code is 12.",
 )
 NOT_EXHAUSTED = (
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
@@ -226,6 +227,7 @@ NOT_EXHAUSTED = (
     "RESOURCE_EXHAUSTED: Received message larger than max (5368709 vs. 4194304)",
     "CUDA out of memory. Tried to allocate more than 1EB memory.",
     "NPU out of memory. Tried to allocate more than 1EB memory",
+    "NCCL WARN Error: failed to extend /dev/shm/nccl-iG4vTu to 9637892 bytes, error: No space left on device (28)",
     "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
     "UCX ERROR ibv_reg_mr(address=0x7f, length=8192, access=0xf) failed: Cannot allocate memory",
     "fi_mr_reg failed, ret is:-12, Cannot allocate memory",
@@ -275,6 +277,12 @@ def test_native_code_without_memory_ends_the_process_and_its_log_says_why(run: R
     log.write_text("Allocator ran out of memory. The caller indicates that this is not a failure\nAborted\n")
     assert word(collect(run))[0] == "failed"
     log.write_text(f"{said}\n")
+    error = {"event": "error", "class": "error", "message": "connection closed by peer", "type": "RuntimeError"}
+    edit(run.events / "rank0.jsonl", lambda events: [*events, error])
+    assert word(collect(run))[0] == "oom"
+    edit(run.events / "rank0.jsonl", lambda events: [*events[:-1], {**error, "message": OWN_FAULT}])
+    assert word(collect(run))[0] == "failed", "only a lost peer is no cause"
+    edit(run.events / "rank0.jsonl", lambda events: events[:-1])
     fail(run, **{**end, "stopped_by_us": True})
     assert word(collect(run))[0] == "failed", "the platform ended it, and the memory did not"
 

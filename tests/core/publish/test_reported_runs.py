@@ -410,7 +410,7 @@ def without_losses(text: str, steps: str) -> str:
     return re.sub(rf"(iteration +(?:{steps})/.*) lm loss: \S+ \|", r"\1", text)
 
 
-def test_a_log_whose_loss_vanishes_says_from_which_step_on(tmp_path: Path) -> None:
+def test_a_log_whose_loss_vanishes_says_from_which_step_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (DATA / "megatron.log").read_text()
     steps = [int(step) for step in re.findall(r"iteration +(\d+)/", text)]
     first = steps[-2]
@@ -419,6 +419,8 @@ def test_a_log_whose_loss_vanishes_says_from_which_step_on(tmp_path: Path) -> No
     assert last.value is None
     assert f"no number as loss from step {first} on" in row.notes[0] and f"no loss from step {first} on" in last.how
     assert row.steps[1] < first, "the speed of steps that train nothing is no speed of the training"
+    assert main(["evidence", "read", str(tmp_path / "megatron.log"), *SOURCE]) == 0
+    assert f" no loss at last: the log prints no loss from step {first} on" in capsys.readouterr().out
     row = changed(tmp_path, "megatron.log", lambda text: without_losses(text, str(steps[2])))
     [note] = row.notes
     assert "1 step(s)" in note and note.endswith(f"step {steps[2]}")
