@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _READ_HELP = """\
 Read logs that other tools wrote: Megatron, NeMo, torchtitan, MaxText,
 DeepSpeed, llm-foundry, nanoGPT, nanochat, FlagPerf, PaddleNLP, OneFlow, MLPerf
-(`:::MLLOG`), and archives of them, such as those of dgxc-benchmarking. Each
-metric is printed in the log, or computed from what is printed there or given
-here; else it is absent, with the reason. Two values that contradict each other
-give none.
+(`:::MLLOG`), Hugging Face's Trainer (trainer_state.json), and archives of logs,
+such as those of dgxc-benchmarking. Each metric is printed in the log, or
+computed from what is printed there or given here; else it is absent, with the
+reason. Two values that contradict each other give none.
 
 Such a run is *reported*: `report --with-published` and the pages show it beside
 results, in no ranking, and with its source and day. They find the file of

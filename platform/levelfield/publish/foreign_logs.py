@@ -3,7 +3,7 @@
 Sources of the formats: Megatron-LM's `training_log`, NeMo's progress lines and bar, AutoModel's `log_train_metrics`,
 torchtitan's `MetricsProcessor`, MaxText's `metric_logger`, DeepSpeed's `ThroughputTimer`, Composer's `ConsoleLogger`
 (llm-foundry), the training loops of nanoGPT and nanochat, FlagPerf's `perf_logger`, the trainer of PaddleNLP,
-OneFlow-Benchmark's table of intervals, and MLPerf's logging rules.
+OneFlow-Benchmark's table of intervals, MLPerf's logging rules, and the `Trainer` of transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Any
 
 from levelfield.measure.curves import fill_lost_steps
@@ -320,10 +321,10 @@ class _ComposerReader:
 
 
 # -- lines of JSON, and a table
-def _json_event(line: str, mark: str) -> dict[str, Any]:
-    """Return the object behind the mark; an empty one for anything else, as a line that was cut."""
+def _json_object(text: str) -> dict[str, Any]:
+    """Return the object of a text; an empty one for anything else, as a line that was cut."""
     try:
-        value = json.loads(line.partition(mark)[2])
+        value = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -337,7 +338,7 @@ def _read_flagperf(line: str, reading: LogReading) -> bool:
     """Read an event of FlagPerf. FINISHED has the rate over the whole training, which the steps must fit."""
     if FLAGPERF_MARK not in line:
         return False
-    event = _json_event(line, FLAGPERF_MARK)
+    event = _json_object(line.partition(FLAGPERF_MARK)[2])
     value, metadata = event.get("value"), event.get("metadata")
     if not isinstance(value, dict):
         return True
@@ -374,7 +375,7 @@ class _MlperfReader:
     def __call__(self, line: str, reading: LogReading) -> bool:
         if MLLOG_MARK not in line:
             return False
-        event = _json_event(line, MLLOG_MARK)
+        event = _json_object(line.partition(MLLOG_MARK)[2])
         metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else {}
         key, value = event.get("key"), event.get("value")
@@ -492,8 +493,84 @@ READER_FACTORIES: tuple[Callable[[], Callable[[str, LogReading], bool]], ...] = 
 )
 TOOLS = (
     "Megatron, NeMo, torchtitan, MaxText, DeepSpeed, llm-foundry, nanoGPT, nanochat, FlagPerf, PaddleNLP, OneFlow or "
-    "MLPerf"
+    "MLPerf, or the trainer_state.json of Hugging Face's Trainer"
 )
+
+
+# -- the history that Hugging Face's Trainer saves; the lines that it prints have no step
+_TRAINER = "Hugging Face Trainer"
+_STEP_RATE_ROUNDING = 0.0006  # steps/s, which it rounds to three digits
+_MAX_SHARE_DIFFERENCE = 0.02  # between two counts of the steps of a training
+
+
+def parse_trainer_state(text: str) -> ForeignLog | None:
+    """Return the history of a `trainer_state.json`; None for another text.
+
+    Where the trainer counts tokens, an entry has the time and the tokens until then. Else only the training's end has
+    a time: its rates are means over everything, evaluations too.
+    """
+    history = _json_object(text).get("log_history")
+    reading, entry_before, summary = LogReading(), Figures(), Figures()
+    for entry in history if isinstance(history, list) else ():
+        values = entry.items() if isinstance(entry, dict) else ()
+        numbers = {name: number for name, value in values if (number := _number_or_none(value)) is not None}
+        if not 1 <= numbers.get("step", math.nan) < 1e9:
+            continue
+        if "loss" in numbers:
+            figures = _interval_figures(entry_before, numbers)
+            if numbers["loss"] != 0:  # the mean of no loss: it leaves out what is no number
+                figures["loss"] = numbers["loss"]
+            reading.add_step(_TRAINER, LoggedStep(int(numbers["step"]), figures))
+            entry_before = numbers
+        elif "train_loss" in numbers:
+            summary = numbers
+    steps = list(reading.steps.get(_TRAINER, {}).values())
+    if not steps:
+        return None
+    if any("step_seconds" in step.figures for step in steps):
+        reading.notes.append("its times and tokens/s are differences between its entries")
+    elif summary and all(step.figures.get("loss", 0.0) > 0 for step in steps):
+        if figures := _mean_figures(steps, summary):
+            steps[-1] = replace(steps[-1], figures={**steps[-1].figures, **figures})
+            reading.notes.append(f"its speed is over all {summary['step']:.0f} steps, with evaluations and saves")
+        else:
+            reading.notes.append(f"its rates are not of its {summary['step']:.0f} steps: it was resumed or ended early")
+    return ForeignLog(_TRAINER, tuple(steps), {}, tuple(dict.fromkeys(reading.notes)))
+
+
+def _interval_figures(before: Figures, entry: Figures) -> Figures:
+    """Return the mean step time and tokens/s of all devices between two entries that have a time."""
+    steps, seconds, tokens = (
+        entry.get(name, math.nan) - before.get(name, math.nan)
+        for name in ("step", "train_runtime", "num_input_tokens_seen")
+    )
+    if not (steps > 0 and 0 < seconds < math.inf):
+        return {}
+    return {"step_seconds": seconds / steps, **({"tokens_per_second": tokens / seconds} if tokens > 0 else {})}
+
+
+def _mean_figures(steps: list[LoggedStep], summary: Figures) -> Figures:
+    """Return the mean step time and samples/s of a whole training; none where they are not those of all its steps.
+
+    Older versions divide the planned steps by the time, also of a training that was resumed or ended early. Their mean
+    loss then is the sum of the losses since the resumption, over all steps.
+    """
+    step, seconds, step_rate, samples_rate = (
+        summary.get(name, math.nan)
+        for name in ("step", "train_runtime", "train_steps_per_second", "train_samples_per_second")
+    )
+    if not 0 < seconds < math.inf:
+        return {}
+    last_steps = [0, *(logged.step for logged in steps)]
+    losses = [logged.figures["loss"] for logged in steps]
+    loss_sum = sum(loss * (b - a) for loss, (a, b) in zip(losses, pairwise(last_steps), strict=True))
+    mean_loss = (loss_sum + losses[-1] * (step - last_steps[-1])) / step
+    if not (
+        abs(step / seconds - step_rate) <= _STEP_RATE_ROUNDING + _MAX_SHARE_DIFFERENCE * step_rate
+        and abs(summary["train_loss"] - mean_loss) <= _MAX_SHARE_DIFFERENCE * mean_loss
+    ):
+        return {}
+    return {"step_seconds": seconds / step, "samples_per_second": samples_rate}
 
 
 # -- what a log states about the run

@@ -28,7 +28,7 @@ from typing import IO, Any, cast
 from levelfield.errors import DocumentError, UsageError
 from levelfield.node.file_sizes import MAX_BYTES_BY_KIND, size_problem
 from levelfield.node.regular_files import open_regular
-from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, TOOLS, ForeignLog, parse_log
+from levelfield.publish.foreign_logs import MAX_LINE_LENGTH, TOOLS, ForeignLog, parse_log, parse_trainer_state
 from levelfield.specs.case import Precision
 
 _MAX_UNPACKED_BYTES = 2**34  # of an archive, with the members that are skipped
@@ -60,7 +60,8 @@ def read_log_file(path: Path) -> list[LogFile]:
                     return _archived_logs(unpacked)
             if problem := size_problem("log", os.fstat(file.fileno()).st_size):
                 raise ValueError(problem)
-            return [_read_log(path.name, file)]
+            state = _read_trainer_state(path.name, file) if head.lstrip().startswith(b"{") else None
+            return [state or _read_log(path.name, file)]
     except OSError as error:
         raise DocumentError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, ArithmeticError, LookupError, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -72,6 +73,14 @@ def _read_log(name: str, file: IO[bytes]) -> LogFile:
     if (log := parse_log(_read_lines(file, digest.update))) is None:
         raise ValueError(f"found no line of a step, expected a log of {TOOLS}")
     return LogFile(name, digest.hexdigest(), log)
+
+
+def _read_trainer_state(name: str, file: BufferedReader) -> LogFile | None:
+    """Return the log of a `trainer_state.json`. None for another file, which can be read again from its beginning."""
+    data = file.read(MAX_BYTES_BY_KIND["curve"])
+    file.seek(0)
+    log = parse_trainer_state(data.decode("utf-8", "replace"))
+    return LogFile(name, hashlib.sha256(data).hexdigest(), log) if log else None
 
 
 def _read_lines(file: IO[bytes], consume: Callable[[bytes], None]) -> Iterator[str]:

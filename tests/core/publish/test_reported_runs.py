@@ -78,8 +78,23 @@ SAMPLES: dict[str, tuple[dict[str, int], float | None, str]] = {
         2048 * 2048 / 41.36 / 8,
         "computed: 2048 x 2048 / 41.36 s",
     ),
+    "trainer_state.json": (
+        {"devices": 1, "global_batch": 8, "sequence_length": 64},
+        171.251 * 64,
+        "computed: 171.251 samples/s printed x 64 / 1 devices",
+    ),
+    "trainer_state_tokens.json": (  # 5 steps and 2,560 tokens in the median time of the last five entries
+        {"devices": 1},
+        2560 / (0.5529 - 0.4810),
+        "computed: 35605 tokens/s printed / 1 devices",
+    ),
 }
-NOTES = {"nanogpt.log": "last micro-batch", "nanochat.log": "moving average"}  # what their losses are
+NOTES = {  # what their losses and speeds are
+    "nanogpt.log": "last micro-batch",
+    "nanochat.log": "moving average",
+    "trainer_state.json": "over all 45 steps, with evaluations",
+    "trainer_state_tokens.json": "differences between its entries",
+}
 
 
 def row_of(path: Path, **facts: Any) -> ReportedRow:
@@ -251,6 +266,8 @@ RATES = {
     "deepspeed.log": r"(RunningAvgSamplesPerSec=)[\d.]+",
     "automodel.log": r"(\()[\d.]+(?=/gpu)",
     "nemo_bar.out": r"(, )[\d.]+(?=s/it)",
+    "trainer_state.json": r'("train_runtime": )[\d.]+',
+    "trainer_state_tokens.json": r'("train_runtime": )[\d.]+',
 }
 
 
@@ -268,7 +285,7 @@ def test_the_lines_of_any_two_tools_and_of_none_are_refused(tmp_path: Path) -> N
     path, messages = tmp_path / "two.log", {}
     formats = {name: row_of(DATA / name).format for name in SAMPLES}
     for pair in permutations(set(SAMPLES) - {"deepspeed.log"}, 2):
-        if formats[pair[0]] == formats[pair[1]]:
+        if formats[pair[0]] == formats[pair[1]] or ".json" in "".join(pair):  # a document is one run
             continue
         path.write_text("".join((DATA / name).read_text() for name in pair))
         with pytest.raises(DocumentError, match=r"two\.log:.*expected.one.(?:tool's|run)") as error:
@@ -297,6 +314,47 @@ def test_relatives_of_megatron_name_their_rates_otherwise(name: str, tmp_path: P
     path.write_text(f"{line} | samples per second: 1.893 | tokens per gpu per second (tgs): 484.6 |\n")
     values = [row_of(path).figures[name].value for name in (RATE, "samples_per_second", "flops_per_second")]
     assert values == [484.6, 1.893, 224.0e12]
+
+
+def trainer_state(tmp_path: Path, **summary: float) -> ReportedRow:
+    """The run of trainer_state.json with another summary at its end."""
+
+    def change(text: str) -> str:
+        state = json.loads(text)
+        state["log_history"][-1].update(summary)
+        return json.dumps(state)
+
+    return changed(tmp_path, "trainer_state.json", change)
+
+
+@pytest.mark.parametrize(
+    ("summary", "rate"),
+    [
+        ({"train_steps_per_second": 45 / 2.1022, "train_loss": 5.21}, 171.251 * 64),
+        ({"train_steps_per_second": 25 / 2.1022, "train_loss": 5.21}, None),  # of the 25 steps since a resumption
+        ({"train_loss": 5.2169 * 25 / 45}, None),  # the same of an older version: 45 planned steps over the time of 25
+        ({"train_steps_per_second": 90 / 2.1022}, None),  # ended after 45 of 90 steps: an older version's rate
+    ],
+)
+def test_a_trainers_rates_are_those_of_all_its_steps(
+    summary: dict[str, float], rate: float | None, tmp_path: Path
+) -> None:
+    row = trainer_state(tmp_path, **summary)
+    assert row.figures[RATE].value == (None if rate is None else pytest.approx(rate, rel=1e-5))
+    assert row.notes == (
+        "its rates are not of its 45 steps: it was resumed or ended early"
+        if rate is None
+        else "its speed is over all 45 steps, with evaluations and saves",
+    )
+    assert (row.figures["first_loss"].value, row.figures["last_loss"].value) == (5.223530578613281, 5.201177978515625)
+
+
+def test_the_loss_of_zero_of_a_trainer_is_none(tmp_path: Path) -> None:
+    """Its filter leaves out each loss that is no number, and the mean of none is 0."""
+    row = changed(tmp_path, "trainer_state.json", lambda text: re.sub(r'"loss": 5\.20\d+', '"loss": 0.0', text))
+    assert row.figures[RATE].value is None and row.steps[1] == 35
+    assert row.notes == ("no number as loss from step 40 on: the training diverged, or does not print it",)
+    assert row.figures["last_loss"].how == "the log prints no loss from step 40 on"
 
 
 def mlperf_log(logger: str, batch: int, blocks: int, steps: int, milliseconds: int) -> str:
