@@ -205,6 +205,9 @@ def _rate_faults(
     seconds = _window_median(window, "step_seconds")
     if seconds is None and length and devices and batch:
         seconds = batch * length / devices / rate
+    blocks = [step.figures["block_samples"] for step in window if "block_samples" in step.figures]
+    if blocks and length and batch and not any(samples % (length * batch) for samples in blocks):
+        yield f"found blocks of multiples of {length} x {batch} samples: tokens may stand for samples"
     if seconds is not None and seconds < _MIN_STEP_SECONDS:
         yield f"found {seconds:.3g} s of a step, less than any training needs: tokens may stand for samples"
     clock = None if seconds is None else _step_seconds_by_clock(window, seconds)
