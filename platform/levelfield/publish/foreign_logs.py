@@ -371,6 +371,7 @@ class _MlperfReader:
     _block_start: tuple[float, float] | None = None  # milliseconds and samples at the block's start
     _rate: Figures = field(default_factory=dict)
     _samples: float = 0.0  # until the last line that has them
+    _has_begun: bool = False
 
     def __call__(self, line: str, reading: LogReading) -> bool:
         if MLLOG_MARK not in line:
@@ -393,12 +394,9 @@ class _MlperfReader:
                 is_local = metadata.get("unit") == "tokens/s/device"
                 self._rate = {_RATE if is_local else "samples_per_second": rate}
             elif step is not None:  # else it is a mean over the block
-                numbers = {name: _number_or_none(value.get(key)) for key, name in _MLPERF_STATISTICS.items()}
-                figures = {name: number for name, number in numbers.items() if number is not None}
-                self._add(step if samples is None else samples, figures, reading)
+                self._add(step if samples is None else samples, _mlperf_figures(value), reading)
         elif key == "train_loss" and samples is not None:
-            loss = _number_or_none(value)
-            self._add(samples, {} if loss is None else {"loss": loss}, reading)
+            self._add(samples, _mlperf_figures({"train_loss": value}), reading)
         elif key in ("block_start", "block_stop") and now is not None and (samples is not None or step is not None):
             place = samples or 0.0 if step is None else step * self._global_batch(reading)
             if key == "block_start":
@@ -409,8 +407,11 @@ class _MlperfReader:
             raise ValueError(
                 "found blocks by epoch_num, which counts tokens, samples or epochs; expected samples_count"
             )
+        elif key == "run_start" and self._has_begun:
+            raise ValueError("found a second run_start of MLPerf, expected one run in a file")
         elif key == "run_stop" and self._rate:  # a rate of the whole run
             self._add(self._samples, self._rate, reading)
+        self._has_begun = self._has_begun or key == "run_start"
         return True
 
     def _end_block(self, now: float, place: float, reading: LogReading) -> None:
@@ -436,6 +437,11 @@ class _MlperfReader:
         if not (batch := reading.stated["global_batch"]).isdecimal() or not int(batch):
             raise ValueError(f"found global_batch_size {batch[:40]!r}, expected a whole number above 0")
         return int(batch)
+
+
+def _mlperf_figures(statistics: Mapping[str, Any]) -> Figures:
+    pairs = ((name, _number_or_none(statistics.get(key))) for key, name in _MLPERF_STATISTICS.items())
+    return {name: number for name, number in pairs if number is not None}
 
 
 _MLPERF_STATISTICS = {"train_step_time": "step_seconds", "train_loss": "loss", "reduced_train_loss": "loss"}

@@ -365,6 +365,7 @@ def mlperf_log(logger: str, batch: int, blocks: int, steps: int, milliseconds: i
     lines: list[tuple[int, str, Any, dict[str, float]]] = [
         (0, "global_batch_size", batch, {}),
         (0, "max_sequence_length", 8192, {}),
+        (0, "run_start", None, {}),
     ]
     now = 1_760_000_000_000
     for block in range(blocks):
@@ -412,6 +413,20 @@ def test_the_47_systems_of_mlperf_5_1_have_the_speeds_of_their_blocks() -> None:
         assert row.steps is not None and row.steps[1] == steps and not row.notes, system["system"]
         if system["logger"] != "amd":  # which prints no loss
             assert row.figures["last_loss"].value == 7.5 and log.losses[steps] == 7.5, system["system"]
+
+
+def test_each_name_of_a_loss_in_mlperf_is_read() -> None:
+    text = mlperf_log("nvidia", 32, 4, 400, 200_000)
+    event = {"key": "train_loss", "value": 7.25, "metadata": {"samples_count": 40 * 32}}  # NVIDIA's for a LoRA
+    for loss_name in ("reduced_train_loss", "train_loss"):
+        log = parse_log(io.StringIO(text.replace("reduced_train_loss", loss_name) + f":::MLLOG {json.dumps(event)}\n"))
+        assert log is not None and (log.losses[40], log.losses[400]) == (7.25, 7.5)
+
+
+def test_two_runs_of_mlperf_in_a_file_are_refused() -> None:
+    """AMD's logger prints no loss that could differ: the second run's blocks were dropped without a word."""
+    with pytest.raises(ValueError, match="found a second run_start of MLPerf, expected one run in a file"):
+        parse_log(io.StringIO(mlperf_log("amd", 32, 4, 400, 200_000) + mlperf_log("amd", 32, 4, 400, 300_000)))
 
 
 @pytest.mark.parametrize("factor", [2, 0.5, 1000])
