@@ -1,16 +1,16 @@
 """A case's model as HuggingFace's classes have it: config.json, and the names of the initial weights.
 
 The class of a dense model with rotary positions follows from its parts and not from its family: these classes share one
-layout of parameters and differ in their constants. A mixture of experts is Mixtral or Qwen3-MoE; their files have one
-matrix for each expert, and from_pretrained joins them. tests/models/test_torch_huggingface.py and
-test_mixture_huggingface.py check the mapping by logits, loss and gradients.
+layout of parameters and differ in their constants; OLMo 2 names its norms otherwise. A mixture of experts is Mixtral or
+Qwen3-MoE; their files have one matrix for each expert, and from_pretrained joins them. The mapping is held to logits,
+loss and gradients in tests/models/test_torch_huggingface.py and test_mixture_huggingface.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,7 +138,7 @@ _HEAD_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm":
 class RotaryClass:
     """One of HuggingFace's classes. takes: the later parts that it may have; constants: what its config.json adds.
 
-    norm_offset: what its norms add to their weights.
+    norm_offset: what its norms add to their weights. norms: their names of a layer's.
     """
 
     name: str
@@ -146,6 +146,7 @@ class RotaryClass:
     takes: tuple[str, ...]
     constants: dict[str, Any]
     norm_offset: float = 0.0
+    norms: Mapping[str, str] = field(default_factory=lambda: _NORMS)
 
 
 _ALWAYS = ("head_dim", "rope_scaling")
@@ -153,6 +154,13 @@ _LLAMA = RotaryClass("LlamaForCausalLM", "llama", _ALWAYS, {"hidden_act": "silu"
 _MISTRAL = RotaryClass("MistralForCausalLM", "mistral", (*_ALWAYS, "sliding_window"), {"hidden_act": "silu"})
 _QWEN2 = RotaryClass("Qwen2ForCausalLM", "qwen2", (*_ALWAYS, "qkv_bias"), {"hidden_act": "silu"})
 _QWEN3 = RotaryClass("Qwen3ForCausalLM", "qwen3", (*_ALWAYS, "query_key_norm"), {"hidden_act": "silu"})
+_OLMO2 = RotaryClass(
+    "Olmo2ForCausalLM",
+    "olmo2",
+    ("rope_scaling", "joint_query_key_norm"),
+    {"hidden_act": "silu"},
+    norms={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
+)
 _GEMMA = RotaryClass(
     "GemmaForCausalLM", "gemma", (*_ALWAYS, "embedding_scale"), {"hidden_act": "gelu_pytorch_tanh"}, norm_offset=1.0
 )
@@ -184,14 +192,18 @@ def rotary_config(model: Model, sequence_length: int) -> dict[str, Any]:
 
 def rotary_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
     """Return canonical arrays under the names of their files. Raises NoEquivalent as `rotary_config` does."""
-    offset = _class_of(model).norm_offset
+    rotary_class = _class_of(model)
+    offset, norms = (
+        rotary_class.norm_offset,
+        {**rotary_class.norms, **(_HEAD_NORMS if model.query_key_norm_widths else {})},
+    )
     hf_arrays = {
         "model.embed_tokens.weight": arrays["embedding.weight"],
         "model.norm.weight": arrays["final_norm.weight"] - np.float32(offset),
     }
     for layer in range(model.layers):
         ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-        for name, their_name in {**_NORMS, **(_HEAD_NORMS if model.query_key_norm else {})}.items():
+        for name, their_name in norms.items():
             hf_arrays[f"{theirs}.{their_name}.weight"] = arrays[f"{ours}.{name}.weight"] - np.float32(offset)
         for name, their_name in {**_ATTENTION, **_MLP}.items():
             for part in ("weight", "bias") if f"{ours}.{name}.bias" in arrays else ("weight",):
@@ -220,12 +232,14 @@ def _class_of(model: Model) -> RotaryClass:
     chosen = (
         (_MISTRAL, model.sliding_window is not None),
         (_GEMMA, model.activation == "geglu_tanh" or model.embedding_scale is not None),
+        (_OLMO2, model.joint_query_key_norm),
         (_QWEN3, model.query_key_norm),
         (_QWEN2, model.qkv_bias),
     )
     theirs = next((rotary_class for rotary_class, has in chosen if has), _LLAMA)
     class_values: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
     class_values |= {} if theirs is _LLAMA else {"bias": False}
+    class_values |= {"norm_place": "after"} if theirs is _OLMO2 else {}
     if theirs is _GEMMA:
         class_values |= {"activation": "geglu_tanh", "embedding_scale": math.sqrt(model.hidden_size)}
     refuse_others(model, theirs.name, class_values, theirs.takes)
@@ -363,8 +377,9 @@ def _equivalent(model: Model) -> Experts:
 
 _SHARED: dict[str, Any] = {
     "norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0, "bias": False,
-    "qkv_bias": False, "rope_scaling": None, "latent_attention": None, "norm_place": "before", "embedding_scale": None,
-    "shared": 0, "capacity_factor": None, "scores": "softmax", "scale": 1.0, "groups": None, "bias_rate": 0,
+    "qkv_bias": False, "joint_query_key_norm": False, "rope_scaling": None, "latent_attention": None,
+    "norm_place": "before", "embedding_scale": None, "shared": 0, "capacity_factor": None, "scores": "softmax",
+    "scale": 1.0, "groups": None, "bias_rate": 0,
 }  # fmt: skip
 
 

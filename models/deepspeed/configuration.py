@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 NEVER = 2**62  # steps
 # Of torch's model; its experts need an exchange of tokens that the engine does not know.
 PARTS = (
-    "head_dim", "qkv_bias", "query_key_norm", "sliding_window", "rope_scaling", "norm_place", "embedding_scale",
+    "head_dim", "qkv_bias", "query_key_norm", "joint_query_key_norm", "sliding_window", "rope_scaling", "norm_place",
+    "embedding_scale",
 )  # fmt: skip
 
 

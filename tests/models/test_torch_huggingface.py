@@ -119,6 +119,7 @@ CASES = [
     pytest.param("llama", {"qkv_bias": True, "norm_eps": 1e-6, "rope_base": 1e6}, id="qwen2.5"),
     pytest.param("llama", {"query_key_norm": True, "head_dim": 12, "norm_eps": 1e-6}, id="qwen3"),
     pytest.param("llama", {"query_key_norm": True, "rope_scaling": YARN, "kv_heads": 1}, id="qwen3 yarn"),
+    pytest.param("llama", {"joint_query_key_norm": True, "norm_place": "after"}, id="olmo2"),
     pytest.param("llama", {"sliding_window": 7}, id="mistral"),
     pytest.param("llama", GEMMA, id="gemma"),
     pytest.param("llama", {**GEMMA, "head_dim": 6, "kv_heads": 1, "tied_embeddings": False}, id="gemma untied"),
@@ -145,6 +146,10 @@ def test_logits_are_those_of_huggingface(family: str, changes: dict[str, Any]) -
         (GEMMA, {"embedding_scale": 1.01 * 32**0.5}),
         (GEMMA, {"activation": "swiglu"}),
         ({"query_key_norm": True}, {"query_key_norm": True, "norm_eps": 1e-2}),
+        (
+            {"joint_query_key_norm": True, "norm_place": "after"},
+            {"joint_query_key_norm": True, "norm_place": "after", "norm_eps": 1e-2},
+        ),
     ],
 )
 def test_a_wrong_constant_of_a_part_shows_in_the_logits(changes: dict[str, Any], fault: dict[str, Any]) -> None:

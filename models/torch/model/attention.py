@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Attention(nn.Module):
     """Heads of size D; each of `kv_heads` keys and values serves heads / kv_heads queries.
 
-    query_norm, key_norm: of each head, before the rotation (Henry et al., 2020); None in a model without them.
+    query_norm, key_norm: before the rotation, of each head (Henry et al., 2020) or of all heads together (OLMo 2);
+    None in a model without them.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = head_size(model)
         inner, narrow = model.heads * self.head_size, model.kv_heads * self.head_size
-        bias, normed = model.bias or part(model, "qkv_bias"), part(model, "query_key_norm")
+        bias, self.norms_all_heads = model.bias or part(model, "qkv_bias"), part(model, "joint_query_key_norm")
+        widths = (inner, narrow) if self.norms_all_heads else (self.head_size, self.head_size)
+        normed = part(model, "query_key_norm") or self.norms_all_heads
         self.query = Linear(model.hidden_size, inner, bias=bias)
         self.key = Linear(model.hidden_size, narrow, bias=bias)
         self.value = Linear(model.hidden_size, narrow, bias=bias)
-        self.query_norm = RMSNorm(self.head_size, eps=model.norm_eps) if normed else None
-        self.key_norm = RMSNorm(self.head_size, eps=model.norm_eps) if normed else None
+        self.query_norm = RMSNorm(widths[0], eps=model.norm_eps) if normed else None
+        self.key_norm = RMSNorm(widths[1], eps=model.norm_eps) if normed else None
         self.output = Linear(inner, model.hidden_size, bias=model.bias)
         self.attend = attend
 
@@ -50,7 +53,11 @@ class Attention(nn.Module):
         if kernel is None or joint is None or rotary is None or self.query_norm is not None:
             # query [batch, sequence, heads, head_dim], key and value [batch, sequence, kv_heads, head_dim]
             query, key, value = heads_for_one_input(x, layers, self.head_size)
-            if self.query_norm is not None:
+            if self.norms_all_heads:
+                # [batch, sequence, heads, head_dim] -> [batch, sequence, heads head_dim] and back; the same of keys
+                query = self.query_norm(query.flatten(2)).view_as(query)  # type: ignore[misc]
+                key = self.key_norm(key.flatten(2)).view_as(key)  # type: ignore[misc]
+            elif self.query_norm is not None:
                 query, key = self.query_norm(query), self.key_norm(key)  # type: ignore[misc]  # both or none
             if rotary is not None:
                 query, key = rotate(query, rotary), rotate(key, rotary)

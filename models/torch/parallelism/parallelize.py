@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from levelfield.worker import (
     Initializer,
+    Unsupported,
     check_context_parallel,
     check_layout,
     check_pipeline,
@@ -58,6 +59,8 @@ def check(job: Job) -> None:
         from parallelism.expert_parallel import check_experts
 
         check_experts(job)
+    if part(job.model, "joint_query_key_norm") and job.layout.tensor > 1:
+        raise Unsupported(f"joint query and key norms with tensor parallel {job.layout.tensor}: not written")
     if part(job.model, "latent_attention") is not None:
         from model.latent import check_latent_attention
 

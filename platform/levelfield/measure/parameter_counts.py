@@ -80,11 +80,11 @@ def layer_shapes(model: Model, layer: int = 0) -> Shapes:
     """Return the parameters of layer `layer`, without `layers.{i}.` before their names."""
     shapes, latent = _norm_shapes("attention_norm", model) | _norm_shapes("mlp_norm", model), model.latent_attention
     # inside attention: of each head's query and key, or of the latents
-    inner_norms: dict[str, int | None] = {"query_norm": model.head_size, "key_norm": model.head_size}
+    inner_norms: dict[str, int | None] = {}
     if latent is not None:
         inner_norms = {"query_norm": latent.query_rank, "latent_norm": latent.key_value_rank}
-    elif not model.query_key_norm:
-        inner_norms = {}
+    elif widths := model.query_key_norm_widths:
+        inner_norms = dict(zip(("query_norm", "key_norm"), widths, strict=True))
     shapes |= {f"attention.{name}.weight": (size,) for name, size in inner_norms.items() if size}
     for name, matrix in layer_matrices(model, layer).items():
         shapes[f"{name}.weight"] = matrix

@@ -204,7 +204,7 @@ def _attention_width(s: TrainingSetup, with_normed: bool = True) -> int:
     if model.latent_attention is not None:
         return 2 * model.heads * sum(model.head_widths)
     keeps_earlier = s.memory_model.keeps_projections and model.positions == "rope"
-    if model.query_key_norm:
+    if model.query_key_norm_widths:
         keeps_earlier = with_normed
     return (2 + keeps_earlier) * (model.heads + model.kv_heads) * model.head_size
 

@@ -131,7 +131,7 @@ def layer_forward_cost(model: Model, share: RankSlice, is_mixture: bool = False)
     if latent is not None:
         rotated_values = 2 * ((model.heads + 1) * latent.rotary_size + (latent.query_rank or 0) + latent.key_value_rank)
     else:
-        width_passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm else 0)
+        width_passes = (2 if model.positions == "rope" else 0) + (2 if model.query_key_norm_widths else 0)
         rotated_values = width_passes * (model.heads + model.kv_heads) * model.head_size
     rotation_values = share.traffic("rotation") * rotated_values / share.tensor
     elementwise_bytes = share.width * share.tokens * (hidden_values + activation_values + rotation_values)

@@ -28,6 +28,7 @@ ModelPart = Literal[
     "qkv_bias",
     "head_dim",
     "query_key_norm",
+    "joint_query_key_norm",
     "sliding_window",
     "rope_linear",
     "rope_llama3",
@@ -213,6 +214,8 @@ class Model(Value):
     qkv_bias: bool = Field(default=False, json_schema_extra=LATER)  # of queries, keys and values
     # RMSNorm of each head's query and key before the rotation, with norm_eps.
     query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
+    # The same of all heads of queries together, and of all of keys (OLMo 2).
+    joint_query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
     # A token attends to so many tokens, itself among them.
     sliding_window: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
     rope_scaling: RopeScaling | None = Field(default=None, json_schema_extra=LATER)
@@ -226,6 +229,13 @@ class Model(Value):
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.heads
+
+    @property
+    def query_key_norm_widths(self) -> tuple[int, int] | None:
+        """The widths over which queries and keys are normalised; None in a model that does not."""
+        counts = (self.heads, self.kv_heads) if self.joint_query_key_norm else (1, 1)
+        has_norms = self.query_key_norm or self.joint_query_key_norm
+        return (counts[0] * self.head_size, counts[1] * self.head_size) if has_norms else None
 
     @property
     def head_widths(self) -> tuple[int, int]:
@@ -268,7 +278,9 @@ class Model(Value):
             raise ValueError("rope_scaling is given only when positions is 'rope'")
         if self.qkv_bias and self.bias:
             raise ValueError("qkv_bias: bias already gives every matrix a bias; remove one of both")
-        if self.query_key_norm and self.latent_attention is not None:
+        if self.query_key_norm and self.joint_query_key_norm:
+            raise ValueError("query_key_norm is of each head, and joint_query_key_norm of all; remove one of both")
+        if (self.query_key_norm or self.joint_query_key_norm) and self.latent_attention is not None:
             raise ValueError("query_key_norm: latent attention has norms of its own; remove one of both")
         if self.latent_attention is not None and (self.head_dim or self.positions != "rope"):
             raise ValueError("latent_attention has its own head sizes and rotary positions; remove head_dim, use rope")
@@ -305,6 +317,7 @@ def _used_parts(model: Model) -> dict[ModelPart, bool]:
         "qkv_bias": model.qkv_bias,
         "head_dim": model.head_dim is not None,
         "query_key_norm": model.query_key_norm,
+        "joint_query_key_norm": model.joint_query_key_norm,
         "sliding_window": model.sliding_window is not None,
         "rope_linear": scaling == "linear",
         "rope_llama3": scaling == "llama3",

@@ -63,6 +63,7 @@ Refusable = Literal[
     "experts of a part of the ranks with partial sharding",
     "experts of a part of the ranks with an uneven hidden size",
     "expert capacity with context parallel",
+    "joint query and key norms with tensor parallel",
     "latent attention with tensor parallel",
     "latent attention with rope scaling",
 ]
@@ -297,6 +298,7 @@ def refused_choices(
         "expert capacity with context parallel": layout.context > 1
         and model.experts is not None
         and model.experts.capacity_factor is not None,
+        "joint query and key norms with tensor parallel": model.joint_query_key_norm and layout.tensor > 1,
         "latent attention with tensor parallel": has_latent_attention and layout.tensor > 1,
         "latent attention with rope scaling": has_latent_attention and model.rope_scaling is not None,
     }

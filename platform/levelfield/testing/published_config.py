@@ -84,8 +84,7 @@ _UNSUPPORTED_MODELS = {
     "ministral3": f"{_IMAGES}, and its attention's scores grow with the position (llama_4_scaling_beta)",
     "mistral3": f"{_IMAGES} (give the config.json of its language model)",
     "nemotron_h": "it has layers of Mamba",
-    "olmo2": "its norm of queries and keys is over all heads together",
-    "olmo3": "its norm of queries and keys is over all heads together, and some layers have a sliding window",
+    "olmo3": "some of its layers have a sliding window",
     "phi": _PARALLEL,
     "phi-msft": _PARALLEL,
     "phi3_v": f"{_IMAGES} (give the config.json of its language model)",
@@ -463,6 +462,10 @@ def _read_phi3(keys: ConfigKeys) -> Fields:
     return _read_unbiased(keys, has_window=True)
 
 
+def _read_olmo2(keys: ConfigKeys) -> Fields:
+    return {**_read_unbiased(keys), "norm_place": "after", "joint_query_key_norm": True}
+
+
 def _read_orion(keys: ConfigKeys) -> Fields:
     return {**_read_unbiased(keys), "norm": "layernorm"}
 
@@ -623,6 +626,7 @@ _READERS = {
         class_name="InternLM2ForCausalLM",
         idle_keys=_PUBLISHED_CODE,
     ),
+    "olmo2": _ConfigForm(_read_olmo2, _ROTARY_DEFAULTS_WITH_ALL_HEADS),
     "orion": _ConfigForm(_read_orion, _ROTARY_DEFAULTS, idle_keys=_PUBLISHED_CODE | {"max_sequence_length"}),
     "phi3": _ConfigForm(
         _read_phi3,

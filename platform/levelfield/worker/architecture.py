@@ -93,6 +93,7 @@ class Model:
     head_dim: Optional[int] = None  # the width of a head; None: hidden_size / heads
     qkv_bias: bool = False  # of queries, keys and values only
     query_key_norm: bool = False  # RMSNorm of each head's query and key
+    joint_query_key_norm: bool = False  # RMSNorm of all heads' queries together, and of all their keys
     sliding_window: Optional[int] = None  # the tokens that a token attends to, itself included; None: all before it
     rope_scaling: Optional[RopeScaling] = None
     latent_attention: Optional[LatentAttention] = None  # replaces the projections of queries, keys and values

@@ -52,14 +52,14 @@ def _layer(model: Model, layer: int) -> Parameters:
 def _attention(model: Model) -> Parameters:
     hidden, head, bias = model.hidden_size, head_size(model), model.bias or model.qkv_bias
     inner, narrow = model.heads * head, model.kv_heads * head
-    norms = ("attention.query_norm", "attention.key_norm") if model.query_key_norm else ()
+    widths = (head, head) if model.query_key_norm else (inner, narrow) if model.joint_query_key_norm else ()
     specs = {
         **_linear(model, "attention.query", inner, hidden, bias),
         **_linear(model, "attention.key", narrow, hidden, bias),
         **_linear(model, "attention.value", narrow, hidden, bias),
     }
-    for name in norms:
-        specs[f"{name}.weight"] = ParameterSpec((head,), fill=1.0)
+    for name, width in zip(("query", "key"), widths):
+        specs[f"attention.{name}_norm.weight"] = ParameterSpec((width,), fill=1.0)
     return {**specs, **_linear(model, "attention.output", hidden, inner, model.bias, residual=True)}
 
 

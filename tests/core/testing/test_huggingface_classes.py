@@ -46,6 +46,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "head_dim": {"head_dim": 6},
     "qkv_bias": {"qkv_bias": True, "bias": False},
     "query_key_norm": {"query_key_norm": True},
+    "joint_query_key_norm": {"joint_query_key_norm": True},
     "sliding_window": {"sliding_window": 4},
     "rope_scaling": {"positions": "rope", "rope_base": 1e4, "rope_scaling": {"kind": "linear", "factor": 2}},
     "latent_attention": {"positions": "rope", "bias": False, "query_key_norm": False, "rope_base": 1e4,
@@ -85,10 +86,14 @@ def lost(base: Model) -> list[str]:
     """
     before, unseen = written(base), []
     others = {**OTHER, **(OTHER_OF_LLAMA if base.positions == "rope" else {})}
-    used: dict[str, Any] = {name: False for name in ("qkv_bias", "query_key_norm") if getattr(base, name)}
+    norms = ("query_key_norm", "joint_query_key_norm")
+    used: dict[str, Any] = {name: False for name in ("qkv_bias", *norms) if getattr(base, name)}
     others |= {name: {name: False} for name in used}
-    for name in ("bias", "latent_attention"):  # which go with neither
+    others |= {"norm_place": {"norm_place": "before"}} if base.norm_place == "after" else {}
+    for name in ("bias", "latent_attention"):  # which go with none of them
         others[name] = {**used, **others[name]}
+    for name, other in (norms, norms[::-1]):  # of which a model has one
+        others[name] = {other: False, **others[name]}
     assert set(others) == set(Model.model_fields)
     for name, change in others.items():
         model = Model.model_validate({**base.model_dump(), **change})
@@ -106,6 +111,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {**LLAMA, "sliding_window": 3},
     "Qwen2ForCausalLM": {**LLAMA, "qkv_bias": True},
     "Qwen3ForCausalLM": {**LLAMA, "query_key_norm": True},
+    "Olmo2ForCausalLM": {**LLAMA, "joint_query_key_norm": True, "norm_place": "after"},
     "GemmaForCausalLM": {**LLAMA, "activation": "geglu_tanh", "embedding_scale": 4.0},  # the root of hidden_size 16
 }
 
@@ -166,6 +172,7 @@ def test_every_field_of_a_mixture_is_in_their_files_or_refused(normed: bool) -> 
     assert lost_in_experts(base) == []
     # Mixtral has no dense layer, so no width of one
     changes = {name: change for name, change in OTHER.items() if name not in ("experts", "query_key_norm", "family")}
+    changes["joint_query_key_norm"] = {"joint_query_key_norm": True, "query_key_norm": False}
     unseen = []
     for name, change in {**changes, **OTHER_OF_LLAMA}.items():
         model = Model.model_validate({**base.model_dump(), **change})

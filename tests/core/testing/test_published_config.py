@@ -41,6 +41,7 @@ CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "internlm2": "InternLM2ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "orion": "OrionForCausalLM",
     "qwen": "QWenLMHeadModel",
     "deepseek": "DeepseekForCausalLM",
@@ -138,6 +139,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
             **{"attention_bias": False, "original_max_position_embeddings": 4096},
         ),
         3_821_079_552,
+    ),
+    "olmo2_7b": (
+        rotary(
+            *("olmo2", 32, 4096, 32, 32, 11008, 100352),
+            **{"attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "rope_theta": 500000},
+            tie_word_embeddings=False,
+        ),
+        7_298_617_344,
     ),
     # of these four the code is published beside the weights, which have so many numbers
     "internlm2_7b": (

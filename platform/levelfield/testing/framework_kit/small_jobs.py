@@ -60,6 +60,7 @@ _LLAMA_CHANGES: dict[str, dict[str, Any]] = {
     "head_dim": {"head_dim": 12},
     "qkv_bias": {"qkv_bias": True},
     "query_key_norm": {"query_key_norm": True},
+    "joint_query_key_norm": {"joint_query_key_norm": True},
     "sliding_window": {"sliding_window": 8},
     "norm_after": {"norm_place": "after"},
     "embedding_scale": {"embedding_scale": 4.0},
