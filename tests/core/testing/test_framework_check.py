@@ -184,6 +184,16 @@ def test_a_finding_names_the_figures_that_are_beyond_their_limits_and_the_sectio
     assert list(beyond) == ["loss"] and beyond["loss"] == pytest.approx((1e-3, 1e-5))
 
 
+def test_a_choice_that_the_training_alone_refuses_is_named_with_its_cure(
+    acme: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant = Variant("recompute full of 1 layer", recompute="full", recompute_layers=1)
+    monkeypatch.setattr(layout_checks, "offered_runs", lambda subject: [OfferedRun("gpt", "fp32", variant)])
+    finding = run_one_check(subject_of(acme), Check("one-process", layout_checks.check_training))
+    assert "gpt fp32 recompute full of 1 layer: rank 0 ended" in finding.says
+    assert finding.do.endswith("under `refuses` of implementation.yaml: recomputation of some layers")
+
+
 @pytest.mark.parametrize(
     ("precision", "factor", "fault"),
     [("fp32", 1 + 5e-5, None), ("fp32", 1 + 2e-4, "2.0e-04, expected 0.0001"), ("fp32", 1.01, "1.0e-02"),

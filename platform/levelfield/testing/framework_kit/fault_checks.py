@@ -60,7 +60,8 @@ def check_refusals(subject: FrameworkSubject) -> str:
             end = (
                 f"error {rank.error['class']}: {rank.error['message']}" if rank.error else f"exit code {rank.exit_code}"
             )
-            raise Fails(f"{what} is not offered, and the training ended with {end}", "raise Unsupported in check(job)")
+            hint = "raise Unsupported in check(job), as in levelfield.worker's `check_...`; or offer it in the manifest"
+            raise Fails(f"{what} is not offered, and the training ended with {end}", hint)
     return f"unsupported, before ranks join: {'; '.join(what for what, _ in jobs)}"
 
 
@@ -77,7 +78,9 @@ def _refused_jobs(subject: FrameworkSubject) -> Iterator[tuple[str, dict[str, An
         variant = replace(SINGLE, name=f"recompute {recompute}", recompute=recompute)
         yield variant.name, small_job(model, variant)
     if "full" in manifest.recompute and RECOMPUTE_FIRST_LAYERS in manifest.refusals(kind):
-        variant = replace(SINGLE, name="recompute full of 1 layer", recompute="full", recompute_layers=1)
+        variant = replace(
+            SINGLE, name="recompute full of 1 layer (tuning.recompute_layers)", recompute="full", recompute_layers=1
+        )
         yield variant.name, small_job(model, variant)
     missing_model = next((name for name, candidate in MODELS.items() if not has_parts(manifest, candidate)), None)
     if missing_model:

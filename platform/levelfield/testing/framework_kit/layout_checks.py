@@ -29,6 +29,7 @@ from levelfield.testing.framework_kit.small_jobs import (
     enlarge_weights,
     has_parts,
     offered_variants,
+    refusable_choices,
     small_job,
 )
 from levelfield.testing.framework_kit.training_curves import Curve, compare, compare_routing
@@ -80,16 +81,17 @@ def check_training(subject: FrameworkSubject, only_one_process: bool = False) ->
     for offer in offered_runs(subject):
         if only_one_process and offer.variant.ranks > 1:
             continue
-        runs.append(train_offered_run(subject, offer))
-        subject.report_progress(f"{offer}: {_run_summary(runs[-1])}")
-    subject.shared["runs"] = tuple(runs)
-    failed_runs = [run for run in runs if not run.passed]
+        runs.append((offer, train_offered_run(subject, offer)))
+        subject.report_progress(f"{offer}: {_run_summary(runs[-1][1])}")
+    subject.shared["runs"] = tuple(run for _, run in runs)
+    failed_runs = [(offer, run) for offer, run in runs if not run.passed]
     if failed_runs:
-        first = (
-            f"{failed_runs[0].family} {failed_runs[0].precision} {failed_runs[0].name}: {_run_summary(failed_runs[0])}"
-        )
-        section = 5 if all(run.layout.world_size > 1 for run in failed_runs) else 4
+        offer, run = failed_runs[0]
+        section = 5 if all(failed.layout.world_size > 1 for _, failed in failed_runs) else 4
         hint = f"see section {section} of docs/writing-a-framework.md"
+        if choices := refusable_choices(small_job(subject.models[offer.family], offer.variant)):
+            hint += f"; what is not written belongs under `refuses` of implementation.yaml: {', '.join(choices)}"
+        first = f"{offer}: {_run_summary(run)}"
         raise Fails(f"{len(failed_runs)} of {len(runs)} trainings differ from torch's; {first}", hint)
     source = torch_curve(subject, next(iter(subject.models))).source
     return f"{len(runs)} trainings as torch's; compared with {source}"

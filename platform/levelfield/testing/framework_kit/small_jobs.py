@@ -6,14 +6,14 @@ import copy
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from levelfield.errors import NotHere
 from levelfield.plan.arrangement import refuse_unsupported
 from levelfield.predict.layout_rules import broken_rules
 from levelfield.specs.architecture import Model
 from levelfield.specs.case import Precision, Work
-from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.implementation import ImplementationFile, Refusable, refused_choices
 from levelfield.specs.tuning import Tuning
 
 LONG_STEPS = 40  # the steps until the learning rate has decayed
@@ -208,8 +208,12 @@ def offered_variants(
             yield variant
 
 
-def refusal_reason(implementation: ImplementationFile, kind: str, job: dict[str, Any]) -> str | None:
-    """Return why the manifest or the model's sizes exclude this job; None where they do not."""
+def refusable_choices(job: dict[str, Any]) -> list[Refusable]:
+    """Return the choices of this job that a manifest may refuse by name."""
+    return refused_choices(get_args(Refusable), *_work_and_tuning(job), captures_tensors=job["capture"] is not None)
+
+
+def _work_and_tuning(job: dict[str, Any]) -> tuple[Work, Tuning]:
     steps = job["training"]["steps"]
     content = {  # as a case at this size would have it
         **{key: job[key] for key in ("model", "training", "data")},
@@ -217,7 +221,12 @@ def refusal_reason(implementation: ImplementationFile, kind: str, job: dict[str,
         "acceptance": {"final_loss_below_fraction": 1.0, "tail_steps": 1},
         "limits": {"heartbeat_seconds": 60, "step_seconds": 60, "start_seconds": LONG_STEPS * 10},
     }
-    work, tuning = Work.model_validate(content), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
+    return Work.model_validate(content), Tuning.model_validate({**job["tuning"], "layout": job["layout"]})
+
+
+def refusal_reason(implementation: ImplementationFile, kind: str, job: dict[str, Any]) -> str | None:
+    """Return why the manifest or the model's sizes exclude this job; None where they do not."""
+    work, tuning = _work_and_tuning(job)
     layout = tuning.layout
     uneven = "uneven" in implementation.offered_parallelism(kind)
     if reasons := broken_rules(work, layout, tuning.micro_batch, 1, layout.world_size, tuning.virtual_pipeline, uneven):
