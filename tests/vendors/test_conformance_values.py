@@ -185,6 +185,7 @@ def headed(
         ({"memory_used": "column: 'memory.used [MiB]', unit: GiB"}, "the tool's unit is MiB (column 'memory.used"),
         ({"memory_used": "column: 'memory.used [MiB]', unit: KiB"}, "and vendor.yaml has unit: KiB"),
         ({"power": "column: 'power [W]', unit: W, scale: 0.1"}, "and vendor.yaml has unit: W, scale: 0.1"),
+        ({"temperature": "column: 'temperature [C]', unit: kelvin"}, "the tool's unit is C (column 'temperature [C]')"),
         ({"utilisation": "column: 'busy [%]', unit: ratio"}, "the tool's unit is % (column 'busy [%]')"),
         ({"index": "column: 'memory.used [MiB]'", "memory_used": None}, "whose unit MiB is one of memory"),
         ({"memory_used": "column: 'power [W]', unit: MiB", "power": None}, "whose unit W is one of power"),

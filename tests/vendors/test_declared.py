@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,6 +70,22 @@ def test_devices_with_chip_memory_and_identity() -> None:
     bare = devices("headed")[1]
     assert (bare.index, bare.chip, bare.memory_bytes, bare.identity) == (1, None, None, None)
     assert bare.description.split() == ["acme", "device", "1"]
+
+
+def test_each_line_of_json_lines_is_a_record() -> None:
+    spec = spec_of(SHAPES["list"][0].replace("format: json\n  records: [gpu_data]", "format: json_lines"))
+    lines = [json.dumps(record) + "\n" for record in json.loads(recorded("list"))["gpu_data"]]
+
+    def read(text: str) -> list[Sample]:
+        return list(DeclaredVendor(spec, replay(text)).sample(devices("list")))
+
+    assert read("".join(lines)) == list(samples("list"))
+    first, *others = read(lines[0])  # of a machine with one device
+    assert first == samples("list")[0] and all(set(values(sample).values()) == {None} for sample in others)
+    cut = read(lines[0][:40] + "\n" + "".join(lines[1:]))
+    assert cut[1:] == list(samples("list"))[1:] and "a line that is no JSON" in cut[0].reasons["power_watts"]
+    nothing = DeclaredVendor(spec, replay("no driver\n")).devices()
+    assert isinstance(nothing, DeviceList) and "printed no device" in (nothing.problem or "")
 
 
 @pytest.mark.parametrize("shape", ["csv", "npu", "mx", "headed"])

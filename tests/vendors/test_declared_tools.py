@@ -286,6 +286,8 @@ software:
         ("memory_used", "0.001", "unit: TB", "memory_used_bytes", 10**9),
         ("utilisation", "970", "unit: ratio, scale: 0.001", "utilisation", 0.97),
         ("temperature", "41500", "unit: celsius, scale: 0.001", "temperature_celsius", 41.5),
+        ("temperature", "314.65 K", "unit: kelvin, printed: K", "temperature_celsius", 41.5),
+        ("temperature", "3147", "unit: kelvin, scale: 0.1", "temperature_celsius", 41.55),
     ],
 )
 def test_any_unit_of_a_field_is_a_unit_or_a_scale_of_one(

@@ -18,7 +18,7 @@ import regex
 
 from levelfield.contracts.readings import require_number
 from levelfield.specs.short_names import clipped
-from levelfield.specs.tool import FieldName, Tool, field_units
+from levelfield.specs.tool import ZERO_POINTS, FieldName, Tool, field_units
 
 BYTE_ORDER_MARK = "\ufeff"  # some tools begin a text with it; it belongs to no column and to no JSON
 # Before its JSON, amd-smi warns users who are not in the system's groups `video` and `render`. Such lines begin no
@@ -86,14 +86,27 @@ def _json_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
         records = [{"@key": key, **value} for key, value in records.items() if isinstance(value, dict)]
     if not isinstance(records, list):
         raise ValueError(f"found {type(records).__name__} at {list(tool.records)}, expected a list or a mapping")
-    for record in records:
-        texts = RecordTexts()
-        for name, location in tool.fields.items():
-            try:
-                texts.values[name] = _scalar_text(_descend(record, location.path or ()))
-            except ValueError as error:
-                texts.problems[name] = str(error)
-        yield texts
+    yield from (_texts_at_paths(tool, record) for record in records)
+
+
+def _json_line_records(tool: Tool, output: str) -> Iterator[RecordTexts]:
+    for line in filter(str.strip, output.split("\n")[:-1]):
+        try:
+            record = json.loads(line, object_pairs_hook=_require_unique_keys)
+        except (ValueError, RecursionError) as error:
+            yield RecordTexts(damage=f"a line that is no JSON as it should be: {error}")
+        else:
+            yield _texts_at_paths(tool, record)
+
+
+def _texts_at_paths(tool: Tool, record: Any) -> RecordTexts:
+    texts = RecordTexts()
+    for name, location in tool.fields.items():
+        try:
+            texts.values[name] = _scalar_text(_descend(record, location.path or ()))
+        except ValueError as error:
+            texts.problems[name] = str(error)
+    return texts
 
 
 def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -176,7 +189,9 @@ class Record:
             raise ValueError(f"the tool says '{text}'")
         require_number(number_text)
         scale = 1 if location.scale is None else Decimal(repr(location.scale))  # as it is written, and so exact
-        return float(Decimal(number_text) * scale * Decimal(field_units(field)[location.unit or ""]))
+        unit = location.unit or ""
+        number = Decimal(number_text) * scale * Decimal(field_units(field)[unit])
+        return float(number - Decimal(ZERO_POINTS.get(unit, 0)))
 
 
 @dataclass(frozen=True)
@@ -206,6 +221,7 @@ def parse_output(tool: Tool, output: str) -> ParsedOutput:
     formats: dict[str, Callable[[Tool, str], Iterator[RecordTexts]]] = {
         "csv": _csv_records,
         "json": _json_records,
+        "json_lines": _json_line_records,
         "pattern": _pattern_records,
     }
     records: list[Record] = []

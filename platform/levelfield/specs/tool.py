@@ -26,8 +26,9 @@ UNITS: dict[str, dict[str, str]] = {
         **{"kB": "1000", "MB": "1000000", "GB": "1000000000", "TB": "1000000000000"},
     },
     "utilisation": {"percent": "0.01", "ratio": "1"},
-    "temperature": {"celsius": "1"},
+    "temperature": {"celsius": "1", "kelvin": "1"},
 }
+ZERO_POINTS = {"kelvin": "273.15"}  # what a unit counts where the contract's unit counts 0; of other units 0
 NOT_AVAILABLE = ("", "-", "--", "NA", "N/A", "[N/A]", "null", "[Not Supported]", "Not Supported", "[Unknown Error]")
 _MAX_PATTERN_CHARACTERS = 2000  # the longest pattern of the repository has 114
 TIMEOUT_SECONDS = Field(default=5.0, gt=0, le=60)
@@ -60,7 +61,7 @@ class ValueLocation(Value):
     """
 
     column: Annotated[int, Field(ge=1)] | str | None = None  # of csv: its number, from 1, or its name in the header
-    # Of json: keys from the record down; a number is a place in a list, `@key` the record's own key.
+    # Of JSON: keys from the record down; a number is a place in a list, `@key` the record's own key.
     path: tuple[int | str, ...] | None = Field(default=None, min_length=1)
     unit: str | None = None  # of the number
     # How many of this unit the number 1 is, as for tenths of a watt (0.1) or pages.
@@ -78,6 +79,7 @@ class Tool(Value):
     json: `records` is the path to a list or a mapping of records; when it is empty, the whole document is that value.
     A document that is itself a list holds the records, also where `records` begins with a key: releases of one tool
     differ here.
+    json_lines: each line is a record, an object.
     pattern: regular expressions with a named group for each field, `^` and `$` at every line. Each match of the first
     begins a record. The others must match exactly once between it and the next match of the first. Adjacent lines are
     safest in one pattern with \\n between them: a lost line then never merges two records into one.
@@ -86,7 +88,7 @@ class Tool(Value):
 
     command: tuple[str, ...] = Field(min_length=1)
     timeout_seconds: float = TIMEOUT_SECONDS
-    format: Literal["csv", "json", "pattern"]
+    format: Literal["csv", "json", "json_lines", "pattern"]
     separator: str = Field(default=",", min_length=1)
     columns: int | None = Field(default=None, ge=1)
     records: tuple[int | str, ...] = ()
@@ -102,7 +104,7 @@ class Tool(Value):
             _check_unit(name, location.unit, location.scale)
         if self.format == "csv":
             self._check_columns()
-        elif self.format == "json":
+        elif self.format in ("json", "json_lines"):
             self._check_locations("path")
         else:
             self._check_groups()

@@ -12,7 +12,7 @@ from levelfield.testing.recordings import Recording
 
 MAX_COPIES = 80
 MAX_NUMBERS = 400
-_UNIT = re.compile(r'\s?(%|(?:[muk]?Wh?|[CF]|[mukM]?J|(?:[KMGT]i|[kMGT])?B)\b)|"?,\s*"unit":\s*"([^"]*)"')
+_UNIT = re.compile(r'\s?(%|(?:[muk]?Wh?|[CFK]|[mukM]?J|(?:[KMGT]i|[kMGT])?B)\b)|"?,\s*"unit":\s*"([^"]*)"')
 IMPOSSIBLE_UNITS = {
     "power_watts": "kW",
     "energy_joules": "kWh",
@@ -43,7 +43,7 @@ def truncated_copies(recording: Recording) -> Iterator[str]:
 def reordered_copies(recording: Recording) -> Iterator[str]:
     """Return copies with whole records, or other parts without a fixed order, in another order."""
     text, tool = recording.text, recording.tool
-    if tool is None or tool.format == "csv":
+    if tool is None or tool.format in ("csv", "json_lines"):
         is_lines = tool is not None or recording.path.suffix == ".csv"
     else:
         is_lines = len(tool.patterns) == 1 and "\\n" not in tool.patterns[0]  # each line belongs to one device

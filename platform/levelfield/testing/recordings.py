@@ -13,7 +13,7 @@ from levelfield.contracts.vendor import Device, Sample, Vendor
 from levelfield.specs.tool import Tool
 from levelfield.specs.vendor import VendorFile
 
-FORMAT_SUFFIXES = {"csv": ".csv", "json": ".json", "pattern": ".txt"}
+FORMAT_SUFFIXES = {"csv": ".csv", "json": ".json", "json_lines": ".jsonl", "pattern": ".txt"}
 ORIGINS_FILE = "README.md"
 
 ValueKey = tuple[int, str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any
 from levelfield.contracts.readings import LIMITS, MEMORY_TOLERANCE, empty_sample, used_memory_fault
 from levelfield.contracts.tool_records import parse_output
 from levelfield.report.sheets import align_rows
-from levelfield.specs.tool import UNITS, FieldName, Tool, ValueLocation, field_units
+from levelfield.specs.tool import UNITS, ZERO_POINTS, FieldName, Tool, ValueLocation, field_units
 from levelfield.testing.findings import CheckRow, Fails, Warns
 from levelfield.testing.recordings import Recording, find_unexplained_null
 from levelfield.testing.subject import VendorSubject
@@ -29,6 +30,7 @@ STATED_UNITS: dict[str, tuple[str, str]] = {
     **{unit: (quantity, unit) for quantity, units in UNITS.items() for unit in units},
     **{"%": ("utilisation", "percent"), "KB": ("memory", "kB")},
     **dict.fromkeys(("C", "°C", "℃", "degC"), ("temperature", "celsius")),
+    "K": ("temperature", "kelvin"),
 }
 MAX_SAME_UNIT_RATIO = 1.1  # sizes of units that are less apart are one: MB and MiB, which tools mix
 # How words of a heading begin that are said of one quantity only.
@@ -220,8 +222,10 @@ def _unit_text(where: ValueLocation) -> str:
 
 
 def _unit_ratio(field: FieldName, where: ValueLocation, unit: str) -> float:
-    """Return how many of `unit` a number 1 of this field is in vendor.yaml."""
+    """Return how many of `unit` a number 1 of this field is in vendor.yaml; infinite for another zero point."""
     sizes = field_units(field)
+    if ZERO_POINTS.get(where.unit or "") != ZERO_POINTS.get(unit):
+        return math.inf
     return float(Decimal(sizes[where.unit or ""]) / Decimal(sizes[unit])) * (where.scale or 1)
 
 
