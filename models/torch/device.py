@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from levelfield.worker.device_identity import identity_digest
 from levelfield.worker.job import Job
 
 if TYPE_CHECKING:
@@ -74,10 +75,25 @@ def memory(device: torch.device) -> dict[str, int | None]:
 def describe(device: torch.device) -> tuple[str, dict[str, Any]]:
     """Return the device's name, and details of the build."""
     name = "cpu" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
-    details = {
+    details: dict[str, Any] = {
+        "device_identities": [] if device.type == "cpu" else _identities(device),
         "build": " ".join(torch.__config__.show().split()),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
     return name, details
+
+
+def _identities(device: torch.device) -> list[str]:
+    """Return the digests of what a maker's tool may print as the device's identity: its UUID or its PCI address."""
+    read = getattr(torch.get_device_module(device), "get_device_properties", None)
+    properties = read(device) if read else None
+    uuid = getattr(properties, "uuid", None)
+    texts = [] if uuid is None else [f"GPU-{uuid}", str(uuid)]
+    address = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if None not in address:
+        domain, bus, number = address
+        lower = [f"{domain:0{width}x}:{bus:02x}:{number:02x}.0" for width in (4, 8)]
+        texts += [*lower, *map(str.upper, lower)]
+    return [identity_digest("device", text) for text in dict.fromkeys(texts)]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from device import describe
 from layouts import MODELS, SINGLE, Variant, compare, events, launch, planted, read_curve, small_job, train
+from levelfield.contracts.vendor import Device
+from levelfield.run.provenance import device_identities
 from matrix import VARIANTS
 from test_torch_training import DATA_2, gpt
 
@@ -100,3 +105,18 @@ def test_a_wrong_gradient_of_one_parameter_is_seen_in_its_norm(layout: str, faul
     assert found.first_loss is not None
     assert found.first_loss < 1e-6
     assert not found.is_within_limits()
+
+
+def test_a_rank_shows_its_device_as_the_makers_tool_may_print_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No accelerator is here; the values are those of torch's properties of one."""
+    properties = SimpleNamespace(uuid="ab-1", pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=0)
+    module = SimpleNamespace(get_device_properties=lambda device: properties, get_device_name=lambda device: "a chip")
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    _name, details = describe(torch.device("cuda", 0))
+    printed = ("GPU-ab-1", "ab-1", "0000:C1:00.0", "0000:c1:00.0", "00000000:c1:00.0", "00000000:C1:00.0")
+    cards = [Device(0, None, "a chip", None, identity) for identity in (*printed, "GPU-ab-2", "0000:c2:00.0")]
+    digests = [row["identity"] for row in device_identities(cards)]
+    assert set(details["device_identities"]) == set(digests[:-2])
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(get_device_name=lambda device: "x"))
+    assert describe(torch.device("cuda", 0))[1]["device_identities"] == []
+    assert describe(torch.device("cpu"))[1]["device_identities"] == []

@@ -16,7 +16,7 @@ from levelfield.measure.routing import auxiliary_reasons, choice_reasons, mixtur
 from levelfield.measure.validity import MAX_REASONS, validity_reasons
 from levelfield.measure.weights import final_weight_reasons, gradient_reasons
 from levelfield.node.regular_files import read_last
-from levelfield.rundir.event_lines import sequence
+from levelfield.rundir.event_lines import mapping, sequence
 from levelfield.rundir.node_parts import NodePart, node_parts
 from levelfield.rundir.raw_files import RawRecords, clipped_text, clipped_texts
 from levelfield.specs.paths import RunPaths
@@ -119,6 +119,7 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     first = next(iter(versions.values()), None)
     if other := [rank for rank, version in versions.items() if version != first]:
         reasons.append(f"framework: ranks 0 and {other[0]} report versions {first} and {versions[other[0]]}")
+    reasons += _device_reasons(plan, raw)
     reasons += step_rule_reasons(plan, raw)
     window = plan.work.window
     windows = {part.name: times for part in node_parts(plan, raw) if part.name and (times := part.window_ns(window))}
@@ -143,6 +144,21 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
     reasons += changed
     failure = PRETENDED if raw.pretended else "code" if changed else None
     return Status(word="invalid", failure=failure, reasons=tuple(reasons)) if reasons else Status(word="valid")
+
+
+def _device_reasons(plan: Plan, raw: RawRecords) -> list[str]:
+    """Return which ranks got another device of this machine than the planned one, where both show its identity."""
+    rows = [mapping(row) for key in ("devices", "other_devices") for row in sequence(raw.provenance.get(key))]
+    index_by_identity = {str(row["identity"]): row.get("index") for row in rows if row.get("identity")}
+    reasons = []
+    for rank, planned in enumerate(() if plan.launch else plan.hardware.device_indices):
+        identities = sequence(mapping(raw.framework_events.get(rank, {}).get("details")).get("device_identities"))
+        indices = [index_by_identity[str(i)] for i in identities if str(i) in index_by_identity]
+        if indices and planned not in indices:
+            reasons.append(
+                f"device: rank {rank} trained on device {indices[0]} of the vendor's tool, planned {planned}"
+            )
+    return reasons[:MAX_REASONS]
 
 
 def _choice_reasons(plan: Plan, raw: RawRecords) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -25,6 +24,7 @@ from levelfield.run.runtimes.process_runtime import inherited_variables
 from levelfield.specs.plan import Plan
 from levelfield.specs.variables import INFLUENTIAL_PREFIXES, RECORDED_BY_EXCLUSION, mask_secrets, recordable_variables
 from levelfield.specs.vendor import VendorFile
+from levelfield.worker.device_identity import identity_digest
 
 GIT_SECONDS = 10.0  # the time limit of each git command
 _HOST_ROOT = Path("/")
@@ -34,6 +34,7 @@ _PLATFORM_PACKAGES = ("pydantic", "numpy", "psutil", "PyYAML", "Jinja2")
 def collect_provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dict[str, Any]:
     """Return everything outside the plan that can change the figures of a run."""
     variables = {name: text for name, text in sorted(os.environ.items()) if name.startswith(INFLUENTIAL_PREFIXES)}
+    devices = devices_of(vendor)
     try:
         software = vendor.software()
     except Exception as error:  # an adapter may raise anything, and the run must go on
@@ -54,7 +55,8 @@ def collect_provenance(plan: Plan, vendor: Vendor, runtime: ReadyRuntime) -> dic
             **machine_facts(),
             **machine_identity(),
         },
-        "devices": device_identities(d for d in devices_of(vendor) if d.index in plan.hardware.device_indices),
+        "devices": device_identities(d for d in devices if d.index in plan.hardware.device_indices),
+        "other_devices": device_identities(d for d in devices if d.index not in plan.hardware.device_indices),
         "vendor_software": software,
         "topology": query_topology(vendor.spec),
         "variables": mask_secrets(variables),
@@ -139,17 +141,15 @@ def machine_identity(root: Path = _HOST_ROOT) -> dict[str, Any]:
     is_usable = identifier.isascii() and identifier != "uninitialized"
     texts = {"machine-id": identifier if is_usable else "", "host name": platform.node()}
     input_names = [name for name, text in texts.items() if text]
-    return {"identity": _digest("machine", *(texts[name] for name in input_names)), "identity_rests_on": input_names}
+    return {
+        "identity": identity_digest("machine", *(texts[name] for name in input_names)),
+        "identity_rests_on": input_names,
+    }
 
 
 def device_identities(devices: Iterable[Device]) -> list[dict[str, Any]]:
     """Return each device with the digest of its own identity; None where the vendor's tool shows none."""
     return [
-        {"index": device.index, "identity": _digest("device", device.identity) if device.identity else None}
+        {"index": device.index, "identity": identity_digest("device", device.identity) if device.identity else None}
         for device in devices
     ]
-
-
-def _digest(kind: str, *texts: str) -> str:
-    content = "\0".join(("levelfield", kind, *texts))
-    return f"sha256:{hashlib.sha256(content.encode(errors='surrogateescape')).hexdigest()}"

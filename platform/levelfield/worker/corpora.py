@@ -1,7 +1,7 @@
 """Tokenised corpora on disk: Megatron's `.bin` and `.idx`, Paddle's `_ids.npy` and `_idx.npz`.
 
 Opening costs the same for every size: it checks headers, file sizes and the two ends of the index. The
-platform checks the whole index once (`levelfield.corpus.check`). Samples are windows of the flat tokens.
+platform checks the whole index once (`levelfield.corpus.integrity`). Samples are windows of the flat tokens.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from levelfield.catalog.registry import Registry
 from levelfield.judge.collector import collect
 from levelfield.report.tables import format_text
 from levelfield.run.runner import finish
-from levelfield.rundir.directory import read_plan
+from levelfield.rundir.directory import read_plan, write_json
 from levelfield.specs.base import dump, load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.result import Result, TuningFound, Utilisation
@@ -110,6 +110,26 @@ def test_the_loss_has_its_floor_beside_it(run: RunPaths) -> None:
     assert loss.first == pytest.approx(4 * 0.9) and loss.last == pytest.approx(4 * 0.9**12)
     assert loss.tail_mean == pytest.approx(2 * (0.9**11 + 0.9**12))
     assert loss.floor == read_plan(run).corpus.entropy_nats
+
+
+@pytest.mark.parametrize(
+    ("identities", "place"),
+    [(["of 1", "unknown"], None), (["of 2"], 2), (["of 3"], 3), (["unknown"], None), ([], None), (None, None)],
+)
+def test_a_rank_on_another_device_than_the_planned_one_makes_a_run_invalid(
+    run: RunPaths, identities: list[str] | None, place: int | None
+) -> None:
+    """Rank 1 was planned on the second device. An identity that the vendor's tool does not print tells nothing."""
+    indices = read_plan(run).hardware.device_indices
+    rows = [{"index": index, "identity": f"of {number}"} for number, index in enumerate(indices)]
+    others = [{"index": 2, "identity": "of 2"}, {"index": 3, "identity": "of 3"}]
+    write_json(run.provenance, {"devices": rows, "other_devices": others})
+    report_framework(run, 1, details={"device_identities": identities})
+    seal_again(run)
+    status = collect(run).status
+    assert status.word == ("valid" if place is None else "invalid")
+    planned = f"device: rank 1 trained on device {place} of the vendor's tool, planned {indices[1]}"
+    assert [reason for reason in status.reasons if reason.startswith("device")] == ([] if place is None else [planned])
 
 
 def test_the_framework_is_the_one_that_ran(run: RunPaths) -> None:
