@@ -96,8 +96,11 @@ def _json(text: str) -> Any:
 def _value_points(content: Any, tag: str | None) -> Points:
     """Yield the points of {"1": loss}, [loss, ...], [[step, loss], ...], [[time, step, loss], ...] and objects."""
     if isinstance(content, dict):
-        history = content.get("log_history")
-        content = history if history is not None else [[int(step), loss] for step, loss in content.items()]
+        if (history := content.get("log_history")) is not None:
+            tag = tag or "loss"  # its end has a `train_loss` too, the mean of all steps
+            content = history
+        else:
+            content = [[int(step), loss] for step, loss in content.items()]
     for index, value in enumerate(content):
         if isinstance(value, dict):
             yield from _row_point(value, tag)

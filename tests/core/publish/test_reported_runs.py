@@ -349,6 +349,11 @@ def test_a_trainers_rates_are_those_of_all_its_steps(
     assert (row.figures["first_loss"].value, row.figures["last_loss"].value) == (5.223530578613281, 5.201177978515625)
 
 
+def test_the_mean_loss_at_the_end_of_a_history_is_no_loss_of_its_last_step() -> None:
+    curve = read_curve(DATA / "trainer_state.json")
+    assert curve.losses[45] == 5.201177978515625 and list(curve.losses) == [*range(5, 50, 5)] and not curve.notes
+
+
 def test_the_loss_of_zero_of_a_trainer_is_none(tmp_path: Path) -> None:
     """Its filter leaves out each loss that is no number, and the mean of none is 0."""
     row = changed(tmp_path, "trainer_state.json", lambda text: re.sub(r'"loss": 5\.20\d+', '"loss": 0.0', text))
