@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -117,3 +118,19 @@ def test_cards_that_differ_are_meant_by_uuid(monkeypatch: pytest.MonkeyPatch) ->
     assert cards == [] and "fastest" in str(cards.problem)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert [device.index for device in seven("", text)] == [1]
+
+
+# -- cards that no list has
+
+
+@pytest.mark.parametrize(("name", "is_listed"), [("NVIDIA H100 80GB HBM3", True), ("NVIDIA GB10", False)])
+def test_a_printed_plan_of_more_devices_works_as_it_is_typed(
+    name: str, is_listed: bool, tools: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool(tools, "nvidia-smi", f"echo '0, GPU-00000000, {name}, 81559, 100, 74.72, 0, 38, [N/A], 580.95.05'")
+    assert main(["--case", "llama3_8b:torch", "--dry-run"]) == 0
+    plan = " ".join(capsys.readouterr().out.split())
+    assert "it fits from 1 x 2 devices on" in plan
+    commands = re.findall(r"`run_benchmarks.py (plan [^`]*)`", plan)
+    assert len(commands) == is_listed and (is_listed or f"`run_benchmarks.py show chips` does not list {name}" in plan)
+    assert [main(shlex.split(command)) for command in commands] == [0] * is_listed

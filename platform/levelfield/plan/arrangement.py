@@ -106,17 +106,21 @@ def _memory_problem(decision: Decision, full: Arrangement) -> str | None:
 
 
 def _fitting_devices_hint(decision: Decision, full: Arrangement) -> str | None:
-    """Return the number of devices from which the full case fits, with the command that plans it."""
+    """Return the number of devices from which the full case fits, with the command that plans it for a listed chip."""
     selection = decision.selection
     task = LayoutTask(selection, full.work, full.nodes, full.devices_per_node)
     fitting_task = smallest_fitting_task(task, decision.request.choice) if full.layout_is_default else None
     if fitting_task is None:
         return None
-    return (
-        f"it fits from {fitting_task.nodes} x {fitting_task.devices} devices on: `run_benchmarks.py plan "
-        f"{selection.case.name} --chip {selection.chip.name} --framework {selection.implementation.framework} "
-        f"--nodes {fitting_task.nodes} --devices {shlex.join((str(fitting_task.devices), *selection.options))}`"
+    fact = f"it fits from {fitting_task.nodes} x {fitting_task.devices} devices on"
+    if selection.vendor.chip(selection.chip.name) is None:
+        return f"{fact}; `run_benchmarks.py show chips` does not list {selection.chip.name}"
+    command = (
+        *("run_benchmarks.py", "plan", selection.case.name, "--chip", selection.chip.name),
+        *("--framework", selection.implementation.framework, "--nodes", str(fitting_task.nodes)),
+        *("--devices", str(fitting_task.devices), *selection.options),
     )
+    return f"{fact}: `{shlex.join(command)}`"
 
 
 def arrange(decision: Decision, scale: Scale) -> Arrangement:
