@@ -149,11 +149,11 @@ def _validity_status(plan: Plan, raw: RawRecords) -> Status:
 def _device_reasons(plan: Plan, raw: RawRecords) -> list[str]:
     """Return which ranks got another device of this machine than the planned one, where both show its identity."""
     rows = [mapping(row) for key in ("devices", "other_devices") for row in sequence(raw.provenance.get(key))]
-    index_by_identity = {str(row["identity"]): row.get("index") for row in rows if row.get("identity")}
     reasons = []
     for rank, planned in enumerate(() if plan.launch else plan.hardware.device_indices):
         identities = sequence(mapping(raw.framework_events.get(rank, {}).get("details")).get("device_identities"))
-        indices = [index_by_identity[str(i)] for i in identities if str(i) in index_by_identity]
+        # dies of a card may have the card's identity, so several devices may match
+        indices = [row.get("index") for row in rows if row.get("identity") and row["identity"] in identities]
         if indices and planned not in indices:
             reasons.append(
                 f"device: rank {rank} trained on device {indices[0]} of the vendor's tool, planned {planned}"

@@ -119,10 +119,10 @@ def test_the_loss_has_its_floor_beside_it(run: RunPaths) -> None:
 def test_a_rank_on_another_device_than_the_planned_one_makes_a_run_invalid(
     run: RunPaths, identities: list[str] | None, place: int | None
 ) -> None:
-    """Rank 1 was planned on the second device. An identity that the vendor's tool does not print tells nothing."""
+    """Rank 1 was planned on the second device, of one card with device 4. An unlisted identity tells nothing."""
     indices = read_plan(run).hardware.device_indices
     rows = [{"index": index, "identity": f"of {number}"} for number, index in enumerate(indices)]
-    others = [{"index": 2, "identity": "of 2"}, {"index": 3, "identity": "of 3"}]
+    others = [{"index": 2, "identity": "of 2"}, {"index": 3, "identity": "of 3"}, {"index": 4, "identity": "of 1"}]
     write_json(run.provenance, {"devices": rows, "other_devices": others})
     report_framework(run, 1, details={"device_identities": identities})
     seal_again(run)
