@@ -57,7 +57,7 @@ def test_every_recording_is_expected_and_the_first_is_the_whole_monitor() -> Non
 @pytest.mark.parametrize(
     ("recording", "first"),
     [
-        ("amd/monitor.json", Device(0, "MI300X", "AMD Instinct MI300X", 196592 * MIB, None, "1", None, 304)),
+        ("amd/monitor.json", Device(0, "MI300X", "AMD Instinct MI300X", 196592 * MIB, "0000:83:00.0", "1", None, 304)),
         ("ascend/monitor.txt", Device(0, "Ascend-910B1", "910B1", 65536 * MIB, "0000:C1:00.0")),
         ("ascend/two-dies-a3.txt", Device(0, "Ascend-910C", "Ascend910", 65536 * MIB, "0000:9D:00.0")),
         ("ascend/older-910a.txt", Device(0, "Ascend-910A", "910A", 21534 * MIB, "0000:81:00.0")),
