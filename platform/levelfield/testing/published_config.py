@@ -80,7 +80,7 @@ _UNSUPPORTED_MODELS = {
     "llama4_text": "it has layers without rotary positions (no_rope_layers), and attention in chunks",
     "llava": f"{_IMAGES} (give the config.json of its language model)",
     "minicpm": f"{_MULTIPLIERS} (scale_emb, scale_depth, dim_model_base)",
-    "minimax_m2": "its norm of queries and keys is over all heads together, and it rotates a part of each head",
+    "minimax_m2": _PART_OF_HEAD,
     "ministral3": f"{_IMAGES}, and its attention's scores grow with the position (llama_4_scaling_beta)",
     "mistral3": f"{_IMAGES} (give the config.json of its language model)",
     "nemotron_h": "it has layers of Mamba",

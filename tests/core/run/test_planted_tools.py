@@ -110,9 +110,9 @@ def test_a_total_memory_that_is_not_the_chips_is_said_and_not_used(machine: Acme
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("65536, 500, 0.5, 0", "found 0.5, expected 5 to 10000"),
-        pytest.param("65536, 500, 0, 0", "found 0, expected 5 to 10000", marks=pytest.mark.thorough),
-        ("65536, 500, 90000, 0", "found 90000, expected 5 to 10000"),
+        ("65536, 500, 0.5, 0", "found 0.5, expected 1 to 10000"),
+        pytest.param("65536, 500, 0, 0", "found 0, expected 1 to 10000", marks=pytest.mark.thorough),
+        ("65536, 500, 90000, 0", "found 90000, expected 1 to 10000"),
     ],
 )
 def test_a_power_that_no_accelerator_draws_is_no_energy(machine: AcmeMachine, row: str, says: str) -> None:
