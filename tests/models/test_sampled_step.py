@@ -21,6 +21,8 @@ from faults.in_sampled_step import (
     sampled_layers,
     trained_layers,
 )
+from layouts import MODELS
+from levelfield.testing.framework_kit.small_jobs import PART_MODELS
 from matrix import VARIANTS
 from power import PAGE
 
@@ -83,6 +85,29 @@ def test_an_honest_training_is_within(run: HonestTraining, tmp_path: Path) -> No
 @pytest.mark.parametrize("run", HONEST[4:], ids=str)
 def test_other_honest_trainings_are_within(run: HonestTraining, tmp_path: Path) -> None:
     run.check(tmp_path, layers_of(run))
+
+
+WRONG_NORM = """
+import model.attention
+class Wrong(model.attention.RMSNorm):
+    def forward(self, x):
+        return super().forward(x) * 1.02
+build = model.attention.Attention.__init__
+def build_wrong(self, *arguments):
+    build(self, *arguments)
+    self.query_norm.__class__ = Wrong
+model.attention.Attention.__init__ = build_wrong
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("code", "layer"), [("", None), (WRONG_NORM, "products")], ids=["honest", "2 % too large"])
+def test_norms_over_all_heads_are_sampled(
+    code: str, layer: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    olmo2 = {**PART_MODELS["joint_query_key_norm"], "norm_place": "after"}
+    monkeypatch.setitem(MODELS, "olmo2", olmo2)
+    assert failed_layer(sampled_layers(tmp_path, "fp32", "olmo2", code=code)) == layer
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough), "fp8"])
