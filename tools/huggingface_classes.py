@@ -193,10 +193,8 @@ def rotary_config(model: Model, sequence_length: int) -> dict[str, Any]:
 def rotary_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
     """Return canonical arrays under the names of their files. Raises NoEquivalent as `rotary_config` does."""
     rotary_class = _class_of(model)
-    offset, norms = (
-        rotary_class.norm_offset,
-        {**rotary_class.norms, **(_HEAD_NORMS if model.query_key_norm_widths else {})},
-    )
+    offset = rotary_class.norm_offset
+    norms = {**rotary_class.norms, **(_HEAD_NORMS if model.query_key_norm_widths else {})}
     hf_arrays = {
         "model.embed_tokens.weight": arrays["embedding.weight"],
         "model.norm.weight": arrays["final_norm.weight"] - np.float32(offset),

@@ -266,17 +266,19 @@ def test_a_size_that_a_lost_peer_left_is_no_cause(run: RunPaths) -> None:
 
 @pytest.mark.parametrize("end", [{"exit_code": 1}, {"exit_code": None, "signal": 6}])
 def test_native_code_without_memory_ends_the_process_and_its_log_says_why(run: RunPaths, end: dict[str, Any]) -> None:
-    said = "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
+    memory_line = "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
     break_off(run, 7)
     log = run.logs / "rank1.log"
-    log.write_text(f"terminate called\n  what():  Enqueue process failed.\n{said}\nFatal Python error: Aborted\n\n")
+    log.write_text(
+        f"terminate called\n  what():  Enqueue process failed.\n{memory_line}\nFatal Python error: Aborted\n\n"
+    )
     fail(run, **end)
     result = collect(run)
-    assert word(result) == ("oom", "oom") and result.status.reasons == (said,)
-    assert_evidence(result.status, "rank 1: its log has: ", said, "; 7 steps")
+    assert word(result) == ("oom", "oom") and result.status.reasons == (memory_line,)
+    assert_evidence(result.status, "rank 1: its log has: ", memory_line, "; 7 steps")
     log.write_text("Allocator ran out of memory. The caller indicates that this is not a failure\nAborted\n")
     assert word(collect(run))[0] == "failed"
-    log.write_text(f"{said}\n")
+    log.write_text(f"{memory_line}\n")
     error = {"event": "error", "class": "error", "message": "connection closed by peer", "type": "RuntimeError"}
     edit(run.events / "rank0.jsonl", lambda events: [*events, error])
     assert word(collect(run))[0] == "oom"

@@ -467,12 +467,12 @@ def test_what_a_block_of_mlperf_does_not_say_is_not_guessed(
 def test_tokens_that_stand_for_samples_give_no_speed(tmp_path: Path) -> None:
     """Also where a step takes 50 s, as of a model of 405 billion parameters on 512 devices."""
     for text in ((DATA / "mlperf.txt").read_text(), mlperf_log("amd", 1152, 6, 240, 12_056_695)):
-        (tmp_path / "mlperf.txt").write_text(with_tokens(text))
+        (tmp_path / "mlperf.txt").write_text(tokens_as_samples(text))
         row = row_of(tmp_path / "mlperf.txt", devices=8)
         assert row.figures[RATE].value is None and "tokens may stand for samples" in row.figures[RATE].how
 
 
-def with_tokens(text: str) -> str:
+def tokens_as_samples(text: str) -> str:
     """An MLPerf log whose samples are tokens, of 8192 each."""
     text = re.sub(r'("samples_count": )(\d+)', lambda match: f"{match[1]}{int(match[2]) * 8192}", text)
     return re.sub(r'("throughput": )([\d.]+)', lambda match: f"{match[1]}{float(match[2]) * 8192}", text)
