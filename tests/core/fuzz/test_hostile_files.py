@@ -92,7 +92,8 @@ DOORS: dict[str, Door] = {
     "derived case": Door("configs/cases/x.yaml", shipped("configs/cases/gpt3_6.7B_bf16.yaml", name="x"), (
         "show cases --plugins {}", "--case x:torch DRY --plugins {}")),
     "suite": Door("x.yaml", text(SUITE), (
-        "--suite {}/x.yaml --dry-run --no-store", "nightly run --suite {}/x.yaml --budget 1m --store {}/s.sqlite")),
+        "--suite {}/x.yaml --dry-run --no-store",
+        "nightly run --suite {}/x.yaml --python python3 --budget 1m --store {}/s.sqlite")),
     "tuning of a vendor": Door("vendors/fake/tuning/tiny.yaml", shipped(f"{FAKE}/vendors/fake/tuning/tiny.yaml"), (
         "--case tiny:fake:fake --dry-run --no-store --plugins {}", "show tiny --vendor fake --plugins {}")),
     "strategy": Door("config_x.py", text("tensor_parallel = 1\npipeline_parallel = 1\ntrain_micro_batch_size = 1\n"), (
