@@ -161,6 +161,10 @@ _OLMO2 = RotaryClass(
     {"hidden_act": "silu"},
     norms={"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"},
 )
+_MULTIPLIERS = ("residual_scale", "logit_scale", "attention_scale")
+_GRANITE = RotaryClass(
+    "GraniteForCausalLM", "granite", (*_ALWAYS, "embedding_scale", *_MULTIPLIERS), {"hidden_act": "silu"}
+)
 _GEMMA = RotaryClass(
     "GemmaForCausalLM", "gemma", (*_ALWAYS, "embedding_scale"), {"hidden_act": "gelu_pytorch_tanh"}, norm_offset=1.0
 )
@@ -169,8 +173,9 @@ _GEMMA = RotaryClass(
 def rotary_config(model: Model, sequence_length: int) -> dict[str, Any]:
     """Return the config.json of the class that the model's parts choose. Raises NoEquivalent when it does not fit."""
     theirs = _class_of(model)
-    class_fields: dict[str, Any] = {"mlp_bias": model.bias} if theirs is _LLAMA else {}
+    class_fields: dict[str, Any] = {"mlp_bias": model.bias} if theirs in (_LLAMA, _GRANITE) else {}
     class_fields |= {"sliding_window": model.sliding_window} if theirs is _MISTRAL else {}
+    class_fields |= _granite_fields(model) if theirs is _GRANITE else {}
     return {
         "model_type": theirs.model_type,
         "architectures": [theirs.name],
@@ -188,6 +193,12 @@ def rotary_config(model: Model, sequence_length: int) -> dict[str, Any]:
         **theirs.constants,
         **class_fields,
     }
+
+
+def _granite_fields(model: Model) -> dict[str, Any]:
+    scales = {"embedding_multiplier": model.embedding_scale or 1.0, "residual_multiplier": model.residual_scale or 1.0}
+    attention = model.attention_scale or model.head_size**-0.5
+    return {**scales, "logits_scaling": 1 / (model.logit_scale or 1.0), "attention_multiplier": attention}
 
 
 def rotary_arrays(model: Model, arrays: Arrays) -> dict[str, Array]:
@@ -228,6 +239,7 @@ def refuse_others(model: Model, name: str, class_values: dict[str, Any], takes: 
 
 def _class_of(model: Model) -> RotaryClass:
     chosen = (
+        (_GRANITE, any(getattr(model, name) is not None for name in _MULTIPLIERS)),
         (_MISTRAL, model.sliding_window is not None),
         (_GEMMA, model.activation == "geglu_tanh" or model.embedding_scale is not None),
         (_OLMO2, model.joint_query_key_norm),
@@ -236,7 +248,7 @@ def _class_of(model: Model) -> RotaryClass:
     )
     theirs = next((rotary_class for rotary_class, has in chosen if has), _LLAMA)
     class_values: dict[str, Any] = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0}
-    class_values |= {} if theirs is _LLAMA else {"bias": False}
+    class_values |= {} if theirs in (_LLAMA, _GRANITE) else {"bias": False}
     class_values |= {"norm_place": "after"} if theirs is _OLMO2 else {}
     if theirs is _GEMMA:
         class_values |= {"activation": "geglu_tanh", "embedding_scale": math.sqrt(model.hidden_size)}
@@ -376,7 +388,8 @@ def _equivalent(model: Model) -> Experts:
 _SHARED: dict[str, Any] = {
     "norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "hidden_dropout": 0, "bias": False,
     "qkv_bias": False, "joint_query_key_norm": False, "rope_scaling": None, "latent_attention": None,
-    "norm_place": "before", "embedding_scale": None, "shared": 0, "capacity_factor": None, "scores": "softmax",
+    "norm_place": "before", "embedding_scale": None, "residual_scale": None, "logit_scale": None,
+    "attention_scale": None, "shared": 0, "capacity_factor": None, "scores": "softmax",
     "scale": 1.0, "groups": None, "bias_rate": 0,
 }  # fmt: skip
 

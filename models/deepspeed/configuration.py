@@ -18,7 +18,7 @@ NEVER = 2**62  # steps
 # Of torch's model; its experts need an exchange of tokens that the engine does not know.
 PARTS = (
     "head_dim", "qkv_bias", "query_key_norm", "joint_query_key_norm", "sliding_window", "rope_scaling", "norm_place",
-    "embedding_scale",
+    "embedding_scale", "residual_scale", "logit_scale", "attention_scale",
 )  # fmt: skip
 
 

@@ -110,6 +110,15 @@ def test_norms_over_all_heads_are_sampled(
     assert failed_layer(sampled_layers(tmp_path, "fp32", "olmo2", code=code)) == layer
 
 
+def test_a_training_with_factors_of_residuals_logits_and_scores_is_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factors = {"residual_scale": 0.5, "logit_scale": 0.5, "attention_scale": 0.2}
+    monkeypatch.setitem(MODELS, "granite", {**MODELS["llama"], **factors})
+    run = HonestTraining("fp32", "granite")
+    run.check(tmp_path, layers_of(run))
+
+
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough), "fp8"])
 def test_sampling_changes_no_digit(precision: str, tmp_path: Path) -> None:
     assert figures(tmp_path / "sampled", precision, spot_check=True) == figures(tmp_path / "plain", precision)

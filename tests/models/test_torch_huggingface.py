@@ -105,6 +105,9 @@ def pair(model: Model) -> Pair:
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_length": 12, "low_factor": 1.0, "high_factor": 4.0}
 YARN = {"kind": "yarn", "factor": 4.0, "original_length": 6, "beta_fast": 2.0, "beta_slow": 0.5}
 GEMMA = {"activation": "geglu_tanh", "embedding_scale": 32**0.5, "tied_embeddings": True}
+GRANITE = {
+    "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 0.2, "attention_scale": 0.1, "tied_embeddings": True,
+}  # fmt: skip
 CASES = [
     pytest.param("gpt", {}, id="gpt"),
     pytest.param("gpt", {"activation": "gelu"}, id="gpt erf"),
@@ -120,6 +123,8 @@ CASES = [
     pytest.param("llama", {"query_key_norm": True, "head_dim": 12, "norm_eps": 1e-6}, id="qwen3"),
     pytest.param("llama", {"query_key_norm": True, "rope_scaling": YARN, "kv_heads": 1}, id="qwen3 yarn"),
     pytest.param("llama", {"joint_query_key_norm": True, "norm_place": "after"}, id="olmo2"),
+    pytest.param("llama", GRANITE, id="granite"),
+    pytest.param("llama", {"residual_scale": 0.3, "bias": True, "head_dim": 10}, id="granite's residuals alone"),
     pytest.param("llama", {"sliding_window": 7}, id="mistral"),
     pytest.param("llama", GEMMA, id="gemma"),
     pytest.param("llama", {**GEMMA, "head_dim": 6, "kv_heads": 1, "tied_embeddings": False}, id="gemma untied"),
@@ -145,6 +150,9 @@ def test_logits_are_those_of_huggingface(family: str, changes: dict[str, Any]) -
         ({"sliding_window": 7}, {"sliding_window": None}),
         (GEMMA, {"embedding_scale": 1.01 * 32**0.5}),
         (GEMMA, {"activation": "swiglu"}),
+        (GRANITE, {"residual_scale": 0.31}),
+        (GRANITE, {"logit_scale": 0.21}),
+        (GRANITE, {"attention_scale": None}),
         ({"query_key_norm": True}, {"query_key_norm": True, "norm_eps": 1e-2}),
         (
             {"joint_query_key_norm": True, "norm_place": "after"},

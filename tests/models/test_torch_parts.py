@@ -24,7 +24,8 @@ COMPOSED = {
         "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_length": 16, "beta_fast": 8.0, "beta_slow": 1.0},
     },
     "norms after, linear scaling": {
-        "norm_place": "after", "head_dim": 6, "rope_scaling": {"kind": "linear", "factor": 2.0},
+        "norm_place": "after", "head_dim": 6, "residual_scale": 0.5, "logit_scale": 0.5, "attention_scale": 0.2,
+        "rope_scaling": {"kind": "linear", "factor": 2.0},
     },
 }  # fmt: skip
 

@@ -42,6 +42,9 @@ class Attention(nn.Module):
         self.key_norm = RMSNorm(widths[1], eps=model.norm_eps) if normed else None
         self.output = Linear(inner, model.hidden_size, bias=model.bias)
         self.attend = attend
+        # of queries, since the kernels divide scores by the root of the head size
+        scale = part(model, "attention_scale")
+        self.query_scale = None if scale is None else scale * self.head_size**0.5
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         """Return the attention's output of x, both [batch, sequence, hidden].
@@ -65,6 +68,7 @@ class Attention(nn.Module):
             heads = [rows // self.head_size for rows in joint.rows]
             # joined [batch, sequence, (heads + 2 kv_heads) head_dim] -> the same three
             query, key, value = kernel.rotate_joined(self.query(x), rotary, heads)
+        query = query if self.query_scale is None else query * self.query_scale
         # [batch, sequence, heads, head_dim] -> [batch, sequence, heads head_dim] -> [batch, sequence, hidden]
         return self.output(self.attend(query, key, value).flatten(2))  # type: ignore[no-any-return]
 

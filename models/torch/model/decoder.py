@@ -71,7 +71,7 @@ class GatedMLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); or x + norm(attention(x)), then x + norm(mlp(x)) (OLMo 2).
 
-    The case chooses the norm, the attention and the MLP, each by itself.
+    The case chooses the norm, the attention and the MLP, each by itself, and a factor of what they add to x.
     """
 
     def __init__(
@@ -87,19 +87,25 @@ class Block(nn.Module):
         self.mlp_norm = norm(model)
         self.mlp = mlp(model, layer, sequence_length)
         self.dropout, self.norm_after = model.hidden_dropout, part(model, "norm_place") == "after"
+        self.residual_scale = part(model, "residual_scale")
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         """Return the block's output of x, both [batch, sequence, hidden]."""
         if self.norm_after:
-            x = x + dropout(self.attention_norm(self.attention(x, rotary)), self.dropout)
-            return x + dropout(self.mlp_norm(self.mlp(x)), self.dropout)
+            x = x + self.addend(self.attention_norm(self.attention(x, rotary)))
+            return x + self.addend(self.mlp_norm(self.mlp(x)))
         kernel = chosen("add_norm")
         if kernel is None:
-            x = x + dropout(self.attention(self.attention_norm(x), rotary), self.dropout)
-            return x + dropout(self.mlp(self.mlp_norm(x)), self.dropout)
+            x = x + self.addend(self.attention(self.attention_norm(x), rotary))
+            return x + self.addend(self.mlp(self.mlp_norm(x)))
         x, normed = self.attention_norm(x, kernel=kernel)
-        x, normed = self.mlp_norm(x, dropout(self.attention(normed, rotary), self.dropout), kernel=kernel)
-        return x + dropout(self.mlp(normed), self.dropout)
+        x, normed = self.mlp_norm(x, self.addend(self.attention(normed, rotary)), kernel=kernel)
+        return x + self.addend(self.mlp(normed))
+
+    def addend(self, y: torch.Tensor) -> torch.Tensor:
+        """Return what is added to the residual stream of a part's output y, both [batch, sequence, hidden]."""
+        y = dropout(y, self.dropout)
+        return y if self.residual_scale is None else y * self.residual_scale
 
 
 class Decoder(nn.Module):
@@ -203,6 +209,8 @@ class Decoder(nn.Module):
 
     def scores(self, x: torch.Tensor, targets: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
         """Return what `forward` returns on the last stage, from the final norm's output."""
+        factor = part(self.model, "logit_scale")
+        x = x if factor is None else x * factor  # the head has no bias
         if self.model.tied_embeddings:
             return head_scores(
                 self.embedding,  # type: ignore[arg-type]  # an EmbeddingHead, as it is tied

@@ -33,9 +33,10 @@ examples:
 """
 _NEW_HELP = """\
 Write a case for a model by its config.json (deepseek, gemma, gpt2, gpt_neox,
-internlm2, llama, mistral, mixtral, olmo2, orion, phi3, qwen, qwen2, qwen3 and
-qwen3_moe). A key that a case cannot say is refused by its name, and nothing is
-written. The training is Levelfield's choice, to be replaced.
+granite, internlm2, llama, minicpm, mistral, mixtral, olmo2, orion, phi3, qwen,
+qwen2, qwen3 and qwen3_moe). A key that a case cannot say is refused by its
+name, and nothing is written. The training is Levelfield's choice, to be
+replaced.
 
 examples:
   run_benchmarks.py case new my_llama --from config.json --output DIR

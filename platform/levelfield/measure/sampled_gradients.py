@@ -75,7 +75,10 @@ def _residual_errors(
     yield norm.name, relative_error(gradients["inputs"], after.arrays["inputs"] + branch)
     added = operations.get(f"{block}.{product} backward")
     if added is not None and added.kind == "input gradient" and added.arrays["inputs"].shape == branch.shape:
-        yield f"{block}.{product}", relative_error(added.arrays["inputs"], after.arrays["inputs"])
+        yield (
+            f"{block}.{product}",
+            relative_error(added.arrays["inputs"], after.arrays["inputs"] * (model.residual_scale or 1)),
+        )
 
 
 # By norm: the last product of its branch, and the norm after it in the block.
@@ -149,7 +152,9 @@ def attention_errors(operation: SampledOperation, gradients: Arrays, model: Mode
     terms = float((squares @ np.square(key)).mean()) / root**2
     yield "queries", output_error(gradients["query_gradient"], scores @ key / root, terms)
     if "unrotated_gradient" in gradients and model.rope_base is not None:
-        turned = rotated(gradients["query_gradient"], [-place for place in operation.places], model)
+        turned = (
+            rotated(gradients["query_gradient"], [-place for place in operation.places], model) * model.query_factor
+        )
         yield "unrotated queries", relative_error(gradients["unrotated_gradient"], turned)
     query, output = gradients["last_query"], gradients["last_output"]
     if query.shape[1] != key.shape[1] or output.shape[1] != value.shape[1]:

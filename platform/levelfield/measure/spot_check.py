@@ -147,7 +147,7 @@ def rotation_error(operation: SampledOperation, model: Model) -> float:
     arrays, places = operation.arrays, list(operation.places)
     if model.rope_base is None:
         return math.inf
-    before = np.stack([arrays["unrotated_query"], arrays["unrotated_key"]])  # [2, places, D]
+    before = np.stack([model.query_factor * arrays["unrotated_query"], arrays["unrotated_key"]])  # [2, places, D]
     return relative_error(np.stack([arrays["query"], arrays["key"][places]]), rotated(before, places, model))
 
 
@@ -202,15 +202,17 @@ def chain_errors(step: SampledStep, model: Model, precision: str) -> list[Sample
     operations = {o.name: o for o in step.operations if o.kind in ("product", "norm")}
     if model.hidden_dropout or model.norm_place == "after" or model.experts is not None:
         return []
-    errors = []
+    errors, factor = [], model.residual_scale or 1.0
     for layer in range(model.layers):
         block, following = f"layers.{layer}", f"layers.{layer + 1}.attention_norm"
         following = following if layer + 1 < model.layers else "final_norm"
         pairs = [
             _norm_to_product(operations, f"{block}.attention_norm", f"{block}.attention.query"),
             _norm_to_product(operations, f"{block}.mlp_norm", f"{block}.mlp.up"),
-            _residual_sum(operations, f"{block}.attention_norm", f"{block}.attention.output", f"{block}.mlp_norm"),
-            _residual_sum(operations, f"{block}.mlp_norm", f"{block}.mlp.down", following),
+            _residual_sum(
+                operations, f"{block}.attention_norm", f"{block}.attention.output", f"{block}.mlp_norm", factor
+            ),
+            _residual_sum(operations, f"{block}.mlp_norm", f"{block}.mlp.down", following, factor),
             _activation(operations, f"{block}.mlp.up", f"{block}.mlp.down", model.activation),
         ]
         for name, pair in zip(CHAIN, pairs, strict=True):
@@ -233,14 +235,16 @@ def _norm_to_product(operations: Mapping[str, SampledOperation], norm: str, prod
     return pair if pair[0].shape == pair[1].shape else None
 
 
-def _residual_sum(operations: Mapping[str, SampledOperation], before: str, product: str, after: str) -> Chain:
+def _residual_sum(
+    operations: Mapping[str, SampledOperation], before: str, product: str, after: str, factor: float
+) -> Chain:
     if not {before, product, after} <= operations.keys() or not operations[product].places:
         return None
     columns, first, last = list(operations[product].places), operations[before].arrays, operations[after].arrays
     output = operations[product].arrays["output"]
     if first["inputs"].shape != last["inputs"].shape or len(output) != len(first["inputs"]):
         return None
-    return last["inputs"][:, columns], first["inputs"][:, columns] + output
+    return last["inputs"][:, columns], first["inputs"][:, columns] + factor * output
 
 
 def _activation(operations: Mapping[str, SampledOperation], up: str, down: str, activation: str) -> Chain:

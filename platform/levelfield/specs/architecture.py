@@ -6,6 +6,7 @@ missing, and not by the name of its family.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -36,6 +37,9 @@ ModelPart = Literal[
     "latent_attention",
     "norm_after",
     "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "attention_scale",
     "experts",
     "shared_experts",
     "dense_layers",
@@ -224,11 +228,21 @@ class Model(Value):
     # Of a layer's norms, before its parts or after them (then x + norm(part(x)); OLMo 2).
     norm_place: Literal["before", "after"] = Field(default="before", json_schema_extra=LATER)
     embedding_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)  # embeddings times this number
+    # What attention and MLP add to the residual stream, times this number (Granite, MiniCPM).
+    residual_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
+    logit_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)  # logits times this number
+    # Products of queries and keys times this number, in place of 1 / the root of the head size.
+    attention_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
     experts: Experts | None = Field(default=None, json_schema_extra=LATER)  # replaces the MLP of its layers
 
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.heads
+
+    @property
+    def query_factor(self) -> float:
+        """What multiplies rotated queries, where scores are divided by the root of the head size."""
+        return 1.0 if self.attention_scale is None else self.attention_scale * math.sqrt(self.head_size)
 
     @property
     def query_key_norm_widths(self) -> tuple[int, int] | None:
@@ -286,6 +300,8 @@ class Model(Value):
             raise ValueError("latent_attention has its own head sizes and rotary positions; remove head_dim, use rope")
         if self.latent_attention is not None and (self.bias or self.qkv_bias):
             raise ValueError("latent_attention: its matrices have no bias; remove bias and qkv_bias")
+        if self.latent_attention is not None and self.attention_scale is not None:
+            raise ValueError("attention_scale: latent attention divides scores by the root of its head size; remove it")
         experts = self.experts
         if experts is not None and experts.first_layer >= self.layers:
             raise ValueError(f"experts.first_layer: found {experts.first_layer}, expected below layers {self.layers}")
@@ -332,6 +348,9 @@ def _used_parts(model: Model) -> dict[ModelPart, bool]:
         "norm_after": model.norm_place == "after",
         "tied_embeddings": model.tied_embeddings,
         "embedding_scale": model.embedding_scale is not None,
+        "residual_scale": model.residual_scale is not None,
+        "logit_scale": model.logit_scale is not None,
+        "attention_scale": model.attention_scale is not None,
         "dropout": bool(model.hidden_dropout or model.attention_dropout),
         "experts": experts is not None,
         "shared_experts": experts is not None and experts.shared > 0,

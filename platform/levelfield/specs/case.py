@@ -270,6 +270,9 @@ def _idle_fields_of(work: Work) -> tuple[str, ...]:
     is_idle = {
         "head_dim": model.head_dim is not None and model.head_dim * model.heads == model.hidden_size,
         "embedding_scale": model.embedding_scale == 1,
+        "residual_scale": model.residual_scale == 1,
+        "logit_scale": model.logit_scale == 1,
+        "attention_scale": model.attention_scale == model.head_size**-0.5,
         "sliding_window": (model.sliding_window or 0) >= work.training.sequence_length,
         "rope_scaling": scaling is not None and scaling.factor == 1 and scaling.magnitude in (None, 1),
         # an expert takes every token of a sequence that chooses it: none has more than all tokens

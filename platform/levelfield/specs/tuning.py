@@ -198,7 +198,7 @@ LOCKED_FIELDS = (
             "positions", "rope_base", "norm", "norm_eps", "activation", "bias", "tied_embeddings", "hidden_dropout",
             "attention_dropout", "init_std", "scaled_residual_init", "head_dim", "qkv_bias", "query_key_norm",
             "joint_query_key_norm", "sliding_window", "rope_scaling", "latent_attention", "norm_place",
-            "embedding_scale", "experts",
+            "embedding_scale", "residual_scale", "logit_scale", "attention_scale", "experts",
             "kind", "factor", "original_length", "low_factor", "high_factor", "beta_fast", "beta_slow", "magnitude",
             "query_rank", "key_value_rank", "plain_size", "rotary_size", "value_size", "count", "chosen", "shared",
             "first_layer", "every", "router", "capacity_factor", "scores", "normalised", "scale", "groups",

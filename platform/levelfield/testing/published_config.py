@@ -53,7 +53,6 @@ _IMAGES = "it reads images"
 _SHARED_GATE = "it has a gate of its shared experts (shared_expert_intermediate_size)"
 _BOTH_NORMS = "norms before and after each part"
 _PART_OF_HEAD = "it rotates a part of each head (partial_rotary_factor)"
-_MULTIPLIERS = "it scales embeddings, residuals and logits"
 _YARN_SCALE = "its rope_scaling also scales the scores of attention (mscale_all_dim)"
 # What a case cannot say of each, by model_type.
 _UNSUPPORTED_MODELS = {
@@ -72,14 +71,12 @@ _UNSUPPORTED_MODELS = {
     "glm4_moe": _PART_OF_HEAD,
     "gpt_oss": "it has attention sinks, a sliding window in every other layer, and clamped gates (swiglu_limit)",
     "gptj": _PARALLEL,
-    "granite": f"{_MULTIPLIERS} (embedding_multiplier, residual_multiplier, logits_scaling)",
-    "granitemoe": f"{_MULTIPLIERS} (embedding_multiplier, residual_multiplier, logits_scaling)",
+    "granitemoe": "its experts are not read (a granite without experts is)",
     "internlm": "it has biases in all matrices of attention, and none in its MLP",
     "kimi_k2": _YARN_SCALE,
     "llama4": f"{_IMAGES}, and has layers without rotary positions (no_rope_layers)",
     "llama4_text": "it has layers without rotary positions (no_rope_layers), and attention in chunks",
     "llava": f"{_IMAGES} (give the config.json of its language model)",
-    "minicpm": f"{_MULTIPLIERS} (scale_emb, scale_depth, dim_model_base)",
     "minimax_m2": _PART_OF_HEAD,
     "ministral3": f"{_IMAGES}, and its attention's scores grow with the position (llama_4_scaling_beta)",
     "mistral3": f"{_IMAGES} (give the config.json of its language model)",
@@ -466,6 +463,38 @@ def _read_olmo2(keys: ConfigKeys) -> Fields:
     return {**_read_unbiased(keys), "norm_place": "after", "joint_query_key_norm": True}
 
 
+def _read_granite(keys: ConfigKeys) -> Fields:
+    return {
+        **_read_llama(keys),
+        "embedding_scale": _take_multiplier(keys, "embedding_multiplier"),
+        "residual_scale": _take_multiplier(keys, "residual_multiplier"),
+        "logit_scale": _inverse(_take_multiplier(keys, "logits_scaling")),
+        "attention_scale": keys.take("attention_multiplier", NUMBER_TYPES),
+    }
+
+
+def _read_minicpm(keys: ConfigKeys) -> Fields:
+    """MiniCPM, whose code is published beside its weights."""
+    fields = _read_unbiased(keys)
+    depth, base = keys.take("scale_depth", NUMBER_TYPES), keys.take("dim_model_base", int)
+    return {
+        **fields,
+        "embedding_scale": _take_multiplier(keys, "scale_emb"),
+        "residual_scale": (depth or 0) / math.sqrt(max(fields["layers"] or 1, 1)),
+        "logit_scale": (base or 0) / max(fields["hidden_size"] or 1, 1),
+    }
+
+
+def _take_multiplier(keys: ConfigKeys, key: str) -> float | None:
+    """Return a factor; None of 1, which changes nothing."""
+    value: float | None = keys.take(key, NUMBER_TYPES)
+    return None if value == 1 else value
+
+
+def _inverse(value: float | None) -> float | None:
+    return 1 / value if value else value
+
+
 def _read_orion(keys: ConfigKeys) -> Fields:
     return {**_read_unbiased(keys), "norm": "layernorm"}
 
@@ -584,6 +613,10 @@ _CONFIG_KEYS: dict[str, tuple[str, ...]] = {
     "hidden_dropout": ("resid_pdrop", "hidden_dropout"),
     "attention_dropout": ("attention_dropout", "attn_pdrop", "attn_dropout_prob"),
     "init_std": ("initializer_range",),
+    "embedding_scale": ("embedding_multiplier", "scale_emb"),
+    "residual_scale": ("residual_multiplier", "scale_depth"),
+    "logit_scale": ("logits_scaling", "dim_model_base"),
+    "attention_scale": ("attention_multiplier",),
     "experts.count": ("num_local_experts", "num_experts", "n_routed_experts"),
     "experts.chosen": ("num_experts_per_tok",),
     "experts.ffn_hidden_size": ("moe_intermediate_size", "intermediate_size"),
@@ -624,6 +657,19 @@ _READERS = {
         _ROTARY_DEFAULTS,
         {"attention_bias": "bias"},
         class_name="InternLM2ForCausalLM",
+        idle_keys=_PUBLISHED_CODE,
+    ),
+    "granite": _ConfigForm(
+        _read_granite,
+        {
+            **{**_ROTARY_DEFAULTS_WITH_ALL_HEADS, "mlp_bias": False, "embedding_multiplier": 1.0},
+            **{"residual_multiplier": 1.0, "logits_scaling": 1.0, "attention_multiplier": 1.0},
+        },
+    ),
+    "minicpm": _ConfigForm(
+        _read_minicpm,
+        {**_ROTARY_DEFAULTS_WITH_ALL_HEADS, "scale_emb": 1, "scale_depth": 1, "dim_model_base": 1},
+        class_name="MiniCPMForCausalLM",
         idle_keys=_PUBLISHED_CODE,
     ),
     "olmo2": _ConfigForm(_read_olmo2, _ROTARY_DEFAULTS_WITH_ALL_HEADS),

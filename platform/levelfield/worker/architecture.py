@@ -99,6 +99,9 @@ class Model:
     latent_attention: Optional[LatentAttention] = None  # replaces the projections of queries, keys and values
     norm_place: str = "before"  # or after: where a layer's norms are
     embedding_scale: Optional[float] = None  # embeddings are multiplied by it
+    residual_scale: Optional[float] = None  # what attention and MLP add to the residual stream is multiplied by it
+    logit_scale: Optional[float] = None  # logits are multiplied by it
+    attention_scale: Optional[float] = None  # of attention's scores; None: 1 / the root of the head size
     experts: Optional[Experts] = None  # replaces the MLP of its layers
 
 

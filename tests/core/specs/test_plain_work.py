@@ -22,6 +22,7 @@ YARN = {"kind": "yarn", "factor": 1, "original_length": 64, "beta_fast": 32, "be
 IDLE: list[tuple[Path, dict[str, Any]]] = [
     (LLAMA, {"model.head_dim": 128, "smoke.model.head_dim": 32}),
     (LLAMA, {"model.embedding_scale": 1}),
+    (LLAMA, {"model.residual_scale": 1, "model.logit_scale": 1}),
     (LLAMA, {"model.sliding_window": 8192}),
     (LLAMA, {"model.rope_scaling": {"kind": "linear", "factor": 1}}),
     (LLAMA, {"model.rope_scaling": YARN}),
@@ -35,6 +36,9 @@ WORKING: list[tuple[Path, dict[str, Any]]] = [
     (LLAMA, {"model.head_dim": 128, "smoke.model.head_dim": 48}),  # the smoke scale has the part
     (LLAMA, {"model.head_dim": 64, "smoke.model.head_dim": 32}),
     (LLAMA, {"model.embedding_scale": 2}),
+    (LLAMA, {"model.residual_scale": 0.5}),
+    (LLAMA, {"model.logit_scale": 0.5}),
+    (LLAMA, {"model.attention_scale": 0.5}),
     (LLAMA, {"model.sliding_window": 8191}),
     (LLAMA, {"model.rope_scaling": {"kind": "linear", "factor": 2}}),
     (LLAMA, {"model.rope_scaling": {**YARN, "magnitude": 2}}),

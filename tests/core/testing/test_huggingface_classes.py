@@ -53,6 +53,9 @@ OTHER: dict[str, dict[str, Any]] = {
         "latent_attention": {"key_value_rank": 8, "plain_size": 8, "rotary_size": 4, "value_size": 8}},
     "norm_place": {"norm_place": "after"},
     "embedding_scale": {"embedding_scale": 2.0},
+    "residual_scale": {"residual_scale": 0.3},
+    "logit_scale": {"logit_scale": 0.3},
+    "attention_scale": {"attention_scale": 0.3},
     "experts": {"experts": {"count": 4, "chosen": 2, "ffn_hidden_size": 8}},
 }  # fmt: skip
 OTHER_OF_LLAMA: dict[str, dict[str, Any]] = {
@@ -94,6 +97,7 @@ def lost(base: Model) -> list[str]:
         others[name] = {**used, **others[name]}
     for name, other in (norms, norms[::-1]):  # of which a model has one
         others[name] = {other: False, **others[name]}
+    others["latent_attention"] = {**others["latent_attention"], "attention_scale": None}
     assert set(others) == set(Model.model_fields)
     for name, change in others.items():
         model = Model.model_validate({**base.model_dump(), **change})
@@ -112,6 +116,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {**LLAMA, "qkv_bias": True},
     "Qwen3ForCausalLM": {**LLAMA, "query_key_norm": True},
     "Olmo2ForCausalLM": {**LLAMA, "joint_query_key_norm": True, "norm_place": "after"},
+    "GraniteForCausalLM": {**LLAMA, "residual_scale": 0.2, "logit_scale": 0.125, "attention_scale": 0.1},
     "GemmaForCausalLM": {**LLAMA, "activation": "geglu_tanh", "embedding_scale": 4.0},  # the root of hidden_size 16
 }
 

@@ -42,6 +42,8 @@ CLASSES = {
     "phi3": "Phi3ForCausalLM",
     "internlm2": "InternLM2ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "minicpm": "MiniCPMForCausalLM",
     "orion": "OrionForCausalLM",
     "qwen": "QWenLMHeadModel",
     "deepseek": "DeepseekForCausalLM",
@@ -139,6 +141,23 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
             **{"attention_bias": False, "original_max_position_embeddings": 4096},
         ),
         3_821_079_552,
+    ),
+    "granite3_2b": (
+        rotary(
+            *("granite", 40, 2048, 32, 8, 8192, 49155),
+            **{"attention_bias": False, "mlp_bias": False, "attention_dropout": 0.1, "hidden_act": "silu"},
+            **{"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+            **{"logits_scaling": 8.0, "rope_scaling": None, "rope_theta": 10000, "tie_word_embeddings": True},
+        ),
+        2_533_531_648,
+    ),
+    "minicpm_2b": (
+        rotary(
+            *("minicpm", 40, 2304, 36, 36, 5760, 122753),
+            **{"hidden_act": "silu", "scale_emb": 12, "dim_model_base": 256, "scale_depth": 1.4},
+            tie_word_embeddings=True,
+        ),
+        2_724_880_896,
     ),
     "olmo2_7b": (
         rotary(
