@@ -3,8 +3,8 @@
 
     python benchmarks/planner_unseen.py                 the runs of benchmarks/data/unseen_runs.json
     python benchmarks/planner_unseen.py --runs FILE     other runs, in the same form; none of them is in a fit
-    python benchmarks/planner_unseen.py --runs benchmarks/data/context_runs.json --rows
-                                                        those with context parallelism
+    python benchmarks/planner_unseen.py --runs benchmarks/data/later_runs.json --rows
+                                                        those of 2023 to 2026 that were found last
     python benchmarks/planner_unseen.py --rows          every run as well
     python benchmarks/planner_unseen.py --fit           set the rates of all programs again, then print
     python benchmarks/planner_unseen.py --check         fit without writing; exit 4 when the files hold other values
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from levelfield.catalog.registry import Registry
 from pages.accuracy_page import page, tables
-from pages.goals import REGRET, errors_by_description, goals, goals_lines
+from pages.goals import REGRET, errors_by_description, goals, goals_lines, goals_of_later_runs
 from pages.own_bound import bounded
 from pages.program_fit import Rates, fitted_rates, interval, timed_points, timed_runs, without_own, written
 from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Sweep, judge_runs, runs_of, spread, sweeps_of
@@ -59,6 +59,8 @@ def main() -> int:
             print(f"{name:<50} {middle:>7.1%} {high:>7.1%} {count:>5}")
         print()
     judged_runs = judge_runs(runs, Questions(Registry()))
+    if options.runs != RUNS:
+        print("\n".join([*goals_lines(goals_of_later_runs(judged_runs, Registry())), *_apart(judged_runs), ""]))
     print("\n".join(report(judged_runs, options.runs == RUNS, options.rows)))
     return 0
 
@@ -132,6 +134,16 @@ def _line(name: str, judged_runs: Iterable[Judged]) -> str:
     return f"{name:<50} {middle:>14.1%} {high:>7.1%} {timed:>5} {heavy:>15.1%} {heaviest:>7.1%} {weighed:>5}"
 
 
+def _apart(judged_runs: list[Judged]) -> Iterator[str]:
+    """Yield the errors of rows that do not state their settings, and the runs that are planned not to fit."""
+    count, middle, high = spread(j.rate_off for j in judged_runs if not j.run.speed_stated)
+    yield f"rows without all settings: speed median {middle:.1%}, p90 {high:.1%}, {count} rows"
+    for j in judged_runs:
+        if not j.run.ran_out and not j.estimate.fits:
+            partial = "" if j.run.has_all_settings else "; its settings are not all stated"
+            yield f"ran, planned not to fit: {j.run.name}, {-j.free_gib:.1f} GiB over{partial}"
+
+
 def _fits(judged_runs: list[Judged]) -> Iterator[str]:
     ran = [j for j in judged_runs if not j.run.ran_out and j.run.has_all_settings]
     out = [j for j in judged_runs if j.run.ran_out]
@@ -154,9 +166,10 @@ def _sweeps(sweeps: list[Sweep]) -> Iterator[str]:
 
 
 def _row(j: Judged) -> str:
-    speed = (
-        "" if j.speed_off is None else f"{j.run.rate:,.0f} -> {j.estimate.tokens_per_second:,.0f} {j.speed_off:+.1%}"
-    )
+    speed = ""
+    if j.rate_off is not None:
+        mark = "" if j.run.speed_stated else "*"  # its settings are not all stated
+        speed = f"{j.run.rate:,.0f} -> {j.estimate.tokens_per_second:,.0f} {j.rate_off:+.1%}{mark}"
     memory = "" if j.memory_off is None else f"{(j.run.memory_bytes or 0) / 2**30:.1f} GiB {j.memory_off:+.1%}"
     need = f"{j.estimate.memory.total / 2**30:.1f} GiB{'' if j.estimate.fits else ' (does not fit)'}"
     out = " (ran out)" if j.run.ran_out else ""

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from levelfield.catalog.registry import Registry
-from levelfield.specs.constants import FITTED_FIELDS
+from levelfield.specs.constants import FITTED_FIELDS, speed_interval
 from pages.own_bound import bound_words, bounded
 from pages.own_runs import own_runs
 from pages.points import halves, memory, memory_off, points_of
 from pages.program_fit import covered, timed_points, timed_runs, without_own
+from pages.row_errors import row_kind
 from pages.unseen import (
     DESCRIPTION,
     RUNS,
@@ -64,6 +65,32 @@ def goals(registry: Registry) -> list[Goal]:
         _coverage([off for row, off in errors if not row.fitted]),
         _constants(),
     ]
+
+
+def goals_of_later_runs(runs: list[Judged], registry: Registry) -> list[Goal]:
+    """Return the figures of runs that no fit has used. Rows that do not state all settings count for the interval
+    alone."""
+    inside = [covers for j in runs if (covers := _interval_covers(j, registry)) is not None]
+    rated = sum(j.run.rate is not None for j in runs)
+    ran = [j for j in runs if not j.run.ran_out and j.run.has_all_settings]
+    fit = sum(j.estimate.fits for j in ran)
+    share = sum(inside) / rated if rated else math.nan
+    coverage = f"{sum(inside)} of {rated} rows ({share:.0%}); {rated - len(inside)} have none"
+    return [
+        _errors("speed", [j.speed_off for j in runs], 0.09, 0.25),
+        _errors("memory", [j.memory_off for j in runs], 0.05, 0.15),
+        Goal("rows within the 90 % interval", coverage, "80 to 95%", 0.8 <= share <= 0.95),
+        Goal("ran and planned to fit", f"{fit} of {len(ran)} rows", "all", fit == len(ran)),
+    ]
+
+
+def _interval_covers(judged: Judged, registry: Registry) -> bool | None:
+    """Return whether the published speed is within the interval of its plan; None without one of them."""
+    kind = row_kind(judged.run, registry, True)
+    interval = speed_interval(kind.vendor, False, kind.is_mixture)
+    if interval is None or judged.rate_off is None:
+        return None
+    return interval[0] <= 1 / (1 + judged.rate_off) <= interval[1]
 
 
 def _own_constants(runs: Iterable[Run], registry: Registry) -> list[float | None]:

@@ -18,6 +18,7 @@ from pages.unseen import (
     RUNS,
     OwnQuestions,
     Questions,
+    Run,
     judge_runs,
     runs_of,
 )
@@ -31,12 +32,17 @@ def row_errors(registry: Registry) -> dict[RowKind, RowErrors]:
     for is_program, questions in ((False, OwnQuestions(registry)), (True, Questions(registry))):
         for j in judge_runs(runs, questions):
             if j.speed_off is not None:
-                row = j.run.row
-                maker = find_chip(registry, LIKE.get(row["chip"], (row["chip"],))[0])[0].name
-                is_mixture = row["model_settings"].get("experts") is not None
-                kind = RowKind(maker, j.run.framework, row["precision"], is_mixture, is_program)
-                offs[kind].append(abs(j.speed_off))
+                offs[row_kind(j.run, registry, is_program)].append(abs(j.speed_off))
     return {kind: RowErrors(round(statistics.median(errors), 2), len(errors)) for kind, errors in sorted(offs.items())}
+
+
+def row_kind(run: Run, registry: Registry, is_program: bool) -> RowKind:
+    """Return the kind of a run that is planned with its program's constants, or with the framework's own."""
+    row = run.row
+    vendor = find_chip(registry, LIKE.get(row["chip"], (row["chip"],))[0])[0].name
+    return RowKind(
+        vendor, run.framework, row["precision"], row["model_settings"].get("experts") is not None, is_program
+    )
 
 
 def row_errors_lines(registry: Registry) -> Iterator[str]:

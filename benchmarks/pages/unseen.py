@@ -31,6 +31,7 @@ RUNS = Path(__file__).parents[1] / "data" / "unseen_runs.json"
 CONTEXT_RUNS = RUNS.with_name("context_runs.json")  # in no fit
 MIXTURE_RUNS = RUNS.with_name("mixture_runs.json")  # in no fit
 RECENT_RUNS = RUNS.with_name("recent_runs.json")  # of 2025 and 2026; half of them for no fit ever
+LATER_RUNS = RUNS.with_name("later_runs.json")  # found after all of these; in no fit
 OLD_PROGRAMS = RUNS.with_name("programs.yaml")  # of published runs; configs/planner has those of today
 GIB = 2**30
 EVERYTHING = layout_search.SupportedParallelism(frozenset(), layout_search.RECOMPUTATIONS)
@@ -276,10 +277,14 @@ class Judged:
     is_tight: bool = False
 
     @property
+    def rate_off(self) -> float | None:
+        """The predicted rate over the published, less 1; None where none is published."""
+        return self.estimate.tokens_per_second / self.run.rate - 1 if self.run.rate else None
+
+    @property
     def speed_off(self) -> float | None:
-        """The predicted rate over the published, less 1; None where the published is unknown or has no stated unit."""
-        rate = self.run.rate
-        return None if rate is None or not self.run.speed_stated else self.estimate.tokens_per_second / rate - 1
+        """The same, of runs whose source states their settings and the unit of their speed."""
+        return self.rate_off if self.run.speed_stated else None
 
     @property
     def free_gib(self) -> float:

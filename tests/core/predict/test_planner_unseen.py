@@ -395,6 +395,24 @@ def test_the_recent_runs_are_predicted_without_any_fit(unseen: ModuleType) -> No
     assert count > 170 and middle < 0.15 and high < 0.40
 
 
+def test_the_later_runs_have_their_figures_and_are_in_no_other_file(unseen: ModuleType) -> None:
+    runs = unseen.runs_of(unseen.LATER_RUNS)
+    others = (unseen.RUNS, unseen.CONTEXT_RUNS, unseen.MIXTURE_RUNS, unseen.RECENT_RUNS)
+    assert len(runs) == 43 and {run.name for run in runs}.isdisjoint(
+        run.name for path in others for run in unseen.runs_of(path)
+    )
+    goals_of = import_module("pages.goals").goals_of_later_runs
+    rows = unseen.judge_runs(runs, unseen.Questions(Registry()))
+    speed, memory, interval, _ = goals_of(rows, Registry())
+    assert "32 rows" in speed.figure and "4 rows" in memory.figure and "of 43 rows" in interval.figure
+    stated = [j for j in rows if j.run.has_all_settings]
+    wrong = [replace(j, estimate=replace(j.estimate, tokens_per_second=3 * j.run.rate, fits=False)) for j in stated]
+    worse = goals_of(wrong, Registry())
+    assert not any(goal.met for goal in worse if goal.name != "memory") and "0 of 32" in worse[3].figure
+    exact = [replace(j, estimate=replace(j.estimate, tokens_per_second=j.run.rate, fits=True)) for j in stated]
+    assert goals_of(exact, Registry())[0].met and goals_of(exact, Registry())[3].met
+
+
 def test_less_power_slows_products_and_attention_and_not_memory(unseen: ModuleType) -> None:
     with_power = unseen.with_power
     machine = MachineRates(
