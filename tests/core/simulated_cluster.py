@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -412,10 +411,11 @@ class Kubelet:
         folder = root / ("package" if document["metadata"]["name"].endswith("-code") else "work")
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in document.get("data", {}).items():
+            if folder.name == "work":  # with the paths of a pod that runs here, and this Python
+                text = text.replace("/levelfield/", f"{root}/").replace('"python3"', json.dumps(sys.executable))
             (folder / name).write_text(text)
         for name, text in document.get("binaryData", {}).items():
-            content = base64.b64decode(text)
-            (folder / name).write_bytes(_local_work(content, root) if folder.name == "work" else content)
+            (folder / name).write_bytes(base64.b64decode(text))
 
     def _wait(self, cluster: SimulatedCluster, index: int) -> None:
         code = self.processes[index].wait()
@@ -441,15 +441,3 @@ def _followed(log: Path, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
             if is_last and not part:
                 return
             time.sleep(0.05)
-
-
-def _local_work(content: bytes, root: Path) -> bytes:
-    """Return an archive of the nodes' work with the paths of a pod that runs here, and this Python."""
-    output = io.BytesIO()
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive, tarfile.open(fileobj=output, mode="w:gz") as local:
-        for member in archive:
-            text = archive.extractfile(member).read().decode()  # type: ignore[union-attr]
-            text = text.replace("/levelfield/", f"{root}/").replace('"python3"', json.dumps(sys.executable))
-            member.size = len(text.encode())
-            local.addfile(member, io.BytesIO(text.encode()))
-    return output.getvalue()

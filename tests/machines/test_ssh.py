@@ -47,14 +47,13 @@ def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: 
     run = fleet.only_run()
     plan = load(Plan, run / "plan.json")
     runtime, launcher = runtime_and_launcher(plan)
-    shown_commands = launcher.request(plan, RunPaths(run), runtime).redacted().submissions
-    sent = {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, plan.run_id)}
-    for submission in shown_commands:
-        argv, text = sent[submission.name]
-        assert argv == list(submission.argv[1:])
-        content = json.loads(text)
+    request = launcher.request(plan, RunPaths(run), runtime).redacted()
+    sent = {tuple(argv): lines for argv, *lines in _runs_in(tmp_path, plan.run_id)}
+    for submission in request.submissions:
+        first_line, second_line = sent[submission.argv[1:]]
+        content = json.loads(first_line)
         assert content.pop("secrets") == {"API_TOKEN": "verysecret"}
-        assert json.dumps(content) + "\n" == submission.stdin
+        assert (json.dumps(content) + "\n", second_line) == (submission.stdin, request.common_stdin)
     files = [path for path in (*run.rglob("*"), *fleet.folder.rglob("*")) if path.is_file()]
     assert len(files) > 20 and not [path for path in files if b"verysecret" in path.read_bytes()]
     facts = [json.loads((run / f"nodes/node{k}.facts.json").read_text()) for k in (0, 1)]
@@ -62,13 +61,14 @@ def test_two_machines_train_and_what_was_shown_was_sent(fleet: Fleet, tmp_path: 
     assert all(len((run / f"telemetry/node{k}.raw.jsonl").read_text().splitlines()) >= 3 for k in (0, 1))
 
 
-def _runs_in(folder: Path, run_id: str) -> Iterator[tuple[list[str], str]]:
-    """The argv and the first line of standard input of every connection that carried a node of the run."""
+def _runs_in(folder: Path, run_id: str) -> Iterator[tuple[list[str], str, str]]:
+    """The argv and the first two lines of standard input of every connection that carried a node of the run."""
     for path in folder.glob("sent.*.argv"):
         argv = path.read_text().split("\0")[:-1]
-        line = path.with_suffix(".stdin").read_text().partition("\n")[0]
-        if "node_agent.py" in argv[-1] and json.loads(line)["run_id"] == run_id:
-            yield argv, line + "\n"
+        if "node_agent.py run" in argv[-1]:
+            first_line, second_line, *_ = path.with_suffix(".stdin").read_text().splitlines(keepends=True)
+            if json.loads(second_line)["run_id"] == run_id:
+                yield argv, first_line, second_line
 
 
 @pytest.mark.thorough
@@ -80,10 +80,8 @@ def test_without_secrets_the_bytes_are_the_same(fleet: Fleet, tmp_path: Path) ->
     assert fleet.run(*fleet.command("--steps", "30")).returncode == 0
     run = fleet.only_run()
     request = json.loads((run / "request.json").read_text())
-    shown_commands = {
-        submission["name"]: (submission["argv"][1:], submission["stdin"]) for submission in request["submissions"]
-    }
-    assert shown_commands == {json.loads(text)["name"]: (argv, text) for argv, text in _runs_in(tmp_path, run.name)}
+    shown = [(sent["argv"][1:], sent["stdin"], request["common_stdin"]) for sent in request["submissions"]]
+    assert sorted(shown) == sorted(_runs_in(tmp_path, run.name))
 
 
 # ---- faults during the training: the word, the node, no process left, the finished steps kept

@@ -17,7 +17,7 @@ from levelfield.cli.plan_tables import arithmetic_lines
 from levelfield.contracts.execution import ContainerWork, ProcessWork, Request
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import count_parameters
-from levelfield.node.common_work import divide_works
+from levelfield.node.common_work import COMMON_KEY
 from levelfield.plan.default_layout import LayoutTask, layout_question
 from levelfield.plan.peak import remeasure_reason
 from levelfield.predict.layout_search import predict
@@ -180,26 +180,20 @@ def _preflight_rows(plan: Plan, preflight: PreflightPlan, paths: RunPaths) -> It
 
 def _submission_lines(request: Request) -> Iterator[str]:
     """Return what a launcher gives to its engine: files, command and standard input. --json has the exact bytes."""
-    contents = [_parse_standard_input(submission.stdin) for submission in request.submissions]
-    if len(contents) > 1 and all("processes" in content for content in contents):
-        # a work of each node: what they have in common is shown once
-        common, rests = divide_works(contents)
-        yield "standard input of each node, sent as JSON in one line with what the node adds:"
-        yield from _content_lines(common)
-        for submission, rest in zip(request.submissions, rests, strict=True):
-            yield f"submit {submission.name}: {shlex.join(submission.argv)}"
-            yield f"its standard input adds: {json.dumps(rest, ensure_ascii=False)}"
-        return
     for submission in request.submissions:
         for name, text in submission.files.items():
             yield f"file {name}:"
             yield from text.splitlines()
         yield f"submit {submission.name}: {shlex.join(submission.argv)}"
-        if content := _parse_standard_input(submission.stdin):
+        content = _parse_standard_input(submission.stdin)
+        if content and COMMON_KEY not in content:
             yield "standard input, sent as JSON in one line:"
             yield from _content_lines(content)
         elif submission.stdin is not None:
             yield f"standard input: {submission.stdin.rstrip()}"
+    if request.common_stdin:
+        yield "standard input of each node goes on with this, sent as JSON in one line:"
+        yield from _content_lines(_parse_standard_input(request.common_stdin))
 
 
 def _parse_standard_input(text: str | None) -> dict[str, Any]:

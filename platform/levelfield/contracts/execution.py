@@ -97,6 +97,7 @@ class Request:
     removed_variables: tuple[str, ...] = ()
     # what a launcher of many machines gives to its engine; none for this machine's own processes
     submissions: tuple[Submission, ...] = ()
+    common_stdin: str = ""  # the text that follows the `stdin` of each submission
 
     def redacted(self) -> Request:
         """Return the request as files and prints show it, without the values of variables that look like secrets."""
@@ -113,6 +114,8 @@ class Request:
         for node in content["nodes"]:
             if node["name"] is None:
                 del node["name"]
+        if not self.common_stdin:
+            del content["common_stdin"]
         if not self.submissions:
             del content["submissions"]
         elif len(self.nodes) > 1:  # of thousands of ranks: their common values once, as `node/common_work.py` has them

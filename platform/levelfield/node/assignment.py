@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from levelfield.node.common_work import COMMON_KEY, join_work
 
@@ -52,14 +52,17 @@ class Assignment:
 
 
 def parse_assignment(
-    text: str, node_rank: int | None = None, first_node: str | None = None, folder: Path | None = None
+    text: str,
+    read_common: Callable[[str], str],
+    node_rank: int | None = None,
+    first_node: str | None = None,
 ) -> Assignment:
     """Return the work that a text describes. Raises AssignmentError, and OSError.
 
-    node_rank, first_node: replace the values of the text where the engine assigns them. folder: of the text's file, and
-    of the file with what all nodes have in common.
+    read_common: returns what all nodes have in common, by the name that the text gives it. node_rank, first_node:
+    replace the values of the text where the engine assigns them.
     """
-    content = _whole_work(text, folder)
+    content = _whole_work(text, read_common)
     if content.get("schema") != SCHEMA:
         raise AssignmentError(f"key 'schema': found {content.get('schema')!r}, expected '{SCHEMA}'")
     content.update({} if node_rank is None else {"node_rank": node_rank})
@@ -96,13 +99,13 @@ def parse_assignment(
     return assignment
 
 
-def _whole_work(text: str, folder: Path | None) -> dict[str, Any]:
-    """Return the work of a text, with what all nodes have in common where the text names its file."""
+def _whole_work(text: str, read_common: Callable[[str], str]) -> dict[str, Any]:
+    """Return the work of a text, with what all nodes have in common where the text names it."""
     content = _json_object(text)
-    if folder is None or COMMON_KEY not in content:
+    if COMMON_KEY not in content:
         return content
     name = str(content.pop(COMMON_KEY))
-    common = _json_object((folder / name).read_text(encoding="utf-8"))
+    common = _json_object(read_common(name))
     try:
         return join_work(common, content)
     except (KeyError, TypeError, AttributeError) as error:

@@ -4,8 +4,9 @@
     python3 node_agent.py fetch
 
 FILE holds the node's work as JSON; `{node_rank}` in its name becomes the rank that the engine gave this node. With `-`
-the work is the first line of standard input, and the end of standard input ends all ranks. It needs the standard
-library of Python 3.8 and the folders worker/ and node/ beside it. The exit codes are those of node_duty.Ending.
+the work is the first line of standard input, or the first two (node/common_work.py), and the end of standard input ends
+all ranks. It needs the standard library of Python 3.8 and the folders worker/ and node/ beside it. The exit codes are
+those of node_duty.Ending.
 
 `fetch` sends what the platform lacks of a node's files, after the run or after its connection was lost. Standard input
 has one JSON line: {"root", "node_rank", "ranks", "offsets": {name: bytes that arrived}}. The answer is the frames of
@@ -19,6 +20,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":  # started by path: make the package importable, and let this folder shadow no module
@@ -52,7 +54,7 @@ def main(arguments: list[str]) -> int:
     try:
         work_folder = None
         if options.work == "-":
-            text = sys.stdin.buffer.readline(MAX_ASSIGNMENT_BYTES).decode(errors="replace")
+            text = _input_line()
         else:
             # the engine's variables name the rank where no option does
             values = [os.environ.get(name, "") for name in ("SLURM_NODEID", "JOB_COMPLETION_INDEX", NODE_RANK_VARIABLE)]
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
             node_rank = node_rank if options.node_rank is None else options.node_rank
             path = Path(options.work.replace("{node_rank}", str(node_rank)))
             text, work_folder = path.read_text(encoding="utf-8"), path.parent
-        assignment = parse_assignment(text, options.node_rank, options.first_node, work_folder)
+        assignment = parse_assignment(text, partial(_common_text, work_folder), options.node_rank, options.first_node)
         os.umask(assignment.content.get("umask", 0o022))
         for folder in ("events", "logs", "nodes", "telemetry", "weights"):
             (assignment.root / folder).mkdir(parents=True, exist_ok=True)
@@ -72,6 +74,15 @@ def main(arguments: list[str]) -> int:
         print(f"levelfield: {error.filename or options.work}: {error.strerror}", file=sys.stderr, flush=True)
         return 1
     return exit_code
+
+
+def _common_text(folder: Path | None, name: str) -> str:
+    """Return what all nodes have in common, from a file of the folder. Without a folder it is the next line."""
+    return _input_line() if folder is None else (folder / name).read_text(encoding="utf-8")
+
+
+def _input_line() -> str:
+    return sys.stdin.buffer.readline(MAX_ASSIGNMENT_BYTES).decode(errors="replace")
 
 
 def _run(assignment: Assignment, options: argparse.Namespace, stop: StopRequest) -> int:

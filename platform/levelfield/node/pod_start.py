@@ -2,14 +2,15 @@
 
     python3 start.py --code FILE --folder DIR --work FILE --peer-seconds N [--first-node NAME] [--stream]
 
-The archive of the work has all nodes, and JOB_COMPLETION_INDEX is the number of this one. A name of the cluster's DNS
-appears a moment after its pod. The ranks get the address, because some frameworks take no name. It needs only the
-standard library of Python 3.8.
+The work is what all nodes have in common, and what single ones add to it by their number, which is
+JOB_COMPLETION_INDEX. A name of the cluster's DNS appears a moment after its pod. The ranks get the address, because
+some frameworks take no name. It needs only the standard library of Python 3.8.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 RETRY_SECONDS = 1.0
 SPARE_SECONDS = 10.0  # beyond the limit: the platform, which knows why a pod is missing, ends the run first
 COMMON_FILE = "common.json"  # what all nodes have in common (node/common_work.py)
-EXIT_NO_WORK = 2  # the exit code where the archive has no work of this node
+EXIT_NO_WORK = 2  # the exit code where the number of this node is not known
 EXIT_NO_ADDRESS = 8  # the exit code where the first node's name has no address
 
 
@@ -36,16 +37,17 @@ def main(arguments: list[str]) -> int:
     code = Path(options.folder) / "code"
     with tarfile.open(options.code) as archive:
         archive.extractall(code)
-    name = f"node{os.environ.get('JOB_COMPLETION_INDEX')}.json"
-    with tarfile.open(options.work) as archive:
-        members = [member for member in archive.getmembers() if member.name in (name, COMMON_FILE)]
-        archive.extractall(options.folder, members)
-    if not (Path(options.folder) / name).is_file():
-        print(f"levelfield: {options.work}: found no {name}", file=sys.stderr)
+    number = os.environ.get("JOB_COMPLETION_INDEX", "")
+    if not number.isdecimal():
+        print(f"levelfield: JOB_COMPLETION_INDEX: found '{number}', expected this node's number", file=sys.stderr)
         return EXIT_NO_WORK
+    content = json.loads(Path(options.work).read_text(encoding="utf-8"))
+    rest = {"common": COMMON_FILE, "node_rank": int(number), **content["nodes"].get(number, {})}
+    work = Path(options.folder) / f"node{number}.json"
+    work.write_text(json.dumps(rest), encoding="utf-8")
+    work.with_name(COMMON_FILE).write_text(json.dumps(content["common"]), encoding="utf-8")
     agent = str(code / "platform" / "levelfield" / "node" / "node_agent.py")
-    work = str(Path(options.folder) / name)
-    argv = [sys.executable, agent, "run", work, *(["--stream"] if options.stream else [])]
+    argv = [sys.executable, agent, "run", str(work), *(["--stream"] if options.stream else [])]
     if options.first_node:
         limit_seconds = options.peer_seconds + SPARE_SECONDS
         address = wait_for_address(options.first_node, limit_seconds)

@@ -30,7 +30,8 @@ VARIABLE_KEYS = ("environment", "variables", "inherited")  # keys of mappings of
 UUID_PATTERN = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 SEAL_VERSION = 3  # of the seals that are made
 EXTRA_KEY = "extra"  # of outcome.json: sentences of the launcher
-_NAMING_KEYS = (SEAL_KEY, "by", "evidence", EXTRA_KEY, "submissions")  # keys with sentences, or with the name of a user
+# keys with sentences, or with the name of a user
+_NAMING_KEYS = (SEAL_KEY, "by", "evidence", EXTRA_KEY, "submissions", "common_stdin")
 # The same, below a key: a bundle whose certificate names a folder has the digests of the certificate without it.
 _NAMING_NESTED_KEYS = (
     *(("machine", "name"), ("certificate", "digest"), ("", "digest")),

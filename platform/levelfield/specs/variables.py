@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -135,6 +136,7 @@ ContainerVariables = Annotated[
 ]
 
 
+@lru_cache(4096)  # thousands of ranks have the same variables
 def is_secret(name: str, value: str) -> bool:
     """Return whether the name or the value looks like that of a secret."""
     return bool(_SECRET_NAME.search(name) or SECRET_VALUE.search(value))

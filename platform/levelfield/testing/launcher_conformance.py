@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from levelfield.catalog.registry import Registry
 from levelfield.contracts.execution import FIRST_NODE, Request
 from levelfield.errors import LevelfieldError
-from levelfield.node.common_work import COMMON_FILE, COMMON_KEY, join_work
+from levelfield.node.common_work import COMMON_KEY, NUMBERED_KEY, join_work
 from levelfield.plan.request import Entry, UserRequest
 from levelfield.run import runner, scheduler
 from levelfield.run.launchers import launcher_file, runtime_and_launcher
@@ -210,14 +210,11 @@ def submitted(subject: LauncherSubject) -> str:
     """Check that what is sent has the work of every rank once. A dry run prints it."""
     rank_numbers: list[int] = []
     decoder = json.JSONDecoder()
-    for submission in subject.request().submissions:
-        texts = [*submission.files.values(), submission.stdin or ""]
-        if common := next((t for name, t in submission.files.items() if Path(name).name == COMMON_FILE), None):
-            rests = [text for text in texts if text.startswith(f'{{"{COMMON_KEY}": ')]
-            works = [join_work(json.loads(common), json.loads(text)) for text in rests]
-            rank_numbers += [process["rank"] for work in works for process in work["processes"]]
-            continue
-        for text in texts:  # the JSON of a node is one of them, or a part of one
+    request = subject.request()
+    for submission in request.submissions:
+        texts = [*submission.files.values(), f"{submission.stdin or ''}{request.common_stdin}"]
+        rests = [decoder.raw_decode(text)[0] for text in texts if text.startswith(f'{{"{COMMON_KEY}": ')]
+        for text in texts:  # the JSON of a node, or what all nodes have in common, is one of them or a part of one
             start = text.find(_NODE_SCHEMA)
             while start >= 0:
                 try:
@@ -225,7 +222,11 @@ def submitted(subject: LauncherSubject) -> str:
                 except ValueError:
                     content, end = None, start + 1
                 if isinstance(content, dict):
-                    rank_numbers += [process["rank"] for process in content.get("processes", ())]
+                    works = [content]
+                    if NUMBERED_KEY in content:
+                        numbers = [{"node_rank": node} for node in range(subject.nodes)]
+                        works = [join_work(content, rest) for rest in rests or numbers]
+                    rank_numbers += [process["rank"] for work in works for process in work.get("processes", ())]
                 start = text.find(_NODE_SCHEMA, max(end, start + 1))
     rank_numbers.sort()
     if rank_numbers != list(range(subject.nodes)):

@@ -54,8 +54,9 @@ def test_no_two_rows_have_one_name(case: str, capsys: pytest.CaptureFixture[str]
     assert len(names) > 10 and [name for name, times in names.items() if times > 1] == []
 
 
-def submission(stdin: str | None) -> list[str]:
-    request: Any = SimpleNamespace(submissions=(Submission("h1", ("ssh", "h1", "a b"), stdin=stdin),))
+def submission(stdin: str | None, common: str = "") -> list[str]:
+    sent = (Submission("h1", ("ssh", "h1", "a b"), stdin=stdin),)
+    request: Any = SimpleNamespace(submissions=sent, common_stdin=common)
     return list(dry_run._submission_lines(request))
 
 
@@ -78,6 +79,13 @@ def test_the_shown_lines_are_the_bytes_that_are_sent(files: bool) -> None:
 @pytest.mark.parametrize("text", ["#!/bin/sh", "[1, 2]", "{", ""])
 def test_another_text_is_shown_as_it_is(text: str) -> None:
     assert submission(text)[1:] == [f"standard input: {text}"]
+
+
+def test_the_part_of_all_nodes_is_shown_once_after_what_each_adds() -> None:
+    own_line, common = '{"common": "-", "node_rank": 1}\n', json.dumps(CONTENT) + "\n"
+    lines = submission(own_line, common)
+    assert lines[1] == f"standard input: {own_line.strip()}" and lines[2].startswith("standard input of each node goes")
+    assert lines[3:] == submission(common)[2:]
 
 
 def test_a_command_without_standard_input_shows_none() -> None:

@@ -14,7 +14,12 @@ from levelfield.run.launchers.node_content import sample_interval_seconds, work_
 
 def work(node: int, devices: int = 2, **fields: Any) -> dict[str, Any]:
     def process(rank: int) -> dict[str, Any]:
-        variables = {"RANK": str(rank), "WORLD_SIZE": "4", **({"ODD": "1"} if rank % 2 else {})}
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % devices),
+            "WORLD_SIZE": "4",
+            **({"ODD": "1"} if rank % 2 else {}),
+        }
         return {"rank": rank, "argv": ["train"], "environment": variables, "log": f"logs/rank{rank}.log"}
 
     limits = {"start_seconds": 1, "step_seconds": 1, "heartbeat_seconds": 1}
@@ -42,14 +47,30 @@ def test_a_divided_work_joins_to_the_same(works: list[dict[str, Any]]) -> None:
     assert common["processes"]["environment"]["WORLD_SIZE"] == "4"
 
 
+@pytest.mark.parametrize(
+    ("name", "is_numbered"),
+    [("node{node}", True), ("/1/{{node_rank}}/node{node}", False), ("gpu{node}", False), ("10.0.0.{node}", False)],
+)
+def test_numbers_are_in_no_rest_but_names_of_machines_are(name: str, is_numbered: bool) -> None:
+    works = [work(node, devices=4, name=name.format(node=node)) for node in range(12)]
+    for process in (process for one in works for process in one["processes"]):
+        process["environment"].pop("ODD", None)
+    common, rests = divide_works(works)
+    assert [join_work(common, rest) for rest in rests] == works
+    assert is_numbered == (rests == [{"node_rank": node} for node in range(12)])
+    works[3]["processes"][1]["environment"]["RANK"] = "7"
+    common, rests = divide_works(works)
+    assert [join_work(common, rest) for rest in rests] == works
+
+
 def test_the_files_of_many_nodes_are_small_and_give_the_same_work(tmp_path: Path) -> None:
     works = [work(node, removed=["A" * 1000]) for node in range(50)]
     files = work_files(works)
-    assert len(files) == 51 and sum(map(len, files.values())) < 50 * 400 + 2000
+    assert len(files) == 51 and sum(map(len, files.values())) < 50 * 100 + 2500
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     for node in (0, 49):
-        assignment = parse_assignment(files[f"node{node}.json"], folder=tmp_path)
+        assignment = parse_assignment(files[f"node{node}.json"], lambda name: (tmp_path / name).read_text())
         assert assignment.content == works[node] and assignment.ranks == [2 * node, 2 * node + 1]
 
 
@@ -59,11 +80,10 @@ def test_one_node_has_one_file_with_all() -> None:
 
 
 @pytest.mark.parametrize("common", ["[]", "{}", '{"processes": {}}', '{"processes": 1}', "no JSON"])
-def test_a_damaged_common_part_is_refused_with_its_name(tmp_path: Path, common: str) -> None:
+def test_a_damaged_common_part_is_refused_with_its_name(common: str) -> None:
     files = work_files([work(0), work(1)])
-    (tmp_path / "common.json").write_text(common)
     with pytest.raises(AssignmentError, match=r"common\.json|work"):
-        parse_assignment(files["node1.json"], folder=tmp_path)
+        parse_assignment(files["node1.json"], lambda name: common)
 
 
 def test_more_nodes_are_sampled_less_often_but_never_too_seldom_to_count() -> None:

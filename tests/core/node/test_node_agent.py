@@ -21,6 +21,7 @@ from levelfield.node.control_groups import MemoryKillWatch
 from levelfield.node.device_files import lock_device
 from levelfield.node.node_duty import NodeRecord
 from levelfield.plan.resolution import code_digest
+from levelfield.run.launchers.node_content import work_lines
 from live_groups import control_group
 
 KILL_ITSELF = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
@@ -33,6 +34,16 @@ def test_ranks_that_end_well_give_zero(node: Node) -> None:
     last = node.ended()
     assert last["cause"] == "exited"
     assert last["ends"][1] == {"rank": 1, "exit_code": 0, "signal": None, "stopped_by_us": False}
+
+
+def test_what_all_nodes_have_in_common_is_the_second_line(node: Node) -> None:
+    work = node.work("print('one')")
+    (first_line, _), common = work_lines([work, {**work, "node_rank": 1, "name": "host2"}])
+    process = node.start(json.loads(first_line))
+    assert process.stdin and len(first_line) < 100
+    process.stdin.write(common.encode())
+    process.stdin.flush()
+    assert process.wait(60) == 0 and node.ended()["cause"] == "exited"
 
 
 def test_a_failed_rank_ends_the_others(node: Node) -> None:

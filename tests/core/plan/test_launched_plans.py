@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.node.assignment import parse_assignment
 from levelfield.node.common_work import join_work
 
 LAUNCHER = """
@@ -111,6 +112,19 @@ def test_secrets_reach_no_submission(capsys: pytest.CaptureFixture[str], plugins
     [run] = dry_runs(capsys, plugins, *case)
     assert "verysecret" not in json.dumps(run["request"])
     assert json.loads(run["request"]["submissions"][0]["stdin"])["inherit"] == ["HF_TOKEN"]
+
+
+def test_ssh_shows_once_what_it_sends_to_all(capsys: pytest.CaptureFixture[str], plugins: Path) -> None:
+    hosts = str(plugins.parent / "hosts.json")
+    assert main(["--launcher", "ssh", "--hosts", hosts, "--case", "gpt3_6.7B:torch:cpu", "--dry-run", "--json"]) == 0
+    [run] = json.loads(capsys.readouterr().out)
+    sent = [submission["stdin"] for submission in run["request"]["submissions"]]
+    assert max(map(len, sent)) < 400 and len(run["request"]["common_stdin"]) > 2000
+    for node, text in enumerate(sent):
+        lines = iter([run["request"]["common_stdin"]])
+        assignment = parse_assignment(text, lambda name, lines=lines: next(lines))  # type: ignore[misc]
+        assert (assignment.name, assignment.ranks) == (f"host{node + 1}", [2 * node, 2 * node + 1])
+        assert assignment.processes[1]["environment"]["RANK"] == str(2 * node + 1)
 
 
 @pytest.mark.parametrize(

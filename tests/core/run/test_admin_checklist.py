@@ -47,5 +47,5 @@ def test_every_line_of_the_job_is_rendered(tmp_path: Path, capsys: pytest.Captur
 
 def test_every_line_of_the_manifest_is_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = rendered(SITES[1], tmp_path, capsys)
-    text = files["manifest.yaml"] + files["common.json"]
+    text = files["manifest.yaml"]
     assert [line for line in named(2) if line not in text] == []

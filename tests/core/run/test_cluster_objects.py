@@ -22,9 +22,10 @@ from levelfield.errors import UsageError
 from levelfield.node import pod_start
 from levelfield.node.code_digest import code_digest
 from levelfield.node.common_work import join_work
-from levelfield.run.launchers.kubernetes import cluster_objects
+from levelfield.run.launchers.kubernetes import cluster_objects, kubernetes_launcher
 from levelfield.run.launchers.kubernetes.cluster_objects import MAX_DATA_BYTES, object_name
 from levelfield.run.launchers.kubernetes.kubernetes_launcher import KubernetesLauncher
+from levelfield.run.launchers.node_content import node_content
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.site import KubernetesSite, LaunchPlan, Site
 from levelfield.testing.rehearsal import DRILL_FOLDER
@@ -152,12 +153,10 @@ def test_names_fit_the_limit_of_a_host_s_name() -> None:
 
 
 def works_of(documents: list[Fields]) -> list[Fields]:
-    """Return the nodes' work, which the second ConfigMap has as an archive."""
-    content = base64.b64decode(documents[1]["binaryData"]["work.tar.gz"])
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        files = {member.name: json.load(archive.extractfile(member)) for member in archive}  # type: ignore[arg-type]
-    common = files.pop("common.json")
-    return [join_work(common, rest) for rest in files.values()]
+    """Return the nodes' work, as start.py and the agent join it from the second ConfigMap."""
+    content = json.loads(documents[1]["data"]["work.json"])
+    numbers = range(content["common"]["nodes"])
+    return [join_work(content["common"], {"node_rank": n, **content["nodes"].get(str(n), {})}) for n in numbers]
 
 
 def test_the_request_is_equal_twice_and_every_rank_is_in_it() -> None:
@@ -268,16 +267,24 @@ def test_an_accelerator_without_its_resource_is_refused() -> None:
             launcher.request(launched, RunPaths(Path("/runs/a-run")), launcher.runtime(launched))
 
 
-def test_the_work_of_many_nodes_is_small_and_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pod gets all of it: 7 KB a node would be 7 MB for each of 1,000 pods."""
-    request = request_for(nodes=4)
-    texts = {name: text for name, text in request.submissions[0].files.items() if name != "manifest.yaml"}
-    assert list(texts) == ["common.json", *(f"node{node}.json" for node in range(4))]
-    archive = documents_of(request)[1]["binaryData"]["work.tar.gz"]
-    assert len(archive) < sum(map(len, texts.values()))
-    monkeypatch.setattr(cluster_objects, "MAX_DATA_BYTES", len(archive) - 1)
+def test_a_pod_has_no_other_node_s_work_and_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7 KB a node would be 7 MB for each of 1,000 pods."""
+    texts = {nodes: documents_of(request_for(nodes=nodes))[1]["data"]["work.json"] for nodes in (2, 4)}
+    assert not json.loads(texts[4])["nodes"] and abs(len(texts[4]) - len(texts[2])) < 100
+    monkeypatch.setattr(cluster_objects, "MAX_DATA_BYTES", len(texts[4]) - 1)
     with pytest.raises(UsageError, match=r"the work of 4 nodes: found \d+ bytes"):
         request_for(nodes=4)
+
+
+def test_what_a_node_cannot_tell_by_its_number_is_sent_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd_content(*arguments: Any) -> Fields:
+        content = node_content(*arguments)
+        return {**content, "odd": 7} if content["node_rank"] == 2 else content
+
+    monkeypatch.setattr(kubernetes_launcher, "node_content", odd_content)
+    documents = documents_of(request_for(nodes=4))
+    assert json.loads(documents[1]["data"]["work.json"])["nodes"] == {"2": {"odd": 7}}
+    assert [work.get("odd") for work in works_of(documents)] == [None, None, 7, None]
 
 
 def test_the_carried_code_is_the_code_of_the_plan(tmp_path: Path) -> None:

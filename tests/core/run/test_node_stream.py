@@ -153,8 +153,7 @@ def test_a_file_that_is_cut_is_named_though_the_stream_is_complete(
     os.close(write)
     with os.fdopen(read, "rb") as frames:
         node.stream.receive(frames.read())
-    sent = Submission("host1", ("ssh",), stdin="{}")
-    end = ssh_launcher.NodeFiles(root, node, sent).node_end()
+    end = ssh_launcher.NodeFiles(root, node, Submission("host1", ("ssh",)), {}).node_end()
     assert node.stream.is_complete() and node.stream.received[NAME] == size and end.missing == missing
 
 

@@ -7,8 +7,8 @@ import json
 import mmap
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from levelfield import installer
 from levelfield.contracts.execution import NodeSource, NodeWork, Request
 from levelfield.errors import UsageError
 from levelfield.node.code_digest import shared_folders, source_files
-from levelfield.node.common_work import COMMON_FILE, COMMON_KEY, divide_works
+from levelfield.node.common_work import COMMON_FILE, COMMON_KEY, NEXT_LINE, divide_works, join_work
 from levelfield.plan.environment import STAMP
 from levelfield.run.launchers.launched_ranks import build_request, fill_in_port
 from levelfield.run.runtimes.process_runtime import REMOVED_VARIABLES, require_launch
@@ -67,7 +67,7 @@ def node_content(
         "port": rendezvous_port(plan.run_id, launch.site.ports),
         "first_node": request.nodes[0].address,
         "peer": _peer_address(launch, node.node_rank),
-        "processes": [asdict(replace(process, environment=environment)) for process, environment in public_processes],
+        "processes": [{**vars(process), "environment": environment} for process, environment in public_processes],
         "events_dir": request.events_dir,
         "limits": {
             "start_seconds": request.start_seconds,
@@ -114,6 +114,39 @@ def work_files(contents: Sequence[dict[str, Any]]) -> dict[str, str]:
     }
 
 
+def work_lines(contents: Sequence[dict[str, Any]]) -> tuple[list[str], str]:
+    """Return the first line of each node's standard input, and the second one, which all nodes get.
+
+    The second one is empty for a single node.
+    """
+    if len(contents) == 1:
+        return [json.dumps(contents[0]) + "\n"], ""
+    common, rests = divide_works(contents)
+    return [json.dumps({COMMON_KEY: NEXT_LINE, **rest}) + "\n" for rest in rests], json.dumps(common) + "\n"
+
+
+def sent_works(request: Request) -> list[dict[str, Any]]:
+    """Return the work of each node of a request whose submissions have `work_lines`."""
+    works = [json.loads(submission.stdin or "{}") for submission in request.submissions]
+    if not request.common_stdin:
+        return works
+    common = json.loads(request.common_stdin)
+    for work in works:
+        work.pop(COMMON_KEY)
+    return [join_work(common, work) for work in works]
+
+
+def sparse_works(contents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what all nodes have in common, and what a node has beside its number, by that number as text.
+
+    Each node gets all of it. So what a node can tell by its number is not in it.
+    """
+    common, rests = divide_works(contents)
+    for rest in rests:
+        rest.pop("node_rank", None)
+    return {"common": common, "nodes": {str(node): rest for node, rest in enumerate(rests) if rest}}
+
+
 def _peer_address(launch: LaunchPlan, node_rank: int) -> str | None:
     """Return an address of another node, which shows a node the interface of its collectives.
 
@@ -150,18 +183,6 @@ def code_archive(implementation: Path) -> bytes:
             members |= {f"{name}/{path.relative_to(folder).as_posix()}": path for path in source_files(folder)}
         for name, path in sorted(members.items()):
             _add_file(archive, name, path)
-    return output.getvalue()
-
-
-def text_archive(texts: Mapping[str, str]) -> bytes:
-    """Return an archive of texts by file name. The same texts give the same bytes."""
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=TAR_FORMAT) as archive:
-        for name, text in texts.items():
-            content = text.encode()
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
     return output.getvalue()
 
 

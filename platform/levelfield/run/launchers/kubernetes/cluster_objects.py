@@ -16,14 +16,14 @@ Fields = dict[str, Any]
 RUN_LABEL = "levelfield-run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 OBJECT_LIFETIME_SECONDS = 3600  # for which a cluster keeps an object whose platform was killed
-MAX_DATA_BYTES = 900_000  # of one ConfigMap, as base64; the API's limit is 1 MiB
+MAX_DATA_BYTES = 900_000  # of one ConfigMap; the API's limit is 1 MiB
 CONTAINER_NAME = "node"  # a pod's container
-START_FILE, ARCHIVE_FILE, WORK_FILE = "start.py", "code.tar.gz", "work.tar.gz"
+START_FILE, ARCHIVE_FILE, WORK_FILE = "start.py", "code.tar.gz", "work.json"
 PEER_SECONDS_OPTION = "--peer-seconds"  # of start.py
 MACHINE_LABEL = "kubernetes.io/hostname"  # the label that differs between machines
 # the folders of a pod
 PACKAGE_FOLDER = "/levelfield/package"  # has start.py and the code's archive
-WORK_FOLDER = "/levelfield/work"  # has the archive of the nodes' work
+WORK_FOLDER = "/levelfield/work"  # has the nodes' work
 LOCAL_FOLDER = "/levelfield/local"  # is the pod's own disk
 _POD_FAILURE_RULES: Sequence[Fields] = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -42,7 +42,7 @@ class JobManifest:
     image: str
     python: str  # the interpreter in the image
     secrets: Sequence[str]  # names of the variables that a Secret has
-    work: bytes  # the content of work.tar.gz, which has the JSON of each node
+    work: str  # the text of work.json (node/pod_start.py)
     code: bytes  # the content of code.tar.gz
     start: str  # the text of start.py
     deadline_seconds: int  # after which the cluster itself ends the Job
@@ -63,14 +63,12 @@ def manifest_documents(manifest: JobManifest) -> list[Fields]:
     """Return all objects in the order in which they are created; the last one runs the pods. Raises UsageError."""
     archive = base64.b64encode(manifest.code).decode("ascii")
     code = {"immutable": True, "data": {START_FILE: manifest.start}, "binaryData": {ARCHIVE_FILE: archive}}
-    # compressed, as each pod gets the work of all nodes, and takes out its own
-    work_text = base64.b64encode(manifest.work).decode("ascii")
-    if len(work_text) > MAX_DATA_BYTES:
+    if (size := len(manifest.work.encode())) > MAX_DATA_BYTES:
         raise UsageError(
-            f"the work of {manifest.nodes} nodes: found {len(work_text)} bytes, expected at most {MAX_DATA_BYTES}, "
-            "which a ConfigMap holds; use fewer nodes"
+            f"the work of {manifest.nodes} nodes: found {size} bytes, expected at most {MAX_DATA_BYTES}, which a "
+            "ConfigMap holds; use fewer nodes"
         )
-    work = {"immutable": True, "binaryData": {WORK_FILE: work_text}}
+    work = {"immutable": True, "data": {WORK_FILE: manifest.work}}
     # headless, so that it gives each pod its DNS name, also before the pod is ready
     dns = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {RUN_LABEL: manifest.name}}
     service = _make_object(manifest, "v1", "Service", manifest.name, spec=dns)

@@ -29,8 +29,7 @@ from levelfield.run.launchers.node_content import (
     node_content,
     request_for_nodes,
     secrets_of,
-    text_archive,
-    work_files,
+    sparse_works,
 )
 from levelfield.run.runtimes.process_runtime import NodeFolders, NodeRuntime, require_launch
 from levelfield.specs.paths import RunPaths
@@ -86,7 +85,6 @@ class KubernetesLauncher:
             if pod_paths.root != paths.root:
                 content["files"] = {"job.json": json.dumps(job_content(plan, pod_paths), indent=2) + "\n"}
             contents.append(content)
-        files = work_files(contents)
         limits = plan.work.limits
         max_seconds = math.ceil(limits.start_seconds + plan.work.training.steps * limits.step_seconds)
         manifest = JobManifest(
@@ -97,7 +95,7 @@ class KubernetesLauncher:
             image=image,
             python=_interpreter(plan),
             secrets=sorted(secrets_of(plan)),
-            work=gzip.compress(text_archive(files), mtime=0),
+            work=json.dumps(sparse_works(contents), indent=1, ensure_ascii=False) + "\n",
             code=_compressed_code(plan.implementation.folder),
             start=Path(pod_start.__file__).read_text(encoding="utf-8"),
             deadline_seconds=max_seconds + SPARE_SECONDS,
@@ -106,7 +104,7 @@ class KubernetesLauncher:
         text = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=_LINE_WIDTH, allow_unicode=True)
         context = ("--context", site.context) if site.context else ()
         command = ("kubectl", *context, "create", "-f", MANIFEST_FILE)
-        submission = Submission(name, command, {MANIFEST_FILE: text, **files})
+        submission = Submission(name, command, {MANIFEST_FILE: text})
         return replace(request, nodes=nodes, events_dir=str(paths.events), submissions=(submission,))
 
     def execute(self, request: Request, watch: Watch) -> Outcome:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from levelfield.contracts.execution import (
     NodeEnd,
@@ -24,7 +25,13 @@ from levelfield.contracts.execution import (
 )
 from levelfield.node.heartbeat_watch import WatchedTime
 from levelfield.run.launchers.liveness import Liveness
-from levelfield.run.launchers.node_content import node_content, request_for_nodes, secret_values
+from levelfield.run.launchers.node_content import (
+    node_content,
+    request_for_nodes,
+    secret_values,
+    sent_works,
+    work_lines,
+)
 from levelfield.run.launchers.node_stream import BrokenStream, NodeStream
 from levelfield.run.launchers.ssh.connection import Connection, ConnectionStarts, allow_descriptors, wait_for_output
 from levelfield.run.launchers.ssh.host_tasks import WaitReport
@@ -61,7 +68,8 @@ class SshLauncher:
 
     def request(self, plan: Plan, paths: RunPaths, runtime: NodeSource) -> Request:
         """Return one ssh command for each host, with the node's work for its standard input. No side effect."""
-        request, submissions = request_for_nodes(plan, paths, self.name, runtime), []
+        request = request_for_nodes(plan, paths, self.name, runtime)
+        commands, contents = [], []
         for node in request.nodes:
             remote = remote_node(plan, node.node_rank)
             node_request = replace(request, events_dir=str(remote.run.events))
@@ -77,8 +85,11 @@ class SshLauncher:
             else:
                 command = [remote.host.python, *agent_argv]
             argv = ssh_argv(require_launch(plan), remote.host, command)
-            submissions.append(Submission(remote.host.name, argv, stdin=json.dumps(content) + "\n"))
-        return replace(request, submissions=tuple(submissions))
+            commands.append((remote.host.name, argv))
+            contents.append(content)
+        lines, common_stdin = work_lines(contents)
+        submissions = (Submission(*command, stdin=line) for command, line in zip(commands, lines, strict=True))
+        return replace(request, submissions=tuple(submissions), common_stdin=common_stdin)
 
     def execute(self, request: Request, watch: Watch) -> Outcome:
         """Start all nodes and wait. No process is left on a node that can be reached, and none here."""
@@ -86,10 +97,8 @@ class SshLauncher:
         nodes: list[NodeRun] = []
         try:
             (root / "nodes").mkdir(exist_ok=True)
-            for work, submission in zip(request.nodes, request.submissions, strict=True):
-                # store the node's work, without secrets
-                content = json.loads(submission.stdin or "{}")
-                write_atomically(root / f"nodes/node{work.node_rank}.json", json.dumps(content, indent=2) + "\n")
+            for node_rank, content in enumerate(sent_works(request)):  # without secrets
+                write_atomically(root / f"nodes/node{node_rank}.json", json.dumps(content, indent=2) + "\n")
             allow_descriptors(len(request.nodes))
             starts = ConnectionStarts()
             clock, secrets = WatchedTime(time.monotonic), secret_values(request)
@@ -97,7 +106,7 @@ class SshLauncher:
                 work_text = submission.stdin or "{}"
                 connection = Connection(submission.name, submission.argv, starts=starts)
                 work_text = json.dumps({**json.loads(work_text), "secrets": secrets}) + "\n" if secrets else work_text
-                connection.send(work_text.encode())
+                connection.send((work_text + request.common_stdin).encode())
                 nodes.append(NodeRun(work, root, connection, clock))
             return _watch_and_collect(root, request, nodes, watch, self.say)
         except OSError as error:
@@ -120,7 +129,8 @@ def _watch_and_collect(root: Path, request: Request, nodes: Sequence[NodeRun], w
     kills = [node.memory_kills() for node in nodes]
     cause, evidence = supervision.cause, supervision.evidence
     node_files = [
-        NodeFiles(root, node, submission) for node, submission in zip(nodes, request.submissions, strict=True)
+        NodeFiles(root, node, submission, work)
+        for node, submission, work in zip(nodes, request.submissions, sent_works(request), strict=True)
     ]
     try:
         fetch_files([files.fetch for files in node_files if files.fetch], say)
@@ -173,10 +183,10 @@ class FileFetch:
 class NodeFiles:
     """What the run directory has of an ended node, and the fetch of what its stream lacks."""
 
-    def __init__(self, root: Path, node: NodeRun, submission: Submission) -> None:
+    def __init__(self, root: Path, node: NodeRun, submission: Submission, content: Mapping[str, Any]) -> None:
+        """content: the work of the node."""
         self._node = node
         _, self._end = node.cause_and_end()
-        content = json.loads(submission.stdin or "{}")
         last_step = content.get("recorded_steps")
         steps = () if last_step is None else range(last_step + 1)  # step 0 is recorded too, and does not count
         # what the ranks recorded of each step (worker/step_profile.py)
