@@ -62,6 +62,7 @@ PROGRAMS = (
     ("NVIDIA-NeMo/Megatron-Bridge", "megatron_bridge"),
     ("megatron/core/transformer/moe", "nemo"),
     ("container 24.03", "nemo_2403"),
+    ("NeMo 25.09", "nemo_2509"),
     ("NeMo", "nemo"),
     ("megatron-deepspeed", "megatron_deepspeed"),
     ("gist.github.com/chenyaofo", "transformers"),
@@ -206,7 +207,8 @@ class Questions:
 
     def constants(self, run: Run) -> Constants:
         constants = self.constants_with_programs(run.framework)
-        return constants.for_program(run.program) if run.program in constants.programs else constants
+        constants = constants.for_program(run.program) if run.program in constants.programs else constants
+        return constants.for_products(run.row["precision"])
 
     def _chip(self, name: str) -> tuple[Chip, float]:
         """Return the chip, and the share of its power that it may take."""

@@ -231,7 +231,8 @@ def _rank_elements(shapes: Shapes, tensor: int) -> int:
 
 
 def _compute_copy_bytes(s: TrainingSetup, stage: int, parameters: RankParameters) -> int:
-    """Return the bytes of compute copies beside the masters: always in 16 bits, in fp32 only for sharded masters.
+    """Return the bytes of compute copies beside the masters: in 16 bits but for primary weights in fp8, in fp32 only
+    for sharded masters.
 
     ZeRO stage 3 gathers layer by layer instead (`_sharding_buffer_bytes`), some programs from a sharded copy in 16
     bits. Experts that it does not shard have their copies.
@@ -240,8 +241,10 @@ def _compute_copy_bytes(s: TrainingSetup, stage: int, parameters: RankParameters
         if s.memory_model.sharded_copy:
             return _sharded_bytes(s, s.width, parameters, True)
         return s.width * parameters.routed if s.width == FP16 and s.has_whole_experts else 0
-    fp8_bytes = 2 * FP8 * _parameters_in_layers(s, stage) if s.input_width == FP8 else 0  # one copy is transposed
-    return fp8_bytes + (s.width * parameters.total if s.width == FP16 or s.layout.sharding_stage else 0)
+    in_layers = _parameters_in_layers(s, stage)
+    fp8_bytes = 2 * FP8 * in_layers if s.input_width == FP8 else 0  # one copy is transposed
+    copied = parameters.total - (in_layers if s.layer_weight_width == FP8 else 0)
+    return fp8_bytes + (s.width * copied if s.width == FP16 or s.layout.sharding_stage else 0)
 
 
 def _sharding_buffer_bytes(s: TrainingSetup, parameters: int) -> int:

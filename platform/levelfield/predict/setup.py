@@ -108,6 +108,12 @@ class TrainingSetup:
         return self.layout.tensor if self.layout.sequence_parallel else 1
 
     @property
+    def layer_weight_width(self) -> int:
+        """Bytes of a layer's weight as ranks gather it; other weights have the width of compute values."""
+        has_fp8 = self.memory_model.fp8_primary_weights and self.input_width == FP8
+        return FP8 if has_fp8 else self.width
+
+    @property
     def state_widths(self) -> tuple[int, int, int]:
         """Bytes of one gradient, of its master weight, and of Adam's two moments of it."""
         model = self.memory_model

@@ -175,13 +175,17 @@ def weight_exchange(rank: RankWork) -> WeightExchange:
     # the parameters on a rank of the largest stage, its layers with the embedding or the head, and of its experts
     count, expert_parameters = _parameter_counts(rank.setup.model, rank.share.sequence_length)
     outside = count.embedding + count.head if layout.pipeline == 1 else max(count.embedding, count.head)
-    plain = ((count.in_layers - expert_parameters) / layout.pipeline + outside) / layout.tensor
+    in_layers = (count.in_layers - expert_parameters) / layout.pipeline / layout.tensor
+    plain, layer_width = in_layers + outside / layout.tensor, rank.setup.layer_weight_width
     routed = expert_parameters / layout.pipeline / layout.tensor / layout.expert
     if layout.gradient_ranks > 1:
-        messages.append(_exchange_seconds(rank, plain, layout.gradient_ranks, layout.sharding_degree, layout.tensor))
+        weights = layer_width * in_layers + rank.share.width * outside / layout.tensor
+        ranks = layout.gradient_ranks, layout.sharding_degree
+        messages.append(_exchange_seconds(rank, plain, weights, *ranks, layout.tensor))
         if routed:
             holders, shards = layout.gradient_ranks // layout.expert, rank.setup.expert_shards
-            messages.append(_exchange_seconds(rank, routed, holders, shards, layout.tensor * layout.expert))
+            stride = layout.tensor * layout.expert
+            messages.append(_exchange_seconds(rank, routed, layer_width * routed, holders, shards, stride))
     copied_weights = plain + (0.0 if rank.setup.has_whole_experts else routed)
     has_copies = rank.pace.exchange_copies and layout.sharding_stage and layout.gradient_ranks > 1
     rate = rank.machine.memory_bytes_per_second
@@ -199,13 +203,14 @@ def weight_exchange(rank: RankWork) -> WeightExchange:
 
 
 def _exchange_seconds(
-    rank: RankWork, count: float, holders: int, shards: int, stride: int
+    rank: RankWork, count: float, weights: float, holders: int, shards: int, stride: int
 ) -> tuple[float, float, float]:
     """Return the seconds of a gather of `count` parameters that `holders` ranks have in common, of a reduction of their
     gradients, and of what follows once a step.
-    shards: the ranks over which their states are sharded; stride: the devices between two of them."""
+    weights: their bytes as they are gathered; shards: the ranks over which their states are sharded; stride: the
+    devices between two of them."""
     stage, width = rank.setup.layout.sharding_stage, rank.setup.state_widths[0]
-    gradients, weights = width * count, rank.share.width * count
+    gradients = width * count
     messages = rank.setup.layers_of(0) if stage == 3 else 1  # of a layer with ZeRO stage 3, else of all in one
     if stage == 0 or shards == 1:
         return 0.0, _all_reduce_seconds(rank, gradients, messages, holders, stride), 0.0

@@ -45,6 +45,9 @@ class MemoryModel(Value):
     # bits.
     master_bytes: int = Field(default=4, ge=0, le=4)
     state_bytes: int = Field(default=8, ge=4, le=8)
+    # In fp8 the weights of layers exist in fp8 beside their masters, without a 16-bit copy, and are gathered in fp8. No
+    # program has this for NVFP4.
+    fp8_primary_weights: bool = False
     sharded_copy: bool = False  # ZeRO stage 3 keeps a sharded 16-bit copy beside the masters
     # Context ranks gather all keys and values of a layer before its attention, and reduce their gradients after it.
     # Otherwise they pass them round a ring while attention computes.
@@ -239,6 +242,10 @@ class Constants(Document):
             "pace": Pace.model_validate({**self.pace.model_dump(), **pace}),
         }
         return self.model_copy(update=changes)
+
+    def for_products(self, dtype: str) -> Constants:
+        """Return the constants for products in this precision."""
+        return self._replace_fields({"fp8_primary_weights": False}, {}) if dtype == "nvfp4" else self
 
     def pace_on(self, on_host: bool) -> Pace:
         """Return the pace on the host's processors, or on accelerators."""

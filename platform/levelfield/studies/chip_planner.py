@@ -375,7 +375,7 @@ class ChipPlanner:
             question,
             constraints=constraints,
             supported=supported,
-            constants=_program_constants(question.constants, request),
+            constants=_program_constants(question.constants, request).for_products(self.precision),
         )
 
     def _calibrated_question(self, question: LayoutQuestion) -> tuple[LayoutQuestion, tuple[str, ...]]:

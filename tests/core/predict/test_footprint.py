@@ -10,10 +10,13 @@ import pytest
 from levelfield.measure.parameter_counts import count_parameters
 from levelfield.predict.activations import layer_bytes
 from levelfield.predict.footprint import Footprint, expected_memory, stage_footprints
-from levelfield.predict.setup import training_setup
+from levelfield.predict.machines import Link, MachineRates
+from levelfield.predict.pass_timing import rank_work
+from levelfield.predict.setup import TrainingSetup, training_setup
+from levelfield.predict.timing import weight_exchange
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
-from levelfield.specs.constants import MemoryModel
+from levelfield.specs.constants import MemoryModel, Pace
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 
@@ -182,6 +185,24 @@ def test_what_a_framework_keeps_beyond_the_analyses() -> None:
     tuning = Tuning(layout=parse_layout("DP4SH3SP4").layout, micro_batch=1)
     whole = memory().optimizer_states // 2 * 4  # two moments of 4 bytes over 4 ranks
     assert memory(sharded_copy=True).weights - memory().weights == 2 * (whole // 4) // 4
+
+
+def test_primary_weights_in_fp8_have_no_16_bit_copy_and_are_gathered_in_fp8() -> None:
+    def setup(precision: str, primary: bool) -> TrainingSetup:
+        tuning = Tuning(layout=parse_layout("DP4SH1SP4").layout, micro_batch=1)
+        return training_setup(
+            in_precision("llama3_8b", precision), tuning, False, MemoryModel(fp8_primary_weights=primary)
+        )
+
+    plain, primary = (setup("fp8", switch) for switch in (False, True))
+    in_layers = count_parameters(plain.model, plain.training.sequence_length).in_layers
+    assert expected_memory(plain).weights - expected_memory(primary).weights == 2 * in_layers
+    assert expected_memory(setup("bf16", True)) == expected_memory(setup("bf16", False))
+    machine, pace = MachineRates(1e15, 2e15, 1e12, Link(0.0, 1e9), None, 4), Pace(overlap=0, communication_efficiency=1)
+    (gather, reduce, _), (fp8_gather, fp8_reduce, _) = (
+        weight_exchange(rank_work(s, machine, pace)).messages[0] for s in (plain, primary)
+    )
+    assert gather - fp8_gather == pytest.approx(3 / 4 * in_layers / 1e9) and reduce == fp8_reduce
 
 
 def test_selective_recomputation_keeps_queries_and_keys_before_their_norms_only() -> None:

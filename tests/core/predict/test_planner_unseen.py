@@ -315,7 +315,7 @@ def test_every_program_is_that_of_a_row(unseen: ModuleType) -> None:
     questions = unseen.Questions(Registry())
     todays = {name: set(Registry().planner_constants(name).programs) for name in Registry().planner_constants_files}  # type: ignore[union-attr]
     current = {(name, program) for name in todays for program in questions.constants_with_programs(name).programs}
-    paths = (unseen.CONTEXT_RUNS, unseen.MIXTURE_RUNS, unseen.RECENT_RUNS, unseen.RUNS)
+    paths = (unseen.CONTEXT_RUNS, unseen.MIXTURE_RUNS, unseen.RECENT_RUNS, unseen.LATER_RUNS, unseen.RUNS)
     *recent, old = ({(run.framework, run.program) for run in unseen.runs_of(path)} for path in paths)
     assert {name for _, name in unseen.PROGRAMS} == {program for _, program in current}
     assert {(name, program) for name in todays for program in todays[name]} <= set().union(*recent)

@@ -71,6 +71,11 @@ def program(**fields: Any) -> dict[str, Any]:
     return {"title": "somebody's", "source": "somewhere", **fields}
 
 
+def test_no_program_has_primary_weights_for_nvfp4() -> None:
+    one = constants({"fp8_primary_weights": True})
+    assert one.for_products("fp8") == one and not one.for_products("nvfp4").keeping.fp8_primary_weights
+
+
 def test_a_program_changes_what_it_says_and_keeps_the_rest() -> None:
     of_framework = constants(
         {"norm_bytes": 8, "score_bytes": 5},
