@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 NEVER = 2**62  # steps
 # Of torch's model; its experts need an exchange of tokens that the engine does not know.
 PARTS = (
-    "head_dim", "qkv_bias", "query_key_norm", "joint_query_key_norm", "sliding_window", "rope_scaling", "norm_place",
+    "head_dim", "qkv_bias", "attention_bias", "norm_bias", "query_key_norm", "joint_query_key_norm", "sliding_window",
+    "full_attention_interval", "rope_scaling", "rotary_dim", "no_rope_interval", "norm_place", "parallel_residual",
     "embedding_scale", "residual_scale", "logit_scale", "attention_scale",
 )  # fmt: skip
 

@@ -51,7 +51,8 @@ def tokens_of(model: Model) -> torch.Tensor:
 
 def gradients_by_their_name(model: Model, ours: Any) -> dict[str, torch.Tensor]:
     found = {name: parameter.grad.numpy() for name, parameter in ours.named_parameters()}
-    return {name: torch.from_numpy(np.array(array)) for name, array in mixture_arrays(model, found).items()}
+    renamed = {name: array for name, array in mixture_arrays(model, found).items() if "correction_bias" not in name}
+    return {name: torch.from_numpy(np.array(array)) for name, array in renamed.items()}
 
 
 def split_experts(gradients: dict[str, torch.Tensor], model: Model) -> dict[str, torch.Tensor]:
@@ -59,8 +60,9 @@ def split_experts(gradients: dict[str, torch.Tensor], model: Model) -> dict[str,
     found = {}
     for name, gradient in gradients.items():
         place, _, kind = name.partition(".experts.")
-        prefix = f"{place}.experts" if model.query_key_norm else f"{place.replace('.mlp', '.block_sparse_moe')}.experts"
-        names = ("gate_proj", "up_proj", "down_proj") if model.query_key_norm else ("w1", "w3", "w2")
+        is_sparse = hf_config(model, LENGTH)["model_type"] in ("mixtral", "minimax_m2")
+        prefix = f"{place.replace('.mlp', '.block_sparse_moe')}.experts" if is_sparse else f"{place}.experts"
+        names = ("w1", "w3", "w2") if is_sparse else ("gate_proj", "up_proj", "down_proj")
         if kind == "gate_up_proj":
             for index, each in enumerate(gradient):
                 gate, up = each.chunk(2)
@@ -68,7 +70,7 @@ def split_experts(gradients: dict[str, torch.Tensor], model: Model) -> dict[str,
         elif kind == "down_proj":
             found |= {f"{prefix}.{index}.{names[2]}.weight": each for index, each in enumerate(gradient)}
         else:
-            found[name if model.query_key_norm else name.replace(".mlp.gate", ".block_sparse_moe.gate")] = gradient
+            found[name.replace(".mlp.gate", ".block_sparse_moe.gate") if is_sparse else name] = gradient
     return found
 
 
@@ -97,6 +99,26 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 moe with dense layers, not normalised": {
         "experts": {"first_layer": 1, "every": 2},
         "router": {"normalised": False},
+    },
+    "qwen2 moe": {
+        "query_key_norm": False,
+        "qkv_bias": True,
+        "experts": {"shared": 2, "shared_gate": True},
+        "router": {"normalised": False},
+    },
+    "glm4 moe": {
+        "query_key_norm": False,
+        "qkv_bias": True,
+        "rotary_dim": 4,
+        "experts": {"shared": 1, "first_layer": 1},
+        "router": {"scores": "sigmoid", "scale": 1.5, "bias_rate": 1e-3},
+    },
+    "minimax m2": {
+        "query_key_norm": False,
+        "joint_query_key_norm": True,
+        "rotary_dim": 4,
+        "head_dim": 8,
+        "router": {"scores": "sigmoid", "bias_rate": 1e-3},
     },
 }
 

@@ -119,6 +119,60 @@ def test_a_training_with_factors_of_residuals_logits_and_scores_is_within(
     run.check(tmp_path, layers_of(run))
 
 
+SIDE_BY_SIDE = {
+    **MODELS["llama"], "parallel_residual": "two_norms", "sliding_window": 5, "full_attention_interval": 4,
+    "no_rope_interval": 4, "rotary_dim": 6,
+}  # fmt: skip
+ROTATES_ALL_LAYERS = """
+import model.decoder
+build = model.decoder.Block.__init__
+def build_rotated(self, *arguments):
+    build(self, *arguments)
+    self.is_rotated = True
+model.decoder.Block.__init__ = build_rotated
+"""
+A_WINDOW_IN_ALL_LAYERS = """
+import parallelism.parallelize
+parallelism.parallelize.layer_window = lambda model, layer: model.sliding_window
+"""
+ANGLES_OF_FEWER_NUMBERS = """
+import model.decoder
+tables = model.decoder.rotary_tables
+model.decoder.rotary_tables = lambda size, *arguments: tables(size - 2, *arguments)
+"""
+ONE_AFTER_THE_OTHER = """
+import model.decoder
+def forward(self, x, rotary=None):
+    x = x + self.attention(self.attention_norm(x), rotary if self.is_rotated else None)
+    return x + self.mlp(self.mlp_norm(x))
+model.decoder.Block.forward = forward
+"""
+A_LARGER_MLP = """
+import model.decoder
+def forward(self, x, rotary=None):
+    attention = self.attention(self.attention_norm(x), rotary if self.is_rotated else None)
+    return x + attention + 1.02 * self.mlp(self.mlp_norm(x))
+model.decoder.Block.forward = forward
+"""
+FAULTS_BY_LAYER = {
+    "rotates all layers": ROTATES_ALL_LAYERS,
+    "a window in all layers": A_WINDOW_IN_ALL_LAYERS,
+    "angles of fewer numbers": ANGLES_OF_FEWER_NUMBERS,
+    "one after the other": ONE_AFTER_THE_OTHER,
+    "a larger MLP": A_LARGER_MLP,
+}
+
+
+@pytest.mark.parametrize("fault", [None, *(pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS_BY_LAYER)])
+def test_attention_and_mlp_side_by_side_and_layers_of_other_kinds_are_sampled(
+    fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "side by side", SIDE_BY_SIDE)
+    code = FAULTS_BY_LAYER[fault] if fault else ""
+    layers = sampled_layers(tmp_path, "fp32", "side by side", code=code)
+    assert failed_layer(layers) == ("products" if fault else None)
+
+
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough), "fp8"])
 def test_sampling_changes_no_digit(precision: str, tmp_path: Path) -> None:
     assert figures(tmp_path / "sampled", precision, spot_check=True) == figures(tmp_path / "plain", precision)

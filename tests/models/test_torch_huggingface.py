@@ -83,7 +83,8 @@ def build(model: Model, arrays: dict[str, np.ndarray]) -> Decoder:
     from model.attention import choose_attention
     from model.decoder import Decoder, stage_of
 
-    fields, attend = parsed_model(model.model_dump()), choose_attention("sdpa", 0.0, None, model.sliding_window)
+    fields = parsed_model(model.model_dump())
+    attend = lambda layer: choose_attention("sdpa", 0.0, None, model.layer_window(layer))  # noqa: E731
     ours = Decoder(fields, LENGTH, torch.float32, stage_of(model.layers, 1, 0), attend)
     ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     ours.prepare(torch.device("cpu"))
@@ -108,6 +109,18 @@ GEMMA = {"activation": "geglu_tanh", "embedding_scale": 32**0.5, "tied_embedding
 GRANITE = {
     "embedding_scale": 3.0, "residual_scale": 0.3, "logit_scale": 0.2, "attention_scale": 0.1, "tied_embeddings": True,
 }  # fmt: skip
+OLMO3 = {
+    "joint_query_key_norm": True, "norm_place": "after", "sliding_window": 7, "full_attention_interval": 2,
+}  # fmt: skip
+COHERE = {
+    "parallel_residual": "one_norm", "norm": "layernorm", "norm_bias": False, "logit_scale": 0.25,
+    "tied_embeddings": True,
+}  # fmt: skip
+STABLELM = {"norm": "layernorm", "rotary_dim": 4, "qkv_bias": True}
+NEOX = {
+    "norm": "layernorm", "bias": True, "activation": "gelu", "kv_heads": 4, "rotary_dim": 2,
+    "parallel_residual": "two_norms",
+}  # fmt: skip
 CASES = [
     pytest.param("gpt", {}, id="gpt"),
     pytest.param("gpt", {"activation": "gelu"}, id="gpt erf"),
@@ -125,6 +138,13 @@ CASES = [
     pytest.param("llama", {"joint_query_key_norm": True, "norm_place": "after"}, id="olmo2"),
     pytest.param("llama", GRANITE, id="granite"),
     pytest.param("llama", {"residual_scale": 0.3, "bias": True, "head_dim": 10}, id="granite's residuals alone"),
+    pytest.param("llama", OLMO3, id="olmo3"),
+    pytest.param("llama", COHERE, id="cohere"),
+    pytest.param("llama", STABLELM, id="stablelm"),
+    pytest.param("llama", NEOX, id="gpt neox"),
+    pytest.param("llama", {**NEOX, "parallel_residual": None, "rotary_dim": None}, id="gpt neox one after the other"),
+    pytest.param("llama", {"no_rope_interval": 2, "tied_embeddings": True}, id="smollm3"),
+    pytest.param("llama", {"attention_bias": True}, id="internlm, or llama with biases of attention"),
     pytest.param("llama", {"sliding_window": 7}, id="mistral"),
     pytest.param("llama", GEMMA, id="gemma"),
     pytest.param("llama", {**GEMMA, "head_dim": 6, "kv_heads": 1, "tied_embeddings": False}, id="gemma untied"),
@@ -150,6 +170,13 @@ def test_logits_are_those_of_huggingface(family: str, changes: dict[str, Any]) -
         ({"sliding_window": 7}, {"sliding_window": None}),
         (GEMMA, {"embedding_scale": 1.01 * 32**0.5}),
         (GEMMA, {"activation": "swiglu"}),
+        (OLMO3, {"full_attention_interval": None}),
+        (OLMO3, {"full_attention_interval": 3}),
+        (COHERE, {"logit_scale": 0.26}),
+        (NEOX, {"parallel_residual": None}),
+        (STABLELM, {"rotary_dim": 2}),
+        (NEOX, {"rotary_dim": 4}),
+        ({"no_rope_interval": 2}, {"no_rope_interval": 4}),
         (GRANITE, {"residual_scale": 0.31}),
         (GRANITE, {"logit_scale": 0.21}),
         (GRANITE, {"attention_scale": None}),

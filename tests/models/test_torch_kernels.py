@@ -77,6 +77,9 @@ def test_a_training_takes_the_kernels_that_fit_its_model(cuda: torch.device) -> 
     assert chosen_for(cuda, "gpt") == ["cross_entropy", "add_norm"]
     assert kernels.chosen("rotary") is None, "of the training before"
     assert chosen_for(cuda, norm_place="after") == ["cross_entropy", "rotary", "swiglu"]
+    assert chosen_for(cuda, parallel_residual="one_norm") == ["cross_entropy", "rotary", "swiglu"]
+    assert chosen_for(cuda, norm="layernorm", norm_bias=False) == ["cross_entropy", "rotary", "swiglu"]
+    assert chosen_for(cuda, rotary_dim=4) == ["cross_entropy", "swiglu", "add_norm"]
     assert chosen_for(cuda, hidden_size=2**14 + 128) == ["cross_entropy", "rotary", "swiglu"]
     assert chosen_for(cuda, compiled=True) == ["cross_entropy"], "torch.compile fuses the others itself"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from layouts import MODELS, SINGLE, Curve, compare, parsed_job, parsed_model, planted, shallow, small_job, train
-from levelfield.worker import Initializer, part
+from levelfield.worker import Initializer, layer_window
 from matrix import VARIANTS
 
 pytestmark = [pytest.mark.torch, pytest.mark.layouts]
@@ -27,6 +27,11 @@ COMPOSED = {
         "norm_place": "after", "head_dim": 6, "residual_scale": 0.5, "logit_scale": 0.5, "attention_scale": 0.2,
         "rope_scaling": {"kind": "linear", "factor": 2.0},
     },
+    "one norm for attention and MLP, windows and rotations of some layers": {
+        "norm": "layernorm", "norm_bias": False, "parallel_residual": "one_norm", "attention_bias": True,
+        "sliding_window": 5, "full_attention_interval": 2, "no_rope_interval": 2, "rotary_dim": 4,
+    },
+    "two norms side by side": {"parallel_residual": "two_norms", "sliding_window": 5, "full_attention_interval": 2},
 }  # fmt: skip
 
 
@@ -52,7 +57,7 @@ def test_gpt_and_llama_train_what_they_trained_before_models_had_parts(
 
 @pytest.mark.parametrize(
     ("composed", "name"),
-    list(zip(COMPOSED, ("TP2 sequence parallel", "ZeRO 3, DP2"), strict=True)),
+    list(zip(COMPOSED, ("TP2 sequence parallel", "ZeRO 3, DP2", "TP2 sequence parallel", "CP2"), strict=True)),
 )
 def test_other_parts_train_alike_in_layouts_that_divide_them(
     composed: str, name: str, torch_of: Callable[[dict[str, Any]], Curve]
@@ -85,7 +90,7 @@ def loss_of(model: dict[str, Any]) -> float:
 
     fields = parsed_model(model)
     initializer = Initializer(parsed_job(small_job(model, SINGLE, seed=1)))
-    attend = choose_attention("sdpa", 0.0, None, part(fields, "sliding_window"))
+    attend = lambda layer: choose_attention("sdpa", 0.0, None, layer_window(fields, layer))  # noqa: E731
     ours = Decoder(fields, 32, torch.float32, stage_of(fields.layers, 1, 0), attend)
     specs = initializer.parameters(fields)
     ours.load_state_dict({name: torch.from_numpy(initializer.array(name, specs[name].shape)) for name in specs})
@@ -96,12 +101,17 @@ def loss_of(model: dict[str, Any]) -> float:
 
 def test_each_part_changes_the_loss() -> None:
     """So that a part which is read and not used shows."""
-    window, after = COMPOSED.values()
+    window, after, *_ = COMPOSED.values()
     changes = [
         *({key: MODELS["qwen"][key]} for key in ("head_dim", "query_key_norm", "rope_scaling")),
         *({key: value} for key, value in {**window, **after}.items() if key != "head_dim"),
         {"rope_scaling": window["rope_scaling"]},
         {"rope_scaling": {**window["rope_scaling"], "magnitude": 1.5}},
+        {"sliding_window": 5, "full_attention_interval": 2},
+        {"parallel_residual": "one_norm"},  # two norms are equal at first
+        {"no_rope_interval": 2},
+        {"rotary_dim": 4},
+        {"norm": "layernorm"},
     ]
     losses = {loss_of({**MODELS["llama"], "init_std": 0.2, **change}) for change in ({}, *changes)}
     assert len(losses) == 1 + len(changes)

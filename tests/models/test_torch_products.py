@@ -106,9 +106,8 @@ def gradients(tied: bool) -> dict[str, torch.Tensor]:
     from model.decoder import Decoder, stage_of
 
     torch.manual_seed(5)
-    model = Decoder(
-        parsed_model(MODELS["gpt"]), 16, torch.float32, stage_of(4, 1, 0), choose_attention("sdpa", 0.0, None)
-    )
+    attend = choose_attention("sdpa", 0.0, None)
+    model = Decoder(parsed_model(MODELS["gpt"]), 16, torch.float32, stage_of(4, 1, 0), lambda _: attend)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     model.prepare(torch.device("cpu"))

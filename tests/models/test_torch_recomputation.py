@@ -43,7 +43,7 @@ def counted(job: Any) -> int:
 
     model, training = job.model, job.training
     attend = choose_attention("sdpa", model.attention_dropout, None)
-    decoder = Decoder(model, LENGTH, compute_dtype(training.precision), stage_of(model.layers, 1, 0), attend)
+    decoder = Decoder(model, LENGTH, compute_dtype(training.precision), stage_of(model.layers, 1, 0), lambda _: attend)
     if training.precision == "fp8":
         from step.fp8 import use_fp8
 
@@ -112,9 +112,9 @@ def test_the_first_layers_of_each_stage_are_repeated() -> None:
 
     found = job("gpt", "full", "fp32", 0.0)
     found.model, found.tuning.recompute_layers = replace(found.model, layers=8), 3
+    attend = choose_attention("sdpa", 0.0, None)
     for stage, expected in ((0, ["0", "1", "2"]), (1, ["4", "5", "6"])):
-        attend = choose_attention("sdpa", 0.0, None)
-        decoder = Decoder(found.model, LENGTH, compute_dtype("fp32"), stage_of(8, 2, stage), attend)
+        decoder = Decoder(found.model, LENGTH, compute_dtype("fp32"), stage_of(8, 2, stage), lambda _: attend)
         recompute_blocks(decoder, found.tuning)
         changed = [name for name, block in decoder.layers.items() if "forward" in vars(block)]
         assert changed == expected

@@ -32,7 +32,8 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = head_size(model)
         inner, narrow = model.heads * self.head_size, model.kv_heads * self.head_size
-        bias, self.norms_all_heads = model.bias or part(model, "qkv_bias"), part(model, "joint_query_key_norm")
+        output_bias = model.bias or part(model, "attention_bias")
+        bias, self.norms_all_heads = output_bias or part(model, "qkv_bias"), part(model, "joint_query_key_norm")
         widths = (inner, narrow) if self.norms_all_heads else (self.head_size, self.head_size)
         normed = part(model, "query_key_norm") or self.norms_all_heads
         self.query = Linear(model.hidden_size, inner, bias=bias)
@@ -40,7 +41,7 @@ class Attention(nn.Module):
         self.value = Linear(model.hidden_size, narrow, bias=bias)
         self.query_norm = RMSNorm(widths[0], eps=model.norm_eps) if normed else None
         self.key_norm = RMSNorm(widths[1], eps=model.norm_eps) if normed else None
-        self.output = Linear(inner, model.hidden_size, bias=model.bias)
+        self.output = Linear(inner, model.hidden_size, bias=output_bias)
         self.attend = attend
         # of queries, since the kernels divide scores by the root of the head size
         scale = part(model, "attention_scale")
@@ -100,7 +101,13 @@ def rotary_tables(
 
 
 def rotate(x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotate the first half of each head against its second half, by its position. x: [batch, sequence, n, D]."""
+    """Rotate the first half of each head against its second half, by its position. x: [batch, sequence, n, D].
+
+    Tables of fewer than D / 2 angles rotate the first numbers of each head, and leave the others as they are.
+    """
+    width = 2 * tables[0].shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat((rotate(x[..., :width], tables), x[..., width:]), dim=-1)
     kernel = chosen("rotary")
     if kernel is None:
         cos, sin = (table[: x.shape[1]] for table in tables)  # [sequence, 1, head_dim / 2]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
-from levelfield.worker import head_size, is_mixture, part
+from levelfield.worker import head_size, is_mixture, is_rotated, part
 from model.attention import Attention, rotary_tables
 from model.head_loss import EmbeddingHead, Head, head_scores
 from model.kernels import chosen
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from levelfield.worker.architecture import Model
-    from parallelism.context_parallel import SequenceShare
+    from parallelism.context_parallel import Attend, SequenceShare
 
 
 class MLP(nn.Module):
@@ -69,7 +69,8 @@ class GatedMLP(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); or x + norm(attention(x)), then x + norm(mlp(x)) (OLMo 2).
+    """x + attention(norm(x)), then x + mlp(norm(x)); or x + norm(attention(x)), then x + norm(mlp(x)) (OLMo 2); or
+    x + attention(norm(x)) + mlp(norm(x)), of one norm (GPT-J) or of two (GPT-NeoX).
 
     The case chooses the norm, the attention and the MLP, each by itself, and a factor of what they add to x.
     """
@@ -77,20 +78,27 @@ class Block(nn.Module):
     def __init__(
         self,
         model: Model,
-        attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        attend: Attend,
         layer: int,
         sequence_length: int,
     ) -> None:
         super().__init__()
         self.attention_norm = norm(model)
         self.attention = attention_of(model)(model, attend)
-        self.mlp_norm = norm(model)
+        self.parallel_residual = part(model, "parallel_residual")
+        if self.parallel_residual != "one_norm":
+            self.mlp_norm = norm(model)
         self.mlp = mlp(model, layer, sequence_length)
         self.dropout, self.norm_after = model.hidden_dropout, part(model, "norm_place") == "after"
-        self.residual_scale = part(model, "residual_scale")
+        self.residual_scale, self.is_rotated = part(model, "residual_scale"), is_rotated(model, layer)
 
     def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         """Return the block's output of x, both [batch, sequence, hidden]."""
+        rotary = rotary if self.is_rotated else None
+        if self.parallel_residual is not None:
+            normed = self.attention_norm(x)
+            mlp_input = normed if self.parallel_residual == "one_norm" else self.mlp_norm(x)
+            return x + self.addend(self.attention(normed, rotary)) + self.addend(self.mlp(mlp_input))
         if self.norm_after:
             x = x + self.addend(self.attention_norm(self.attention(x, rotary)))
             return x + self.addend(self.mlp_norm(self.mlp(x)))
@@ -113,6 +121,7 @@ class Decoder(nn.Module):
 
     stage: which layers, and whether the first and last stage's parts, this process holds.
     With tied embeddings the last stage holds the embedding too, as its head.
+    attend: gives a layer's attention by its number, which sliding windows of some layers need.
     share: this rank's part of each sequence (context_parallel.py), which it is given of tokens and targets; None: all.
     """
 
@@ -122,7 +131,7 @@ class Decoder(nn.Module):
         sequence_length: int,
         dtype: torch.dtype,
         stage: SimpleNamespace,
-        attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        attend: Callable[[int], Attend],
         share: SequenceShare | None = None,
     ) -> None:
         super().__init__()
@@ -136,7 +145,7 @@ class Decoder(nn.Module):
         if stage.first and model.positions == "learned":
             self.position = Positions(sequence_length, model.hidden_size)
         self.layers = nn.ModuleDict(
-            {str(index): Block(model, attend, index, sequence_length) for index in stage.layers}
+            {str(index): Block(model, attend(index), index, sequence_length) for index in stage.layers}
         )
         if stage.last:
             self.final_norm = norm(model)
@@ -149,7 +158,7 @@ class Decoder(nn.Module):
         model, stage = self.model, self.stage
         if model.positions == "rope":
             scaling, latent = part(model, "rope_scaling"), part(model, "latent_attention")
-            width = head_size(model) if latent is None else latent.rotary_size
+            width = (part(model, "rotary_dim") or head_size(model)) if latent is None else latent.rotary_size
             self.rotary = rotary_tables(
                 width,
                 self.length,

@@ -5,9 +5,9 @@ Each stands for a few of torch's operations, which compute the same where it is 
 | kernel | in place of | not chosen for |
 |---|---|---|
 | cross_entropy | loss and gradient of logits (head_on_accelerators.py) | |
-| rotary | the rotation of queries and keys (attention.py) | learned positions |
+| rotary | the rotation of queries and keys (attention.py) | learned positions, or a rotated part of heads |
 | swiglu | the product of a gated MLP or expert (layers.py) | an MLP without gate |
-| add_norm | a residual sum and the norm behind it (decoder.py) | norms behind their layer, or of divided sequences |
+| add_norm | a residual sum and the norm behind it (decoder.py) | other places of norms, or divided sequences |
 
 With --compile only cross_entropy is chosen: torch.compile fuses the others' operations itself, and cannot see into a
 kernel. They take every precision, and tensor-parallel ranks give them local tensors. Not yet run on a chip.
@@ -53,9 +53,11 @@ def fitting(job: Job) -> list[str]:
     """Return the names of the kernels that fit the job."""
     model = job.model
     fits = {
-        "rotary": model.positions == "rope",
+        "rotary": model.positions == "rope" and part(model, "rotary_dim") is None,
         "swiglu": model.activation in GATED,
         "add_norm": part(model, "norm_place") == "before"
+        and part(model, "parallel_residual") is None
+        and part(model, "norm_bias")  # it takes a norm without bias for RMSNorm
         and not job.layout.sequence_parallel
         and model.hidden_size <= MOST_COLUMNS,
     }

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from levelfield.worker import part
 from model.casts import CastLayer
 from model.kernels import chosen
 from model.onednn import OneDnnLinear, applies
@@ -105,7 +106,8 @@ class Positions(nn.Module):
 def norm(model: Model) -> nn.Module:
     """Return the model's normalisation layer."""
     kinds: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
-    return kinds[model.norm](model.hidden_size, eps=model.norm_eps)
+    options = {} if part(model, "norm_bias") else {"bias": False}  # a LayerNorm's
+    return kinds[model.norm](model.hidden_size, eps=model.norm_eps, **options)
 
 
 def gated(activation: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

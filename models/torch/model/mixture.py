@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from chosen import chosen_layer
 from model.experts import Collect, Dispatch, Experts, in_slot_order, rows_by_expert, sorted_choices
+from model.layers import Linear
 from routing import Router, RouterLoss, Tally, choose, router_loss, scores_of
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class Mixture(nn.Module):
-    """The sum, over the experts that a token chose, of gate x expert(x), best expert first; then the shared experts.
+    """The sum, over the experts that a token chose, of gate x expert(x), best expert first; then the shared experts,
+    times the sigmoid of shared_gate(x) where a model has it (Qwen2-MoE).
 
     layer: its number in the whole model. shared: the MLP that every token uses, or None. between: how tensor-parallel
     ranks want the output, a placement.
@@ -41,6 +43,7 @@ class Mixture(nn.Module):
         self.router = Router(model.hidden_size, model.experts.count)  # type: ignore[union-attr]
         self.experts = Experts(model)
         self.shared = shared
+        self.shared_gate = Linear(model.hidden_size, 1, bias=False) if self.settings.shared_gate else None
         self.capacity = capacity_of(model.experts, sequence_length)  # type: ignore[arg-type]
         self.tally = self.between = self.share = self.record = None  # type: ignore[assignment]
 
@@ -56,6 +59,8 @@ class Mixture(nn.Module):
         x: [batch, sequence, hidden], whole sequences; under tensor parallelism a replicated DTensor.
         """
         shared = None if self.shared is None else self.shared(x)  # before: recomputation repeats up to the last product
+        if shared is not None and self.shared_gate is not None:
+            shared = shared * torch.sigmoid(self.shared_gate(x))
         if isinstance(x, DTensor):
             # each rank computes a part of every expert, so all gradients in here are parts, to be summed over ranks
             routed = self.routed(x.to_local(grad_placements=[Partial()]))

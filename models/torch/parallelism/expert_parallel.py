@@ -45,6 +45,8 @@ def check_experts(job: Job) -> None:
         "biases in the experts": job.model.bias,
         "torch.compile: the number of an expert's tokens is not known beforehand": job.tuning.compile,
         "precision fp8": job.training.precision == "fp8",
+        f"a gate of the shared experts under tensor parallel {layout.tensor}": experts.shared_gate
+        and layout.tensor > 1,
         f"a capacity under context parallel {layout.context}: it is that of whole sequences": (
             layout.context > 1 and experts.capacity_factor is not None
         ),

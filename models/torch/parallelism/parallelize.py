@@ -12,6 +12,7 @@ from levelfield.worker import (
     check_layout,
     check_pipeline,
     check_tensor_parallel,
+    layer_window,
     part,
 )
 from levelfield.worker.job import Coordinates, Job
@@ -144,10 +145,12 @@ def decoder_arguments(
     ranks = job.layout.pipeline
     parts, part_of_model = ranks * job.tuning.virtual_pipeline, chunk * ranks + coordinates.pipeline
     stream = coordinates.tensor if private_randomness(job) else None
-    window = part(job.model, "sliding_window")
-    attend = choose_attention(job.tuning.attention, job.model.attention_dropout, stream, window)
-    if share is not None:
-        attend = attention_of_share(job, attend, share)
+
+    def attend(layer: int) -> Attend:
+        window = layer_window(job.model, layer)
+        whole = choose_attention(job.tuning.attention, job.model.attention_dropout, stream, window)
+        return whole if share is None else attention_of_share(job, whole, share)
+
     return {
         "model": job.model,
         "sequence_length": job.training.sequence_length,

@@ -69,6 +69,8 @@ def block_plan(
     rows = {name: RowwiseParallel(output_layouts=between) for name in ("attention.output", f"{mlp}.down")}
     norms = {name: SequenceParallel(use_local_output=True) for name in ("attention_norm", "mlp_norm")}
     norms = norms if sequence_parallel else {}
+    if part(model, "parallel_residual") == "one_norm":
+        norms.pop("mlp_norm", None)
     return {**gathered, **{name: ColwiseParallel() for name in columns}, **rows, **norms, **head_norms(model)}
 
 

@@ -85,7 +85,7 @@ def _hook_of(
             x, outputs = inputs[0], output if isinstance(output, tuple) else (output,)
             if isinstance(x, DTensor) or any(isinstance(y, DTensor) for y in outputs):
                 return  # gradients of a rank's part
-            if block.endswith(".mlp"):
+            if block.endswith(".mlp") and last in ("gate", "up", "down"):
                 joint = getattr(layer, "step_linear", None)
                 layers = ["gate", "up"] if joint is not None and len(joint.layers) == 2 else [last]
                 gradients = activations.setdefault(block, ActivationGradients(check, block, is_gated))

@@ -65,15 +65,16 @@ def flops_per_token(
         return _megatron_2021_flops(model, sequence_length, recompute, len(layers))
     if formula == "megatron":
         # queries x keys and weights x values: 2 x 2 x width for each key that a token attends to
-        width, keys = attention_core_width(model), attended_keys(model, sequence_length)
+        width = attention_core_width(model)
         forward, recomputed = (
-            2.0 * sum(active_matrix_elements(model, layer) for layer in part) + 4.0 * len(part) * width * keys
+            2.0 * sum(active_matrix_elements(model, layer) for layer in part)
+            + 4.0 * len(part) * width * attended_keys(model, sequence_length, part)
             for part in (range(model.layers), layers if recompute in FULL_RECOMPUTATIONS else ())
         )
         if recompute in FULL_RECOMPUTATIONS:
             recomputed -= _unrepeated_flops(model, recompute, len(layers))
         elif recompute == "selective-attention":
-            recomputed = 4.0 * len(layers) * width * keys
+            recomputed = 4.0 * len(layers) * width * attended_keys(model, sequence_length, layers)
         return 3 * (forward + 2.0 * model.hidden_size * model.vocab_size) + recomputed
     attention = 0.0 if formula == "6n" else 12.0 * model.layers * attention_core_width(model) * sequence_length
     parameter_count = (
@@ -137,9 +138,18 @@ def _unrepeated_flops(model: Model, recompute: Recomputation, layers: int) -> fl
     return 2.0 * layers * math.prod(layer_matrices(model)["mlp.down"])
 
 
-def attended_keys(model: Model, sequence_length: int) -> float:
-    """Return the mean number of keys of a token: half of the sequence under the causal mask, fewer with a window."""
-    window = model.sliding_window
+def attended_keys(model: Model, sequence_length: int, layers: Collection[int] | None = None) -> float:
+    """Return the mean number of keys of a token: half of the sequence under the causal mask, fewer with a window.
+
+    layers: those whose mean it is, since a window may be that of some layers; None: all.
+    """
+    if model.full_attention_interval is None:
+        return _windowed_keys(model.sliding_window, sequence_length)
+    keys = [_windowed_keys(model.layer_window(n), sequence_length) for n in layers or range(model.layers)]
+    return sum(keys) / len(keys)
+
+
+def _windowed_keys(window: int | None, sequence_length: int) -> float:
     if window is None or window >= sequence_length:
         return sequence_length / 2
     return window - window * window / (2 * sequence_length)

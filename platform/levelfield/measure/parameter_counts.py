@@ -78,7 +78,9 @@ def outer_shapes(model: Model, sequence_length: int) -> Shapes:
 
 def layer_shapes(model: Model, layer: int = 0) -> Shapes:
     """Return the parameters of layer `layer`, without `layers.{i}.` before their names."""
-    shapes, latent = _norm_shapes("attention_norm", model) | _norm_shapes("mlp_norm", model), model.latent_attention
+    shapes, latent = _norm_shapes("attention_norm", model), model.latent_attention
+    if model.norms_per_layer == 2:
+        shapes |= _norm_shapes("mlp_norm", model)
     # inside attention: of each head's query and key, or of the latents
     inner_norms: dict[str, int | None] = {}
     if latent is not None:
@@ -88,9 +90,13 @@ def layer_shapes(model: Model, layer: int = 0) -> Shapes:
     shapes |= {f"attention.{name}.weight": (size,) for name, size in inner_norms.items() if size}
     for name, matrix in layer_matrices(model, layer).items():
         shapes[f"{name}.weight"] = matrix
-        if model.bias or (model.qkv_bias and name.split(".")[-1] in _QKV):
+        if name not in _UNBIASED and (
+            model.bias
+            or (model.qkv_bias and name.split(".")[-1] in _QKV)
+            or (model.attention_bias and name.startswith("attention."))
+        ):
             shapes[f"{name}.bias"] = matrix[:-1]
-    return shapes if not model.is_mixture(layer) else {n: s for n, s in shapes.items() if n != "mlp.router.bias"}
+    return shapes
 
 
 def layer_matrices(model: Model, layer: int = 0) -> Shapes:
@@ -137,6 +143,7 @@ def expert_matrices(model: Model) -> Shapes:
         raise ValueError(f"family {model.family}: found no experts")
     routed = _mlp_matrices(model, "mlp.experts", experts.ffn_hidden_size)
     shared = _mlp_matrices(model, "mlp.shared", experts.shared * experts.ffn_hidden_size) if experts.shared else {}
+    shared |= {"mlp.shared_gate": (1, model.hidden_size)} if experts.shared_gate else {}
     return {
         "mlp.router": (experts.count, model.hidden_size),
         **{name: (experts.count, *shape) for name, shape in routed.items()},
@@ -145,6 +152,7 @@ def expert_matrices(model: Model) -> Shapes:
 
 
 _QKV = ("query", "key", "value")
+_UNBIASED = ("mlp.router", "mlp.shared_gate")
 _OUTER_PARTS = ("embedding", "position", "head", "final_norm")
 
 
@@ -158,4 +166,6 @@ def _mlp_matrices(model: Model, name: str = "mlp", inner: int | None = None) -> 
 
 def _norm_shapes(name: str, model: Model) -> Shapes:
     width: tuple[int, ...] = (model.hidden_size,)
-    return {f"{name}.weight": width} | ({f"{name}.bias": width} if model.norm == "layernorm" else {})
+    return {f"{name}.weight": width} | (
+        {f"{name}.bias": width} if model.norm == "layernorm" and model.norm_bias else {}
+    )

@@ -15,7 +15,7 @@ from levelfield.measure.sampled_operations import (
     output_error,
     relative_error,
 )
-from levelfield.measure.spot_check import hidden_positions, rotated
+from levelfield.measure.spot_check import hidden_positions, layer_number, rotated
 from levelfield.specs.architecture import Model
 
 Arrays = Mapping[str, Numbers]
@@ -65,24 +65,41 @@ def _residual_errors(
     block, _, part = norm.name.rpartition(".")
     if part not in NORMS:
         return
-    product, following = NORMS[part]
-    layer = int(block.removeprefix("layers."))
-    following = f"{block}.{following}" if following else f"layers.{layer + 1}.attention_norm"
-    following = "final_norm" if layer + 1 == model.layers and part == "mlp_norm" else following
+    products, layer = NORMS[part], layer_number(norm.name)
+    following = f"layers.{layer + 1}.attention_norm" if layer + 1 < model.layers else "final_norm"
+    if model.parallel_residual is not None:
+        # both branches begin and end at the same sums; a norm of its own gives the MLP's
+        products = NORMS["attention_norm"] + NORMS["mlp_norm"]
+        if part == "mlp_norm":
+            return
+        if model.norms_per_layer > 1:
+            other = _branch_gradient(operations, f"{block}.mlp_norm", model)
+            if other is None or other.shape != branch.shape:
+                return
+            branch = branch + other
+    elif part == "attention_norm":
+        following = f"{block}.mlp_norm"
     after = operations.get(f"{following} backward")
     if after is None or after.kind != "norm gradient" or after.arrays["inputs"].shape != branch.shape:
         return
     yield norm.name, relative_error(gradients["inputs"], after.arrays["inputs"] + branch)
-    added = operations.get(f"{block}.{product} backward")
-    if added is not None and added.kind == "input gradient" and added.arrays["inputs"].shape == branch.shape:
-        yield (
-            f"{block}.{product}",
-            relative_error(added.arrays["inputs"], after.arrays["inputs"] * (model.residual_scale or 1)),
-        )
+    for product in products:
+        added = operations.get(f"{block}.{product} backward")
+        if added is not None and added.kind == "input gradient" and added.arrays["inputs"].shape == branch.shape:
+            expected = after.arrays["inputs"] * (model.residual_scale or 1)
+            yield f"{block}.{product}", relative_error(added.arrays["inputs"], expected)
 
 
-# By norm: the last product of its branch, and the norm after it in the block.
-NORMS = {"attention_norm": ("attention.output", "mlp_norm"), "mlp_norm": ("mlp.down", "")}
+def _branch_gradient(operations: Mapping[str, SampledOperation], norm: str, model: Model) -> Numbers | None:
+    """Return the gradient of a norm's input by its own branch; None where it is not sampled whole."""
+    forward, backward = operations.get(norm), operations.get(f"{norm} backward")
+    if forward is None or backward is None or forward.arrays["inputs"].shape != backward.arrays["output"].shape:
+        return None
+    return norm_gradient(forward.arrays, backward.arrays["output"], model)
+
+
+# By norm: the last products of its branch.
+NORMS: Mapping[str, tuple[str, ...]] = {"attention_norm": ("attention.output",), "mlp_norm": ("mlp.down",)}
 
 
 def norm_gradient(arrays: Arrays, gradient: Numbers, model: Model) -> Numbers:
@@ -147,20 +164,21 @@ def attention_errors(operation: SampledOperation, gradients: Arrays, model: Mode
     ):
         yield "queries", math.inf
         return
-    weights = _weights(arrays["query"], key, operation.places, model.sliding_window)
+    layer = layer_number(operation.name)
+    window = model.layer_window(layer)
+    weights = _weights(arrays["query"], key, operation.places, window)
     scores, squares = _score_gradients(weights, gradients["output"], value)
     terms = float((squares @ np.square(key)).mean()) / root**2
     yield "queries", output_error(gradients["query_gradient"], scores @ key / root, terms)
     if "unrotated_gradient" in gradients and model.rope_base is not None:
-        turned = (
-            rotated(gradients["query_gradient"], [-place for place in operation.places], model) * model.query_factor
-        )
+        turned = rotated(gradients["query_gradient"], [-place for place in operation.places], model, layer)
+        turned = turned * model.query_factor
         yield "unrotated queries", relative_error(gradients["unrotated_gradient"], turned)
     query, output = gradients["last_query"], gradients["last_output"]
     if query.shape[1] != key.shape[1] or output.shape[1] != value.shape[1]:
         yield "last key", math.inf
         return
-    weights = _weights(query, key, [len(key) - 1] * len(query), model.sliding_window)
+    weights = _weights(query, key, [len(key) - 1] * len(query), window)
     scores, squares = _score_gradients(weights, output, value)
     terms = float((squares[:, -1] @ np.square(query)).mean()) / root**2
     yield "last key", output_error(gradients["key_gradient"], scores[:, -1] @ query / root, terms)

@@ -9,6 +9,7 @@ be much larger than this root, or smaller. So errors are held to both.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,6 +59,10 @@ KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+_ATTENTION_KINDS = ("attention", "attention gradient", "heads")
+_NAME_IN_LAYER = re.compile(r"layers\.[0-9]{1,6}\..+")
+
+
 @dataclass(frozen=True)
 class SampledOperation:
     """A part of a step that a rank sampled. The shapes of its arrays: worker/spot_check.py."""
@@ -76,7 +81,8 @@ class SampledOperation:
         if is_fitting and "targets" in self.arrays:
             targets = self.arrays["targets"]
             is_fitting = bool((targets == np.clip(targets.round(), 0, self.arrays["logits"].shape[1] - 1)).all())
-        if not is_fitting or (self.name.startswith("layers.") and self.name.count(".") < 2):
+        is_in_layer = self.kind in _ATTENTION_KINDS or self.name.startswith("layers.")
+        if not is_fitting or (is_in_layer and not _NAME_IN_LAYER.fullmatch(self.name)):
             raise ValueError(f"{self.kind} of {self.name[:100]}: found shapes {shapes}")
 
 

@@ -42,8 +42,8 @@ def output_errors(step: SampledStep, model: Model, precision: str) -> list[Sampl
         "input gradient": lambda operation: product(operation, precision),
         "weight gradient": lambda operation: product(operation, precision),
         "norm": lambda operation: norm(operation, model),
-        "attention": lambda operation: attention(operation, model.sliding_window),
-        "heads": lambda operation: heads(operation, model.sliding_window),
+        "attention": lambda operation: attention(operation, model.layer_window(layer_number(operation.name))),
+        "heads": lambda operation: heads(operation, model.layer_window(layer_number(operation.name))),
         "embedding": lambda operation: embedding(operation, model),
         "table gradient": lambda operation: table_gradient(operation, model),
     }
@@ -69,6 +69,11 @@ def output_errors(step: SampledStep, model: Model, precision: str) -> list[Sampl
             mean = math.sqrt(mean_square(np.array(values)))
             errors.append(SampleError(f"{len(values)} {kind}s together", kind, mean, limit, least))
     return errors
+
+
+def layer_number(name: str) -> int:
+    """Return the layer of an operation inside one, such as 3 of layers.3.attention."""
+    return int(name.split(".")[1])
 
 
 def product(operation: SampledOperation, precision: str) -> tuple[Numbers, Numbers, float]:
@@ -148,14 +153,19 @@ def rotation_error(operation: SampledOperation, model: Model) -> float:
     if model.rope_base is None:
         return math.inf
     before = np.stack([model.query_factor * arrays["unrotated_query"], arrays["unrotated_key"]])  # [2, places, D]
-    return relative_error(np.stack([arrays["query"], arrays["key"][places]]), rotated(before, places, model))
+    expected = rotated(before, places, model, layer_number(operation.name))
+    return relative_error(np.stack([arrays["query"], arrays["key"][places]]), expected)
 
 
-def rotated(rows: Numbers, positions: Sequence[int], model: Model) -> Numbers:
+def rotated(rows: Numbers, positions: Sequence[int], model: Model, layer: int) -> Numbers:
     """Return heads' rows [..., positions, D] after their rotation (Su et al., 2021).
 
-    The first half of a head turns against its second; gradients turn back, by negative positions.
+    The first half of a head, or of its first numbers, turns against the second; gradients turn back, by negative
+    positions. Some layers have no rotation.
     """
+    if not model.is_rotated(layer):
+        return rows
+    rows, unrotated = np.split(rows, [model.rotary_dim or rows.shape[-1]], -1)
     size, scaling = rows.shape[-1], model.rope_scaling
     assert model.rope_base is not None
     if scaling is None:
@@ -167,7 +177,7 @@ def rotated(rows: Numbers, positions: Sequence[int], model: Model) -> Numbers:
     angles = np.outer(positions, frequencies)  # [positions, D / 2]
     cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
     first, second = np.split(rows, 2, -1)
-    return np.concatenate((first * cos - second * sin, second * cos + first * sin), -1)
+    return np.concatenate((first * cos - second * sin, second * cos + first * sin, unrotated), -1)
 
 
 def norm_scale_errors(step: SampledStep, model: Model, precision: str) -> Iterator[SampleError]:
@@ -197,7 +207,8 @@ def chain_errors(step: SampledStep, model: Model, precision: str) -> list[Sample
     """Return the errors of what lies between the sampled operations of a block x + f(norm(x)), at the same rows.
 
     A product's input is what its norm gave; the hidden state grows by what attention and MLP gave; the last product's
-    input is the activation of the first one's output. What is not known of a rank's part, or of dropout, is left out.
+    input is the activation of the first one's output. What is not known of a rank's part, or of dropout, is left out,
+    as is the sum of attention and MLP side by side, of whose outputs other columns are sampled.
     """
     operations = {o.name: o for o in step.operations if o.kind in ("product", "norm")}
     if model.hidden_dropout or model.norm_place == "after" or model.experts is not None:
@@ -206,13 +217,17 @@ def chain_errors(step: SampledStep, model: Model, precision: str) -> list[Sample
     for layer in range(model.layers):
         block, following = f"layers.{layer}", f"layers.{layer + 1}.attention_norm"
         following = following if layer + 1 < model.layers else "final_norm"
+        mlp_norm = f"{block}.{'mlp_norm' if model.norms_per_layer > 1 else 'attention_norm'}"
+        sums: list[Chain] = [None, None]
+        if model.parallel_residual is None:
+            sums = [
+                _residual_sum(operations, f"{block}.attention_norm", f"{block}.attention.output", mlp_norm, factor),
+                _residual_sum(operations, mlp_norm, f"{block}.mlp.down", following, factor),
+            ]
         pairs = [
             _norm_to_product(operations, f"{block}.attention_norm", f"{block}.attention.query"),
-            _norm_to_product(operations, f"{block}.mlp_norm", f"{block}.mlp.up"),
-            _residual_sum(
-                operations, f"{block}.attention_norm", f"{block}.attention.output", f"{block}.mlp_norm", factor
-            ),
-            _residual_sum(operations, f"{block}.mlp_norm", f"{block}.mlp.down", following, factor),
+            _norm_to_product(operations, mlp_norm, f"{block}.mlp.up"),
+            *sums,
             _activation(operations, f"{block}.mlp.up", f"{block}.mlp.down", model.activation),
         ]
         for name, pair in zip(CHAIN, pairs, strict=True):

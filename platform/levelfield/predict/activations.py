@@ -141,13 +141,14 @@ def whole_layer_bytes(s: TrainingSetup, is_mixture: bool = False) -> int:
     is_mixture: the layer has experts, and keeps what was sent to them and came back.
     """
     hidden, memory_model = s.tokens * s.model.hidden_size, s.memory_model
-    # the inputs of attention and of the MLP, or in fp8 of each product
+    # the inputs of attention and of the MLP, which side by side may be one, or in fp8 of each product
     by_product = memory_model.inputs_by_product and s.input_width == FP8
-    inputs = 2
+    norms, sums = s.model.norms_per_layer, 1 if s.model.parallel_residual else 2  # sums are what norms read
+    inputs = norms
     if by_product:
         inputs = 3 + (2 if s.model.is_gated else 1)  # query, key, value; gate and up, or up
     input_bytes = inputs * hidden * s.input_width // (1 if memory_model.keeps_gathered_inputs else s.sequence_split)
-    element_bytes = 2 * (s.width + memory_model.norm_bytes + (MASK_BYTES if s.model.hidden_dropout else 0))
+    element_bytes = sums * s.width + norms * memory_model.norm_bytes + (2 * MASK_BYTES if s.model.hidden_dropout else 0)
     outside = int(hidden * element_bytes) // s.sequence_split + input_bytes + _undivided_bytes(s)
     heads_width = s.model.heads * s.model.head_widths[1]  # of their outputs together
     if memory_model.keeps_contexts and s.layout.context > 1:

@@ -123,7 +123,7 @@ def layer_forward_cost(model: Model, share: RankSlice, is_mixture: bool = False)
         score_bytes = SCORE_PASSES * share.width * share.tokens * share.sequence_length * model.heads / share.tensor
     # values of each token that are read or written: two norms (read, write) and residual sums (two reads, one write),
     # activation, rotation, and norms of queries and keys or of latents
-    hidden_values = 2 * (2 * share.traffic("norms") + 3) * model.hidden_size / share.split
+    hidden_values = 2 * (model.norms_per_layer * share.traffic("norms") + 3) * model.hidden_size / share.split
     shared_width = model.experts.shared * model.experts.ffn_hidden_size if is_mixture and model.experts else None
     mlp_tensors = 3 * share.traffic("activation") if model.is_gated else 2
     activation_values = mlp_tensors * (model.ffn_hidden_size if shared_width is None else shared_width) / share.tensor

@@ -27,21 +27,28 @@ ModelPart = Literal[
     "tied_embeddings",
     "dropout",
     "qkv_bias",
+    "attention_bias",
+    "unbiased_layernorm",
     "head_dim",
     "query_key_norm",
     "joint_query_key_norm",
     "sliding_window",
+    "full_attention_layers",
+    "partial_rotary",
+    "no_rope_layers",
     "rope_linear",
     "rope_llama3",
     "rope_yarn",
     "latent_attention",
     "norm_after",
+    "parallel_residual",
     "embedding_scale",
     "residual_scale",
     "logit_scale",
     "attention_scale",
     "experts",
     "shared_experts",
+    "shared_expert_gate",
     "dense_layers",
     "sigmoid_router",
     "router_bias",
@@ -149,7 +156,18 @@ class Router(Value):
     bias_rate: float = Field(default=0.0, ge=0)
 
 
-class Experts(Value):
+class ModelValue(Value):
+    """A model, or a part of one, whose documents leave out what came later and is not used."""
+
+    @model_serializer(mode="wrap")
+    def _omit_unused_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = handler(self)
+        fields = type(self).model_fields.items()
+        unused = [name for name, f in fields if f.json_schema_extra == LATER and getattr(self, name) == f.default]
+        return {name: value for name, value in content.items() if name not in unused}
+
+
+class Experts(ModelValue):
     """A mixture of experts in place of the MLP: `count` MLPs of the model's activation, of which a token uses
     `chosen`.
     """
@@ -159,6 +177,8 @@ class Experts(Value):
     ffn_hidden_size: int = Field(ge=1, le=MAX_SIZE)  # of one expert
     # Experts that every token uses, as one MLP of shared x ffn_hidden_size.
     shared: int = Field(default=0, ge=0, le=MAX_EXPERTS)
+    # Their output times the sigmoid of one more product of their input (Qwen2-MoE).
+    shared_gate: bool = Field(default=False, json_schema_extra=LATER)
     # Layers first_layer, first_layer + every, ... are mixtures; the others keep the dense MLP.
     first_layer: int = Field(default=0, ge=0)
     every: int = Field(default=1, ge=1)
@@ -179,6 +199,8 @@ class Experts(Value):
     def _choices_are_possible(self) -> Experts:
         if self.chosen > self.count:
             raise ValueError(f"chosen: found {self.chosen}, expected at most count {self.count}")
+        if self.shared_gate and not self.shared:
+            raise ValueError("shared_gate: found true, and shared is 0; remove it")
         groups = self.router.groups
         if groups is None:
             return self
@@ -192,7 +214,7 @@ class Experts(Value):
         return self
 
 
-class Model(Value):
+class Model(ModelValue):
     """A decoder-only transformer, composed of parts: attention, MLP or experts, norms, positions, embeddings."""
 
     family: str = Field(pattern=r"^[a-z][a-z0-9_.]{0,19}$")  # a word for tables; nothing is computed from it
@@ -216,17 +238,28 @@ class Model(Value):
     # Width of a head, where it is not hidden_size / heads.
     head_dim: int | None = Field(default=None, ge=1, le=MAX_SIZE, json_schema_extra=LATER)
     qkv_bias: bool = Field(default=False, json_schema_extra=LATER)  # of queries, keys and values
+    # Of queries, keys, values and attention's output, where the MLP has none (InternLM).
+    attention_bias: bool = Field(default=False, json_schema_extra=LATER)
+    norm_bias: bool = Field(default=True, json_schema_extra=LATER)  # of a LayerNorm (Cohere has none)
     # RMSNorm of each head's query and key before the rotation, with norm_eps.
     query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
     # The same of all heads of queries together, and of all of keys (OLMo 2).
     joint_query_key_norm: bool = Field(default=False, json_schema_extra=LATER)
     # A token attends to so many tokens, itself among them.
     sliding_window: int | None = Field(default=None, ge=1, json_schema_extra=LATER)
+    # Layers interval - 1, 2 interval - 1, ..., counted from 0, attend to all tokens before, the others to the window.
+    full_attention_interval: int | None = Field(default=None, ge=2, json_schema_extra=LATER)
     rope_scaling: RopeScaling | None = Field(default=None, json_schema_extra=LATER)
+    # So many numbers of each head are rotated, the first ones (GPT-NeoX, GLM-4.5).
+    rotary_dim: int | None = Field(default=None, ge=2, multiple_of=2, json_schema_extra=LATER)
+    # Layers interval - 1, 2 interval - 1, ..., counted from 0, have no rotation (SmolLM3).
+    no_rope_interval: int | None = Field(default=None, ge=2, json_schema_extra=LATER)
     # Replaces the projections of queries, keys and values.
     latent_attention: LatentAttention | None = Field(default=None, json_schema_extra=LATER)
     # Of a layer's norms, before its parts or after them (then x + norm(part(x)); OLMo 2).
     norm_place: Literal["before", "after"] = Field(default="before", json_schema_extra=LATER)
+    # x + attention(norm(x)) + mlp(norm(x)), of one norm (GPT-J, Cohere) or of two (GPT-NeoX).
+    parallel_residual: Literal["one_norm", "two_norms"] | None = Field(default=None, json_schema_extra=LATER)
     embedding_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)  # embeddings times this number
     # What attention and MLP add to the residual stream, times this number (Granite, MiniCPM).
     residual_scale: float | None = Field(default=None, gt=0, json_schema_extra=LATER)
@@ -238,6 +271,19 @@ class Model(Value):
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.heads
+
+    def is_rotated(self, layer: int) -> bool:
+        """Return whether layer `layer`, counted from 0, has rotary positions."""
+        return self.positions == "rope" and not _ends_interval(layer, self.no_rope_interval)
+
+    def layer_window(self, layer: int) -> int | None:
+        """Return the sliding window of layer `layer`, counted from 0; None where it attends to all tokens before."""
+        return None if _ends_interval(layer, self.full_attention_interval) else self.sliding_window
+
+    @property
+    def norms_per_layer(self) -> int:
+        """The number of norms of a layer's hidden state."""
+        return 1 if self.parallel_residual == "one_norm" else 2
 
     @property
     def query_factor(self) -> float:
@@ -278,33 +324,37 @@ class Model(Value):
         """The names of the parts that compose the model. implementation.yaml lists those that a framework has."""
         return tuple(name for name, used in _used_parts(self).items() if used)
 
-    @model_serializer(mode="wrap")
-    def _omit_unused_later_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what came later and is not used, so that documents from before it stay as they are."""
-        content: dict[str, Any] = handler(self)
-        fields = type(self).model_fields.items()
-        unused = [name for name, f in fields if f.json_schema_extra == LATER and getattr(self, name) == f.default]
-        return {name: value for name, value in content.items() if name not in unused}
-
     @model_validator(mode="after")
     def _parts_are_consistent(self) -> Model:
-        if self.rope_scaling is not None and self.positions != "rope":
-            raise ValueError("rope_scaling is given only when positions is 'rope'")
         if self.qkv_bias and self.bias:
             raise ValueError("qkv_bias: bias already gives every matrix a bias; remove one of both")
+        if self.attention_bias and (self.bias or self.qkv_bias):
+            raise ValueError("attention_bias: bias and qkv_bias give the same matrices a bias; have one of the three")
+        if not self.norm_bias and self.norm != "layernorm":
+            raise ValueError("norm_bias: found false, and rmsnorm has no bias; remove it")
+        if self.full_attention_interval is not None and self.sliding_window is None:
+            raise ValueError("full_attention_interval: without sliding_window every layer attends to all; remove it")
+        if self.parallel_residual is not None and self.norm_place == "after":
+            raise ValueError("parallel_residual: its norms are before attention and MLP; remove norm_place")
         if self.query_key_norm and self.joint_query_key_norm:
             raise ValueError("query_key_norm is of each head, and joint_query_key_norm of all; remove one of both")
+        experts = self.experts
+        if experts is not None and experts.first_layer >= self.layers:
+            raise ValueError(f"experts.first_layer: found {experts.first_layer}, expected below layers {self.layers}")
+        return self
+
+    @model_validator(mode="after")
+    def _latent_attention_stands_alone(self) -> Model:
         if (self.query_key_norm or self.joint_query_key_norm) and self.latent_attention is not None:
             raise ValueError("query_key_norm: latent attention has norms of its own; remove one of both")
         if self.latent_attention is not None and (self.head_dim or self.positions != "rope"):
             raise ValueError("latent_attention has its own head sizes and rotary positions; remove head_dim, use rope")
-        if self.latent_attention is not None and (self.bias or self.qkv_bias):
-            raise ValueError("latent_attention: its matrices have no bias; remove bias and qkv_bias")
+        if self.latent_attention is not None and (self.bias or self.qkv_bias or self.attention_bias):
+            raise ValueError("latent_attention: its matrices have no bias; remove bias, qkv_bias and attention_bias")
+        if self.latent_attention is not None and (self.rotary_dim or self.no_rope_interval):
+            raise ValueError("latent_attention has its own rotary_size; remove rotary_dim and no_rope_interval")
         if self.latent_attention is not None and self.attention_scale is not None:
             raise ValueError("attention_scale: latent attention divides scores by the root of its head size; remove it")
-        experts = self.experts
-        if experts is not None and experts.first_layer >= self.layers:
-            raise ValueError(f"experts.first_layer: found {experts.first_layer}, expected below layers {self.layers}")
         return self
 
     @model_validator(mode="after")
@@ -313,11 +363,25 @@ class Model(Value):
             raise ValueError(f"hidden_size {self.hidden_size} is not divisible by heads {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}")
+        return self
+
+    @model_validator(mode="after")
+    def _positions_are_consistent(self) -> Model:
         if (self.positions == "rope") != (self.rope_base is not None):
             raise ValueError("rope_base is given exactly when positions is 'rope'")
+        if self.rope_scaling is not None and self.positions != "rope":
+            raise ValueError("rope_scaling is given only when positions is 'rope'")
         if self.positions == "rope" and self.head_size % 2:
             raise ValueError(f"rope needs an even head size, found {self.head_size}")
+        if (self.rotary_dim or self.no_rope_interval) and self.positions != "rope":
+            raise ValueError("rotary_dim and no_rope_interval are given only when positions is 'rope'")
+        if self.rotary_dim and self.rotary_dim >= self.head_size:
+            raise ValueError(f"rotary_dim: found {self.rotary_dim}, expected below the head size {self.head_size}")
         return self
+
+
+def _ends_interval(layer: int, interval: int | None) -> bool:
+    return interval is not None and (layer + 1) % interval == 0
 
 
 def _used_parts(model: Model) -> dict[ModelPart, bool]:
@@ -331,10 +395,15 @@ def _used_parts(model: Model) -> dict[ModelPart, bool]:
         "grouped_queries": model.kv_heads != model.heads,
         "bias": model.bias,
         "qkv_bias": model.qkv_bias,
+        "attention_bias": model.attention_bias,
+        "unbiased_layernorm": not model.norm_bias,
         "head_dim": model.head_dim is not None,
         "query_key_norm": model.query_key_norm,
         "joint_query_key_norm": model.joint_query_key_norm,
         "sliding_window": model.sliding_window is not None,
+        "full_attention_layers": model.full_attention_interval is not None,
+        "partial_rotary": model.rotary_dim is not None,
+        "no_rope_layers": model.no_rope_interval is not None,
         "rope_linear": scaling == "linear",
         "rope_llama3": scaling == "llama3",
         "rope_yarn": scaling == "yarn",
@@ -346,6 +415,7 @@ def _used_parts(model: Model) -> dict[ModelPart, bool]:
         "swiglu": model.activation == "swiglu",
         "geglu_tanh": model.activation == "geglu_tanh",
         "norm_after": model.norm_place == "after",
+        "parallel_residual": model.parallel_residual is not None,
         "tied_embeddings": model.tied_embeddings,
         "embedding_scale": model.embedding_scale is not None,
         "residual_scale": model.residual_scale is not None,
@@ -354,6 +424,7 @@ def _used_parts(model: Model) -> dict[ModelPart, bool]:
         "dropout": bool(model.hidden_dropout or model.attention_dropout),
         "experts": experts is not None,
         "shared_experts": experts is not None and experts.shared > 0,
+        "shared_expert_gate": experts is not None and experts.shared_gate,
         "dense_layers": experts is not None and model.mixture_layers < model.layers,
         "expert_capacity": experts is not None and experts.capacity_factor is not None,
         "sigmoid_router": router is not None and router.scores == "sigmoid",

@@ -267,13 +267,16 @@ def _idle_fields_of(work: Work) -> tuple[str, ...]:
     model, scaling, experts = work.model, work.model.rope_scaling, work.model.experts
     groups = experts.router.groups if experts else None
     capacity = (experts.capacity_factor or 0) * experts.chosen if experts else 0
+    has_idle_window = (model.sliding_window or 0) >= work.training.sequence_length
     is_idle = {
         "head_dim": model.head_dim is not None and model.head_dim * model.heads == model.hidden_size,
         "embedding_scale": model.embedding_scale == 1,
         "residual_scale": model.residual_scale == 1,
         "logit_scale": model.logit_scale == 1,
         "attention_scale": model.attention_scale == model.head_size**-0.5,
-        "sliding_window": (model.sliding_window or 0) >= work.training.sequence_length,
+        "sliding_window": has_idle_window,
+        "full_attention_interval": has_idle_window or (model.full_attention_interval or 0) > model.layers,
+        "no_rope_interval": (model.no_rope_interval or 0) > model.layers,
         "rope_scaling": scaling is not None and scaling.factor == 1 and scaling.magnitude in (None, 1),
         # an expert takes every token of a sequence that chooses it: none has more than all tokens
         "experts.capacity_factor": experts is not None and capacity >= experts.count,

@@ -64,6 +64,7 @@ Refusable = Literal[
     "experts of a part of the ranks with an uneven hidden size",
     "expert capacity with context parallel",
     "joint query and key norms with tensor parallel",
+    "shared expert gate with tensor parallel",
     "latent attention with tensor parallel",
     "latent attention with rope scaling",
 ]
@@ -299,6 +300,9 @@ def refused_choices(
         and model.experts is not None
         and model.experts.capacity_factor is not None,
         "joint query and key norms with tensor parallel": model.joint_query_key_norm and layout.tensor > 1,
+        "shared expert gate with tensor parallel": (
+            model.experts is not None and model.experts.shared_gate and layout.tensor > 1
+        ),
         "latent attention with tensor parallel": has_latent_attention and layout.tensor > 1,
         "latent attention with rope scaling": has_latent_attention and model.rope_scaling is not None,
     }

@@ -62,6 +62,7 @@ class Experts:
     chosen: int
     ffn_hidden_size: int  # of one expert
     shared: int = 0  # experts that every token uses, as one MLP
+    shared_gate: bool = False  # their output is multiplied by the sigmoid of one more product
     first_layer: int = 0  # layers first_layer, first_layer + every, ... are mixtures
     every: int = 1
     router: Router = Router()
@@ -92,12 +93,18 @@ class Model:
     scaled_residual_init: bool
     head_dim: Optional[int] = None  # the width of a head; None: hidden_size / heads
     qkv_bias: bool = False  # of queries, keys and values only
+    attention_bias: bool = False  # of queries, keys, values and attention's output
+    norm_bias: bool = True  # of LayerNorm
     query_key_norm: bool = False  # RMSNorm of each head's query and key
     joint_query_key_norm: bool = False  # RMSNorm of all heads' queries together, and of all their keys
     sliding_window: Optional[int] = None  # the tokens that a token attends to, itself included; None: all before it
+    full_attention_interval: Optional[int] = None  # layers interval - 1, 2 interval - 1, ... have no window
     rope_scaling: Optional[RopeScaling] = None
+    rotary_dim: Optional[int] = None  # the rotated numbers of a head, the first ones; None: all
+    no_rope_interval: Optional[int] = None  # layers interval - 1, 2 interval - 1, ... have no rotation
     latent_attention: Optional[LatentAttention] = None  # replaces the projections of queries, keys and values
     norm_place: str = "before"  # or after: where a layer's norms are
+    parallel_residual: Optional[str] = None  # one_norm or two_norms: attention and MLP read the block's input
     embedding_scale: Optional[float] = None  # embeddings are multiplied by it
     residual_scale: Optional[float] = None  # what attention and MLP add to the residual stream is multiplied by it
     logit_scale: Optional[float] = None  # logits are multiplied by it
@@ -123,3 +130,17 @@ def is_mixture(model: Model, layer: int) -> bool:
     """Return whether layer `layer`, counted from 0, has experts in place of its MLP."""
     experts = model.experts
     return experts is not None and layer >= experts.first_layer and (layer - experts.first_layer) % experts.every == 0
+
+
+def is_rotated(model: Model, layer: int) -> bool:
+    """Return whether layer `layer`, counted from 0, has rotary positions."""
+    return model.positions == "rope" and not _ends_interval(layer, model.no_rope_interval)
+
+
+def layer_window(model: Model, layer: int) -> Optional[int]:
+    """Return the sliding window of layer `layer`, counted from 0; None where it attends to all tokens before."""
+    return None if _ends_interval(layer, model.full_attention_interval) else model.sliding_window
+
+
+def _ends_interval(layer: int, interval: Optional[int]) -> bool:
+    return interval is not None and (layer + 1) % interval == 0

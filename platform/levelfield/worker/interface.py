@@ -3,7 +3,7 @@
 No module of the package has one of these names: once imported, the module would hide the function.
 """
 
-from .architecture import head_size, is_mixture, part
+from .architecture import head_size, is_mixture, is_rotated, layer_window, part
 from .batches import Batch, Batches
 from .capture import Capture
 from .checksum import checksum_slice
@@ -52,6 +52,8 @@ __all__ = [
     "dropout_seed",
     "head_size",
     "is_mixture",
+    "is_rotated",
+    "layer_window",
     "learning_rate",
     "load_job",
     "part",

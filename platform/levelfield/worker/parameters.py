@@ -44,13 +44,14 @@ def _layer(model: Model, layer: int) -> Parameters:
     return {
         **_norm(model, "attention_norm"),
         **(_attention(model) if latent is None else _latent_attention(model, latent)),
-        **_norm(model, "mlp_norm"),
+        **({} if model.parallel_residual == "one_norm" else _norm(model, "mlp_norm")),
         **(_mlp(model, "mlp", model.ffn_hidden_size) if experts is None else _experts(model, experts)),
     }
 
 
 def _attention(model: Model) -> Parameters:
-    hidden, head, bias = model.hidden_size, head_size(model), model.bias or model.qkv_bias
+    hidden, head, output_bias = model.hidden_size, head_size(model), model.bias or model.attention_bias
+    bias = output_bias or model.qkv_bias
     inner, narrow = model.heads * head, model.kv_heads * head
     widths = (head, head) if model.query_key_norm else (inner, narrow) if model.joint_query_key_norm else ()
     specs = {
@@ -60,7 +61,7 @@ def _attention(model: Model) -> Parameters:
     }
     for name, width in zip(("query", "key"), widths):
         specs[f"attention.{name}_norm.weight"] = ParameterSpec((width,), fill=1.0)
-    return {**specs, **_linear(model, "attention.output", hidden, inner, model.bias, residual=True)}
+    return {**specs, **_linear(model, "attention.output", hidden, inner, output_bias, residual=True)}
 
 
 def _latent_attention(model: Model, latent: LatentAttention) -> Parameters:
@@ -98,6 +99,8 @@ def _experts(model: Model, experts: Experts) -> Parameters:
         specs[name] = spec._replace(shape=(experts.count, *spec.shape))
     if experts.shared:
         specs.update(_mlp(model, "mlp.shared", experts.shared * experts.ffn_hidden_size))
+    if experts.shared_gate:
+        specs["mlp.shared_gate.weight"] = ParameterSpec((1, model.hidden_size), model.init_std)
     return specs
 
 
@@ -112,6 +115,6 @@ def _linear(model: Model, name: str, rows: int, columns: int, bias: bool, residu
 
 def _norm(model: Model, name: str) -> Parameters:
     specs = {f"{name}.weight": ParameterSpec((model.hidden_size,), fill=1.0)}
-    if model.norm == "layernorm":
+    if model.norm == "layernorm" and model.norm_bias:
         specs[f"{name}.bias"] = ParameterSpec((model.hidden_size,), fill=0.0)
     return specs

@@ -125,6 +125,39 @@ def test_a_sliding_window_counts_its_keys_one_by_one(window: int) -> None:
     assert attended_keys(model, length) == pytest.approx(one_by_one, abs=1e-9)
 
 
+def test_a_window_of_some_layers_counts_in_those() -> None:
+    model = MODELS["llama3.1_8b"].model(layers=10, sliding_window=1024, full_attention_interval=4)
+    full, narrow = 4096.0, 1024 - 1024**2 / 16384
+    assert attended_keys(model, 8192) == pytest.approx((2 * full + 8 * narrow) / 10)
+    assert attended_keys(model, 8192, (3, 7)) == full and attended_keys(model, 8192, (0, 1, 2)) == narrow
+    plain, first = (
+        flops_per_token("megatron", model, 8192, recompute="selective-attention", repeated=layers)
+        for layers in ((), (0, 1, 2))
+    )
+    assert first - plain == pytest.approx(3 * 4 * 4096 * narrow)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention_bias": True},
+        {"norm": "layernorm", "norm_bias": False},
+        {"parallel_residual": "one_norm"},
+        {"norm": "layernorm", "parallel_residual": "two_norms", "bias": True},
+    ],
+)
+def test_the_worker_makes_the_parameters_that_are_counted(changes: dict[str, Any]) -> None:
+    model = MODELS["llama3.1_8b"].model(layers=2, **changes)
+    assert made(model) == parameter_shapes(model, 4096)
+
+
+def test_the_gate_of_shared_experts_is_a_parameter_of_each_mixture() -> None:
+    experts = {**MODELS["deepseek_v2_lite"].model().model_dump()["experts"], "shared_gate": True}
+    plain, model = (MODELS["deepseek_v2_lite"].model(**change) for change in ({}, {"experts": experts}))
+    assert made(model) == parameter_shapes(model, 4096)
+    assert count_parameters(model, 4096).total - count_parameters(plain, 4096).total == 26 * model.hidden_size
+
+
 def test_a_window_lowers_megatron_s_flops_only() -> None:
     whole, narrow = MODELS["llama3.1_8b"].model(), MODELS["llama3.1_8b"].model(sliding_window=1024)
     assert flops_per_token("megatron", narrow, 8192) < flops_per_token("megatron", whole, 8192)

@@ -115,6 +115,19 @@ def test_the_number_of_mixtures_is_that_of_the_layers() -> None:
         ({"query_key_norm": True, "latent_attention": LATENT}, "query_key_norm: latent attention has norms of its own"),
         ({"query_key_norm": True, "joint_query_key_norm": True}, "joint_query_key_norm of all; remove one of both"),
         ({"attention_scale": 0.1, "latent_attention": LATENT}, "attention_scale: latent attention divides scores"),
+        ({"attention_bias": True, "qkv_bias": True}, "attention_bias: bias and qkv_bias give the same matrices a bias"),
+        ({"norm_bias": False}, "norm_bias: found false, and rmsnorm has no bias; remove it"),
+        ({"full_attention_interval": 4}, "full_attention_interval: without sliding_window every layer attends to all"),
+        (
+            {"parallel_residual": "two_norms", "norm_place": "after"},
+            "parallel_residual: its norms are before attention",
+        ),
+        ({"rotary_dim": 128}, "rotary_dim: found 128, expected below the head size 128"),
+        ({"rotary_dim": 3}, "rotary_dim: Input should be a multiple of 2"),
+        ({"no_rope_interval": 1}, "no_rope_interval: Input should be greater than or equal to 2"),
+        ({"rotary_dim": 64, "latent_attention": LATENT}, "latent_attention has its own rotary_size; remove rotary_dim"),
+        ({"positions": "learned", "rope_base": None, "no_rope_interval": 4}, "given only when positions is 'rope'"),
+        ({"experts": {**MIXTURE, "shared_gate": True}}, "shared_gate: found true, and shared is 0; remove it"),
         ({"head_dim": 64, "latent_attention": LATENT}, "latent_attention has its own head sizes"),
         ({"bias": True, "latent_attention": LATENT}, "latent_attention: its matrices have no bias"),
         ({"qkv_bias": True, "latent_attention": LATENT}, "latent_attention: its matrices have no bias"),
@@ -172,18 +185,25 @@ ONE_PART: list[tuple[dict[str, Any], ModelPart]] = [
     ({"head_dim": 64}, "head_dim"),
     ({"query_key_norm": True}, "query_key_norm"),
     ({"joint_query_key_norm": True}, "joint_query_key_norm"),
+    ({"attention_bias": True}, "attention_bias"),
     ({"sliding_window": 4096}, "sliding_window"),
+    ({"rotary_dim": 64}, "partial_rotary"),
+    ({"no_rope_interval": 4}, "no_rope_layers"),
     ({"rope_scaling": {"kind": "linear", "factor": 2}}, "rope_linear"),
     ({"rope_scaling": LLAMA3}, "rope_llama3"),
     ({"rope_scaling": YARN}, "rope_yarn"),
     ({"latent_attention": LATENT}, "latent_attention"),
     ({"norm_place": "after"}, "norm_after"),
+    ({"parallel_residual": "one_norm"}, "parallel_residual"),
+    ({"sliding_window": 4096, "full_attention_interval": 4}, "full_attention_layers"),
+    ({"norm": "layernorm", "norm_bias": False}, "unbiased_layernorm"),
     ({"embedding_scale": 64}, "embedding_scale"),
     ({"residual_scale": 0.22}, "residual_scale"),
     ({"logit_scale": 0.125}, "logit_scale"),
     ({"attention_scale": 0.0078125}, "attention_scale"),
     ({"experts": MIXTURE}, "experts"),
     ({"experts": {**MIXTURE, "shared": 1}}, "shared_experts"),
+    ({"experts": {**MIXTURE, "shared": 1, "shared_gate": True}}, "shared_expert_gate"),
     ({"experts": {**MIXTURE, "first_layer": 1}}, "dense_layers"),
     ({"experts": {**MIXTURE, "capacity_factor": 1.25}}, "expert_capacity"),
     ({"experts": {**MIXTURE, "router": {"scores": "sigmoid"}}}, "sigmoid_router"),
@@ -193,13 +213,22 @@ ONE_PART: list[tuple[dict[str, Any], ModelPart]] = [
 ]
 
 
+# Parts that a part goes with.
+NEEDED: dict[str, set[str]] = {
+    "full_attention_layers": {"sliding_window"},
+    "unbiased_layernorm": {"layernorm"},
+    "shared_expert_gate": {"shared_experts"},
+}
+
+
 @pytest.mark.parametrize(("change", "part"), ONE_PART, ids=[part for _, part in ONE_PART])
 def test_a_change_adds_its_part(change: dict[str, Any], part: ModelPart) -> None:
     plain = MODELS["mixtral_8x7b"].model(experts=None)
     changed = Model.model_validate({**plain.model_dump(), **change})
     assert part not in plain.parts
     replaced = {"rope", "rmsnorm", "swiglu"}
-    assert set(changed.parts) - set(plain.parts) - {"experts"} == {part} - {"experts"} and part in changed.parts
+    added = set(changed.parts) - set(plain.parts) - NEEDED.get(part, set())
+    assert added - {"experts"} == {part} - {"experts"} and part in added
     assert set(plain.parts) - set(changed.parts) <= replaced
 
 

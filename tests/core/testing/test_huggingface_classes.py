@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 from typing import Any
 
@@ -12,6 +14,7 @@ from levelfield.specs.architecture import Experts, Model, Router
 from levelfield.specs.base import load
 from levelfield.specs.case import Case, Work
 from plans import PLUGINS
+from pydantic import ValidationError
 
 WORK = load(Case, PLUGINS / "configs/cases/tiny.yaml").work("smoke")
 LLAMA: dict[str, Any] = {
@@ -44,14 +47,20 @@ OTHER: dict[str, dict[str, Any]] = {
     "init_std": {"init_std": 0.03},
     "scaled_residual_init": {"scaled_residual_init": True},
     "head_dim": {"head_dim": 6},
-    "qkv_bias": {"qkv_bias": True, "bias": False},
+    "qkv_bias": {"qkv_bias": True},
+    "attention_bias": {"attention_bias": True},
+    "norm_bias": {"norm_bias": False, "norm": "layernorm"},
     "query_key_norm": {"query_key_norm": True},
     "joint_query_key_norm": {"joint_query_key_norm": True},
     "sliding_window": {"sliding_window": 4},
+    "full_attention_interval": {"sliding_window": 4, "full_attention_interval": 2},
+    "rotary_dim": {"positions": "rope", "rope_base": 1e4, "rotary_dim": 2},
+    "no_rope_interval": {"positions": "rope", "rope_base": 1e4, "no_rope_interval": 2},
     "rope_scaling": {"positions": "rope", "rope_base": 1e4, "rope_scaling": {"kind": "linear", "factor": 2}},
     "latent_attention": {"positions": "rope", "bias": False, "query_key_norm": False, "rope_base": 1e4,
         "latent_attention": {"key_value_rank": 8, "plain_size": 8, "rotary_size": 4, "value_size": 8}},
     "norm_place": {"norm_place": "after"},
+    "parallel_residual": {"parallel_residual": "two_norms"},
     "embedding_scale": {"embedding_scale": 2.0},
     "residual_scale": {"residual_scale": 0.3},
     "logit_scale": {"logit_scale": 0.3},
@@ -88,25 +97,28 @@ def lost(base: Model) -> list[str]:
     The family is a word that nothing follows from.
     """
     before, unseen = written(base), []
-    others = {**OTHER, **(OTHER_OF_LLAMA if base.positions == "rope" else {})}
-    norms = ("query_key_norm", "joint_query_key_norm")
-    used: dict[str, Any] = {name: False for name in ("qkv_bias", *norms) if getattr(base, name)}
-    others |= {name: {name: False} for name in used}
-    others |= {"norm_place": {"norm_place": "before"}} if base.norm_place == "after" else {}
-    for name in ("bias", "latent_attention"):  # which go with none of them
-        others[name] = {**used, **others[name]}
-    for name, other in (norms, norms[::-1]):  # of which a model has one
-        others[name] = {other: False, **others[name]}
-    others["latent_attention"] = {**others["latent_attention"], "attention_scale": None}
-    assert set(others) == set(Model.model_fields)
-    for name, change in others.items():
-        model = Model.model_validate({**base.model_dump(), **change})
-        assert model != base, name
+    assert set(OTHER) == set(Model.model_fields)
+    for name in OTHER:
+        model = with_another(base, name)
         try:
             unseen += [name] if written(model) == before and name != "family" else []
         except classes.NoEquivalent as error:
             assert refused_fields(error), name
     return unseen
+
+
+def with_another(base: Model, name: str) -> Model:
+    """Return the model with another value of a field, without a part that does not go with it."""
+    content, later = base.model_dump(), {n: f.default for n, f in Model.model_fields.items() if f.json_schema_extra}
+    unused: list[dict[str, Any]] = [{}, *({part: default} for part, default in later.items()), {"bias": False}]
+    values = [table[name] for table in (OTHER, OTHER_OF_LLAMA) if name in table]
+    values += [{name: later[name]}] if name in later else []
+    for without, change in itertools.product(unused, values):
+        with contextlib.suppress(ValidationError):
+            model = Model.model_validate({**content, **without, **change})
+            if getattr(model, name) != getattr(base, name):
+                return model
+    raise AssertionError(f"no other value of {name}")
 
 
 CLASSES: dict[str, dict[str, Any]] = {
@@ -116,6 +128,23 @@ CLASSES: dict[str, dict[str, Any]] = {
     "Qwen2ForCausalLM": {**LLAMA, "qkv_bias": True},
     "Qwen3ForCausalLM": {**LLAMA, "query_key_norm": True},
     "Olmo2ForCausalLM": {**LLAMA, "joint_query_key_norm": True, "norm_place": "after"},
+    "Olmo3ForCausalLM": {
+        **LLAMA,
+        "joint_query_key_norm": True,
+        "norm_place": "after",
+        "sliding_window": 3,
+        "full_attention_interval": 2,
+    },
+    "SmolLM3ForCausalLM": {**LLAMA, "no_rope_interval": 2},
+    "CohereForCausalLM": {
+        **LLAMA,
+        "norm": "layernorm",
+        "norm_bias": False,
+        "parallel_residual": "one_norm",
+        "logit_scale": 0.25,
+    },
+    "StableLmForCausalLM": {**LLAMA, "norm": "layernorm", "rotary_dim": 2},
+    "GPTNeoXForCausalLM": {"positions": "rope", "rope_base": 1e4, "rotary_dim": 2, "parallel_residual": "two_norms"},
     "GraniteForCausalLM": {**LLAMA, "residual_scale": 0.2, "logit_scale": 0.125, "attention_scale": 0.1},
     "GemmaForCausalLM": {**LLAMA, "activation": "geglu_tanh", "embedding_scale": 4.0},  # the root of hidden_size 16
 }
@@ -147,6 +176,7 @@ def test_the_dropout_of_a_llama_is_refused_by_name() -> None:
 MIXTURE = {**LLAMA, "experts": {"count": 4, "chosen": 2, "ffn_hidden_size": 8}}
 OTHER_EXPERTS: dict[str, Any] = {
     "count": 6, "chosen": 1, "ffn_hidden_size": 10, "shared": 1, "first_layer": 1, "every": 2, "capacity_factor": 1.0,
+    "shared_gate": True,
 }  # fmt: skip
 OTHER_ROUTER: dict[str, Any] = {
     "scores": "sigmoid", "normalised": False, "scale": 2.0, "groups": {"count": 2, "chosen": 1}, "bias_rate": 1e-3,
@@ -162,7 +192,8 @@ def lost_in_experts(base: Model) -> list[str]:
     changes += [({"router": {**content["experts"]["router"], name: v}}, name) for name, v in OTHER_ROUTER.items()]
     for change, name in changes:
         try:
-            model = Model.model_validate({**content, "experts": {**content["experts"], **change}})
+            shared = {"shared": 1} if "shared_gate" in change else {}
+            model = Model.model_validate({**content, "experts": {**content["experts"], **shared, **change}})
             unseen += [name] if written(model) == before else []
         except classes.NoEquivalent as error:
             assert refused_fields(error), name
@@ -176,16 +207,7 @@ def test_every_field_of_a_mixture_is_in_their_files_or_refused(normed: bool) -> 
     assert config["architectures"] == ["Qwen3MoeForCausalLM" if normed else "MixtralForCausalLM"]
     assert lost_in_experts(base) == []
     # Mixtral has no dense layer, so no width of one
-    changes = {name: change for name, change in OTHER.items() if name not in ("experts", "query_key_norm", "family")}
-    changes["joint_query_key_norm"] = {"joint_query_key_norm": True, "query_key_norm": False}
-    unseen = []
-    for name, change in {**changes, **OTHER_OF_LLAMA}.items():
-        model = Model.model_validate({**base.model_dump(), **change})
-        try:
-            unseen += [name] if written(model) == written(base) and name != "family" else []
-        except classes.NoEquivalent as error:
-            assert refused_fields(error), name
-    assert unseen == ([] if normed else ["ffn_hidden_size"])
+    assert lost(base) == ([] if normed else ["ffn_hidden_size"])
 
 
 def test_a_mixture_has_a_matrix_for_each_expert() -> None:

@@ -53,7 +53,19 @@ def test_a_job_keeps_the_parts_that_it_gives(tmp_path: Path) -> None:
     assert job.model.experts is not None
     assert job.model.experts.router.scores == "softmax"
     written = json.loads((tmp_path / "job.json").read_text())
-    assert asdict(job.model.experts) == written["model"]["experts"]
+    assert asdict(job.model.experts) == {"shared_gate": False, **written["model"]["experts"]}
+
+
+def test_the_worker_s_rotations_and_windows_are_those_of_the_schema() -> None:
+    intervals = {"sliding_window": 64, "full_attention_interval": 3, "no_rope_interval": 4}
+    for changes in (intervals, {"sliding_window": 64}, {}):
+        model = MODELS["llama3.1_8b"].model(layers=12, **changes)
+        here = parse(architecture.Model, model.model_dump(), "model")
+        assert [architecture.is_rotated(here, n) for n in range(12)] == [model.is_rotated(n) for n in range(12)]
+        windows = [architecture.layer_window(here, n) for n in range(12)]
+        assert windows == [model.layer_window(n) for n in range(12)]
+        if changes == intervals:
+            assert windows == [64, 64, None] * 4 and [n for n in range(12) if not model.is_rotated(n)] == [3, 7, 11]
 
 
 @pytest.mark.parametrize(("first", "every"), [(0, 1), (1, 1), (0, 2), (2, 3)])
