@@ -32,11 +32,12 @@ examples:
   run_benchmarks.py case check my_llama
 """
 _NEW_HELP = """\
-Write a case for a model by its config.json (deepseek, gemma, gpt2, gpt_neox,
-granite, internlm2, llama, minicpm, mistral, mixtral, olmo2, orion, phi3, qwen,
-qwen2, qwen3 and qwen3_moe). A key that a case cannot say is refused by its
-name, and nothing is written. The training is Levelfield's choice, to be
-replaced.
+Write a case for a model by its config.json. Kinds that are read: chatglm,
+cohere, cohere2, deepseek, falcon, gemma, glm4_moe, gpt2, gpt_neox, granite,
+internlm, internlm2, llama, minicpm, minimax_m2, mistral, mixtral, olmo2, olmo3,
+orion, phi3, qwen, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3 and stablelm.
+A key that a case cannot say is refused by its name, and nothing is written. The
+training is Levelfield's choice, to be replaced.
 
 examples:
   run_benchmarks.py case new my_llama --from config.json --output DIR

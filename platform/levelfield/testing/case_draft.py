@@ -152,6 +152,8 @@ def _smoke_model(model: Model) -> dict[str, Any]:
     smoke_sizes: dict[str, Any] = {"layers": min(4, model.layers), "vocab_size": min(1024, model.vocab_size)}
     smoke_sizes |= {name: 0 for name in ("hidden_dropout", "attention_dropout") if getattr(model, name)}
     smoke_sizes |= {"sliding_window": 64} if model.sliding_window else {}
+    for name in ("full_attention_interval", "no_rope_interval"):  # at least one layer is of the rarer kind
+        smoke_sizes |= {name: smoke_sizes["layers"]} if (getattr(model, name) or 0) > smoke_sizes["layers"] else {}
     smoke_sizes |= (
         {"rope_scaling": {"original_length": 64}} if model.rope_scaling and model.rope_scaling.original_length else {}
     )
@@ -166,6 +168,9 @@ def _smoke_model(model: Model) -> dict[str, Any]:
             "kv_heads": kv_heads,
         }
         smoke_sizes |= {"head_dim": 48} if model.head_dim else {}
+        head = smoke_sizes.get("head_dim", _SMOKE_WIDTH // _SMOKE_HEADS)
+        if model.rotary_dim:
+            smoke_sizes["rotary_dim"] = max(2, 2 * round(head * model.rotary_dim / model.head_size / 2))
         smoke_sizes |= {"embedding_scale": 16} if model.embedding_scale else {}
     if experts := model.experts:
         small_experts = {"count": min(8, experts.count), "chosen": min(2, experts.chosen), "ffn_hidden_size": 128}

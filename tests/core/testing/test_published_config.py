@@ -14,10 +14,12 @@ from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.measure.parameter_counts import count_parameters
+from levelfield.specs.architecture import Model
 from levelfield.specs.base import parse
 from levelfield.specs.case import Case
 from levelfield.testing.case_checks import DEFAULT_HARDWARE, CaseSubject, check_case
 from levelfield.testing.case_draft import case_document
+from levelfield.testing.framework_kit.small_jobs import MODELS
 from levelfield.testing.published_config import read_config
 
 _TOKENS: dict[str, Any] = {
@@ -47,6 +49,17 @@ CLASSES = {
     "orion": "OrionForCausalLM",
     "qwen": "QWenLMHeadModel",
     "deepseek": "DeepseekForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "internlm": "InternLMForCausalLM",
+    "chatglm": "ChatGLMModel",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
 }
 
 
@@ -57,6 +70,10 @@ def rotary(
     shared = dict(intermediate_size=ffn, vocab_size=vocab, max_position_embeddings=32768, rms_norm_eps=1e-5)
     named = {"model_type": kind, "architectures": [CLASSES[kind]]}
     return {**_TOKENS, **named, **sizes, **shared, "initializer_range": 0.02, **more}
+
+
+def layer_norms(config: dict[str, Any]) -> dict[str, Any]:
+    return {"layer_norm_eps" if key == "rms_norm_eps" else key: value for key, value in config.items()}
 
 
 LLAMA3 = {
@@ -159,6 +176,119 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         ),
         2_724_880_896,
     ),
+    "olmo3_7b": (
+        rotary(
+            *("olmo3", 32, 4096, 32, 32, 11008, 100278),
+            **{"layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "sliding_window": 4096},
+            **{"rope_theta": 500000, "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False},
+        ),
+        7_298_011_136,
+    ),
+    "smollm3_3b": (
+        rotary(
+            *("smollm3", 36, 2048, 16, 4, 11008, 128256),
+            **{"no_rope_layers": [1, 1, 1, 0] * 9, "no_rope_layer_interval": 4, "rope_theta": 5e6},
+            **{"hidden_act": "silu", "tie_word_embeddings": True, "attention_bias": False, "attention_dropout": 0.0},
+        ),
+        3_075_098_624,
+    ),
+    "aya_23": (
+        layer_norms(
+            rotary(
+                *("cohere", 32, 4096, 32, 8, 14336, 256000),
+                **{"logit_scale": 0.0625, "use_qk_norm": False, "rope_theta": 10000, "attention_bias": False},
+            )
+        ),
+        8_028_033_024,
+    ),
+    "command_r7b": (
+        layer_norms(
+            rotary(
+                *("cohere2", 32, 4096, 32, 8, 14336, 256000),
+                **{"logit_scale": 0.25, "sliding_window": 4096, "sliding_window_pattern": 4, "rotary_pct": 1.0},
+                **{"order_of_interleaved_layers": "local_attn_first", "use_parallel_block": True, "rope_theta": 50000},
+            )
+        ),
+        8_028_033_024,
+    ),
+    "stablelm_3b": (
+        layer_norms(
+            rotary(
+                *("stablelm", 32, 2560, 32, 32, 6912, 50304),
+                **{"partial_rotary_factor": 0.25, "rope_theta": 10000, "use_qkv_bias": False, "hidden_act": "silu"},
+            )
+        ),
+        2_795_443_200,
+    ),
+    "falcon_7b": (
+        {
+            **{**_TOKENS, "model_type": "falcon", "architectures": [CLASSES["falcon"]], "initializer_range": 0.02},
+            **{"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024},
+            **{"bias": False, "alibi": False, "multi_query": True, "new_decoder_architecture": False},
+            **{"parallel_attn": True, "layer_norm_epsilon": 1e-5, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+        },
+        6_921_720_704,
+    ),
+    "falcon_40b": (
+        {
+            **{**_TOKENS, "model_type": "falcon", "architectures": [CLASSES["falcon"]], "initializer_range": 0.02},
+            **{"num_hidden_layers": 60, "hidden_size": 8192, "num_attention_heads": 128, "vocab_size": 65024},
+            **{"bias": False, "alibi": False, "num_kv_heads": 8, "new_decoder_architecture": True},
+            **{"parallel_attn": True, "layer_norm_epsilon": 1e-5, "hidden_dropout": 0.0, "attention_dropout": 0.0},
+        },
+        41_303_293_952,
+    ),
+    "pythia_6.9b": (
+        {
+            **{**_TOKENS, "model_type": "gpt_neox", "architectures": [CLASSES["gpt_neox"]], "hidden_act": "gelu"},
+            **{"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 16384},
+            **{"vocab_size": 50432, "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rotary_pct": 0.25},
+            **{"initializer_range": 0.02, "rotary_emb_base": 10000, "use_parallel_residual": True},
+            "tie_word_embeddings": False,
+        },
+        6_857_302_016,
+    ),
+    "internlm_7b": (  # the number of its code
+        rotary("internlm", 32, 4096, 32, 32, 11008, 103168, bias=True, hidden_act="silu", tie_word_embeddings=False),
+        7_321_948_160,
+    ),
+    "chatglm3_6b": (  # the number of its code
+        {
+            **{"model_type": "chatglm", "architectures": [CLASSES["chatglm"]], "num_layers": 28, "hidden_size": 4096},
+            **{"num_attention_heads": 32, "ffn_hidden_size": 13696, "padded_vocab_size": 65024, "kv_channels": 128},
+            **{"multi_query_attention": True, "multi_query_group_num": 2, "add_qkv_bias": True, "seq_length": 8192},
+            **{"add_bias_linear": False, "rmsnorm": True, "original_rope": True, "layernorm_epsilon": 1e-5},
+            **{"hidden_dropout": 0.0, "attention_dropout": 0.0, "tie_word_embeddings": False},
+        },
+        6_243_584_000,
+    ),
+    "qwen1.5_moe": (
+        rotary(
+            *("qwen2_moe", 24, 2048, 16, 16, 5632, 151936),
+            **{"decoder_sparse_step": 1, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632},
+            **{"norm_topk_prob": False, "num_experts": 60, "num_experts_per_tok": 4, "router_aux_loss_coef": 0.001},
+            **{"rope_theta": 1e6, **WINDOWLESS, "tie_word_embeddings": False, "hidden_act": "silu"},
+        ),
+        14_315_784_192,
+    ),
+    "glm4.5_air": (
+        rotary(
+            *("glm4_moe", 46, 4096, 96, 8, 10944, 151552),
+            **{"head_dim": 128, "partial_rotary_factor": 0.5, "moe_intermediate_size": 1408, "n_routed_experts": 128},
+            **{"n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "n_group": 1},
+            **{"topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_qk_norm": False},
+            **{"attention_bias": True, "rope_theta": 1000000, "num_nextn_predict_layers": 1, "hidden_act": "silu"},
+        ),
+        106_852_245_504,
+    ),
+    "minimax_m2": (
+        rotary(
+            *("minimax_m2", 62, 3072, 48, 8, 1536, 200064),
+            **{"head_dim": 128, "rotary_dim": 64, "use_qk_norm": True, "num_local_experts": 256},
+            **{"num_experts_per_tok": 8, "scoring_func": "sigmoid", "use_routing_bias": True, "rope_theta": 5e6},
+        ),
+        228_689_748_992,
+    ),
     "olmo2_7b": (
         rotary(
             *("olmo2", 32, 4096, 32, 32, 11008, 100352),
@@ -254,6 +384,58 @@ def test_what_is_exported_reads_back(tmp_path: Path, name: str) -> None:
     assert model.model_dump(exclude=absent) == work.model.model_dump(exclude=absent)
 
 
+_ROTATED = {"positions": "rope", "rope_base": 10000.0, "scaled_residual_init": False}
+_EXPERTS = {"count": 4, "chosen": 2, "ffn_hidden_size": 8}
+_BALANCED = {"auxiliary_loss": 0.0005}  # by default 0.001 x 2 experts / 4 layers
+_SIGMOID = {"scores": "sigmoid", "bias_rate": 0.001}
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo2": ("llama", {"joint_query_key_norm": True, "norm_place": "after"}),
+    "olmo3": (
+        "llama",
+        {"joint_query_key_norm": True, "norm_place": "after", "sliding_window": 8, "full_attention_interval": 2},
+    ),
+    "smollm3": ("llama", {"no_rope_interval": 2}),
+    "granite": ("llama", {"residual_scale": 0.5, "logit_scale": 0.25, "attention_scale": 0.125}),
+    "cohere": (
+        "llama",
+        {"norm": "layernorm", "norm_bias": False, "parallel_residual": "one_norm", "logit_scale": 0.25},
+    ),
+    "stablelm": ("llama", {"norm": "layernorm", "rotary_dim": 4, "qkv_bias": True}),
+    "gpt_neox": (
+        "gpt",
+        {**_ROTATED, "tied_embeddings": False, "rotary_dim": 4, "parallel_residual": "two_norms"},
+    ),
+    "qwen2_moe": (
+        "llama",
+        {"qkv_bias": True, "experts": {**_EXPERTS, "shared": 2, "shared_gate": True, "router": _BALANCED}},
+    ),
+    "glm4_moe": (
+        "llama",
+        {"rotary_dim": 4, "query_key_norm": True, "experts": {**_EXPERTS, "shared": 1, "router": _SIGMOID}},
+    ),
+    "minimax_m2": (
+        "llama",
+        {
+            "rotary_dim": 4,
+            "joint_query_key_norm": True,
+            "ffn_hidden_size": 8,
+            "experts": {**_EXPERTS, "router": _SIGMOID},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_part_is_read_as_their_class_has_it(tmp_path: Path, kind: str) -> None:
+    base, changes = PARTS[kind]
+    model = Model.model_validate({**MODELS[base], **changes})
+    config = hf_config(model, 64)
+    read_model = read_config(written(tmp_path, config)).model
+    absent = {"family", "scaled_residual_init", "head_dim"}
+    assert config["model_type"] == kind
+    assert read_model.model_dump(exclude=absent) == model.model_dump(exclude=absent)
+
+
 # GPT, a large head, and a mixture; the others' numbers and models are compared above and below.
 DRAFTED = ("gpt2", "gemma_7b", "mixtral_8x7b")
 
@@ -295,12 +477,12 @@ def test_keys_of_a_class_or_a_browser_change_nothing(tmp_path: Path) -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama3.1_8b", {"attention_bias": True},
      "key 'mlp_bias': found false: a case has biases in all matrices or in none"),
-    ("llama3.1_8b", {"rope_scaling": {**LLAMA3, "rope_type": "dynamic"}},
-     "key 'rope_scaling.rope_type': found 'dynamic'"),
+    ("llama3.1_8b", {"rope_scaling": {**LLAMA3, "rope_type": "longrope"}},
+     "key 'rope_scaling.rope_type': found 'longrope'"),
     ("llama3.1_8b", {"rope_scaling": {**LLAMA3, "mscale": 1.0}}, "key 'rope_scaling.mscale': found 1.0, which a case"),
     ("llama3.1_8b", {"rope_scaling": {"rope_type": ["yarn"]}}, "key 'rope_scaling.rope_type': found ['yarn']"),
     ("llama3.1_8b", {"partial_rotary_factor": 0.5},
-     "key 'partial_rotary_factor': found 0.5: a case rotates whole heads"),
+     "key 'partial_rotary_factor': found 0.5: transformers' class of this model rotates whole"),
     ("llama3.1_8b", {"hidden_act": "relu"}, "key 'hidden_act': found 'relu', expected one of silu"),
     ("llama3.1_8b", {"quantization_config": {"bits": 4}},
      "key 'quantization_config': found {\"bits\": 4}, which a case"),
@@ -318,14 +500,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
      "found 'gemma2', which a case cannot say: it has norms before and after each part"),
     ("llama3.1_8b", {"rope_interleaved": True}, "key 'rope_interleaved': found true: a case rotates the halves"),
     ("llama3.1_8b", {"is_encoder_decoder": True}, "key 'is_encoder_decoder': found true: a case has no encoder"),
-    ("redpajama_3b", {"use_parallel_residual": True}, "key 'use_parallel_residual': found true: a case has one after"),
-    ("redpajama_3b", {"rotary_pct": 0.25}, "key 'rotary_pct': found 0.25: a case rotates whole heads"),
+    ("redpajama_3b", {"attention_bias": False}, "key 'attention_bias': found false"),
+    ("olmo3_7b", {"layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 29}, "key 'layer_types': found full"),
+    ("smollm3_3b", {"no_rope_layers": [1, 1, 0, 1] * 9}, "key 'no_rope_layers': found no rotation in layers"),
+    ("aya_23", {"use_qk_norm": True}, "key 'use_qk_norm': found true"),
+    ("stablelm_3b", {"qk_layernorm": True}, "key 'qk_layernorm': found true"),
+    ("falcon_7b", {"alibi": True}, "key 'alibi': found true: a case has no ALiBi"),
+    ("chatglm3_6b", {"add_bias_linear": True}, "key 'add_bias_linear': found true: the code beside chatglm's"),
+    ("qwen1.5_moe", {"shared_expert_intermediate_size": 5633}, "found 5633, expected a multiple of moe_intermediate"),
+    ("minimax_m2", {"scoring_func": "softmax"}, 'key \'scoring_func\': found "softmax"'),
     ("qwen_1.8b", {"no_bias": False}, "key 'no_bias': found false: a case has biases of queries"),
     ("deepseek_moe_16b", {"scoring_func": "sigmoid"}, "key 'scoring_func': found \"sigmoid\": a case's router"),
     ("phi3_mini_4k", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}},
      "key 'rope_scaling.rope_type': found 'longrope'"),
-    ("llama3.1_8b", {"model_type": "cohere"}, "which a case cannot say: its attention and MLP read one norm"),
-    ("gemma_7b", {"model_type": ["gemma"]}, "expected one of deepseek, gemma, gpt2"),
+    ("llama3.1_8b", {"model_type": "phi"}, "which a case cannot say: its head has a bias"),
+    ("gemma_7b", {"model_type": ["gemma"]}, "expected one of chatglm, cohere, cohere2, deepseek"),
     ("gemma_7b", {"head_dim": None}, "key 'head_dim': found null, expected int"),
     ("mixtral_8x7b", {"router_jitter_noise": 0.1},
      "key 'router_jitter_noise': found 0.1: a case's router has no noise"),
