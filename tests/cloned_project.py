@@ -7,10 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from driving import copy_checkout
+from levelfield.specs.record import Purpose, RunRecord
+from levelfield.store.database import Store
 
 SUITE = """\
 schema: levelfield.suite/1
@@ -93,6 +96,27 @@ class ClonedNights(ClonedProject):
         out, err = process.communicate(timeout=600)
         assert out and "Traceback" not in err, err
         return process.returncode, json.loads(out)["findings"], err
+
+    def records(self) -> list[RunRecord]:
+        """Return the stored runs that have a figure to compare, by their begin."""
+        with Store.open(str(self.data / "results.sqlite")) as store:
+            names = [point.run_id for points in store.points().values() for point in points]
+            return sorted(map(store.record, names), key=lambda record: record.began)
+
+    def repeat_the_run(self, runs: Iterable[tuple[str, Purpose]]) -> None:
+        """Store the only run once more for each night and purpose, each a little slower or faster than the last."""
+        (real,) = self.records()
+        for number, (night, purpose) in enumerate(runs):
+            speed = (real.tokens_per_second_per_device or 0.0) * (1 + 0.002 * (number % 3 - 1))
+            fields = {
+                "run_id": f"quiet{number}",
+                "content": f"sha256:{number:064}",
+                "night": night,
+                "purpose": purpose,
+                "began": f"{night}T02:{number:02}:00+00:00",
+            }
+            with Store.open(str(self.data / "results.sqlite")) as store:
+                store.add([real.model_copy(update={**fields, "tokens_per_second_per_device": speed})])
 
 
 def of_speed(findings: list[dict[str, Any]]) -> dict[str, Any]:

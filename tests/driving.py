@@ -23,6 +23,8 @@ LIMIT_SECONDS = 900
 PRETENDING = ("--plugins", str(ROOT / "tests/core/plugins"), "--plugins", str(ROOT / "tests/containers/plugins"))
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, "--python", sys.executable)
 SHORT = ("--plugins", str(ROOT / "tests/e2e/plugins"))  # the case `short`: forty small steps of a real training
+# torch by this Python, which has it as torch's environment has: e2e/test_first_run.py alone makes and runs that one.
+TORCH_HERE = ("--python", sys.executable)
 
 
 def copy_checkout(folder: Path) -> None:

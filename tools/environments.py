@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Makes every framework's environment for the processor, as a run would; `make test` does so beside its first tests.
+"""Makes the frameworks' environments for the processor, as a run would; `make test` does so beside its first tests.
+
+torch's is left out where this Python has that version: tests train by this Python, and one of tests/e2e makes torch's.
 
 .venvs/dev/bin/python tools/environments.py
 """
@@ -10,28 +12,16 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 from levelfield.catalog.registry import Registry
 from levelfield.errors import NotHere
-from levelfield.plan.environment import plan_environment
-from levelfield.run.runtimes.environments import use_environment
-
-KIND = "cpu"
+from trainings.interpreters import interpreters
 
 
 def main() -> None:
-    registry = Registry()
-    for framework in registry.frameworks:
-        try:
-            make(registry, framework)
-        except NotHere as error:  # the tests that need it fail and name it
-            print(error, flush=True)
-
-
-def make(registry: Registry, framework: str) -> None:
-    implementation, _folder = registry.implementation(framework)
-    plan = plan_environment(
-        implementation, KIND, implementation.requirements[KIND].environment_packages(), None, "process"
-    )
-    with use_environment(plan, say):
-        pass
+    with interpreters(say) as interpreter:
+        for framework in Registry().frameworks:
+            try:
+                interpreter(framework)
+            except NotHere as error:  # the tests that need it fail and name it
+                print(error, flush=True)
 
 
 def say(text: str) -> None:

@@ -7,13 +7,12 @@ are of longer runs.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from containers_shared import IN_CONTAINERS
-from driving import SHORT, Benchmark, steps
+from driving import SHORT, TORCH_HERE, Benchmark, steps
 
 pytestmark = pytest.mark.containers
 # Preflight measures which library multiplies faster. Where two are about as fast, its choice varies, and so do bits.
@@ -37,7 +36,7 @@ def valid_run(benchmark: Benchmark, *arguments: str) -> Path:
 def plain(images_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Steps:
     """The steps of `short` without a container."""
     without = Benchmark(tmp_path_factory.mktemp("plain") / "runs", images_cache)
-    steps_of_short = steps(valid_run(without, "--case", "short:torch", *UNMEASURED))
+    steps_of_short = steps(valid_run(without, "--case", "short:torch", *UNMEASURED, *TORCH_HERE))
     assert [tokens for _, _, tokens in steps_of_short] and len({loss for loss, _, _ in steps_of_short}) == 40
     return steps_of_short
 
@@ -70,9 +69,10 @@ def _says_where_it_ran(run: Path) -> None:
 def test_two_containers_of_one_network_train_the_same_bits_as_two_processes(
     benchmark: Benchmark, tmp_path: Path
 ) -> None:
-    run = valid_run(benchmark, "--case", "short:torch:cpu:2:1", *UNMEASURED, "--threads", "1", *IN_CONTAINERS)
+    options = (*UNMEASURED, "--threads", "1")
+    run = valid_run(benchmark, "--case", "short:torch:cpu:2:1", *options, *IN_CONTAINERS)
     without = Benchmark(tmp_path / "plain", Path(benchmark.variables["XDG_CACHE_HOME"]))
-    assert steps(run) == steps(valid_run(without, "--case", "short:torch:cpu:1:2", *UNMEASURED, "--threads", "1"))
+    assert steps(run) == steps(valid_run(without, "--case", "short:torch:cpu:1:2", *options, *TORCH_HERE))
     _are_two_nodes(benchmark)
 
 
@@ -101,7 +101,7 @@ def test_an_unchanged_image_is_not_built_again_and_works_offline(benchmark: Benc
 
 def test_inside_takes_the_python_that_is_there(benchmark: Benchmark, plain: Steps) -> None:
     """As in a vendor's container: its Python has the framework, and nothing is made."""
-    run = valid_run(benchmark, "--case", "short:torch", *UNMEASURED, "--runtime", "inside", "--python", sys.executable)
+    run = valid_run(benchmark, "--case", "short:torch", *UNMEASURED, "--runtime", "inside", *TORCH_HERE)
     assert (benchmark.result()["runtime"], steps(run)) == ("inside", plain)
     assert content(run, "plan.json")["environment"]["requirements"] == []
     assert "signs" in content(run, "provenance.json")["container"]

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from driving import SHORT, Benchmark
+from driving import SHORT, TORCH_HERE, Benchmark
 
 pytestmark = pytest.mark.e2e
 
@@ -19,7 +19,7 @@ def test_a_run_of_real_text_explains_its_step_and_saves_its_weights(benchmark: B
     )
     assert prepared.returncode == 0, prepared.stderr
     options = ("--data", str(prefix), "--explain-step", "1", "--save-weights", "--no-certificate")
-    done = benchmark.run("--case", "short:torch", *SHORT, *options)
+    done = benchmark.run("--case", "short:torch", *SHORT, *TORCH_HERE, *options)
     assert done.returncode == 0, done.stderr + done.stdout
     digest = next(line.split()[1] for line in prepared.stdout.splitlines() if line.startswith("digest"))
     assert benchmark.result()["identity"]["corpus"] == digest

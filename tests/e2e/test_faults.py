@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import LONG, Benchmark, all_ended, begun, finished, trainings
+from driving import LONG, TORCH_HERE, Benchmark, all_ended, begun, finished, trainings
 
 PLUGINS = Path(__file__).parent / "plugins"
 
 pytestmark = pytest.mark.e2e
-TORCH = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")
+TORCH = ("--case", "drill:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1", *TORCH_HERE)
 LATER = pytest.param(TORCH, marks=pytest.mark.thorough)
 with_torch_now = pytest.mark.parametrize("command", [LONG, TORCH], ids=["pretending", "torch"])
 with_torch_later = pytest.mark.parametrize("command", [LONG, LATER], ids=["pretending", "torch"])
@@ -54,7 +54,7 @@ def test_a_stopped_rank_is_a_hang_told_by_its_heartbeat(benchmark: Benchmark, co
 
 @pytest.mark.thorough  # tests/models has a loss of nan in torch, tests/core what the platform says of one
 def test_a_loss_that_is_not_finite_makes_the_run_invalid(benchmark: Benchmark) -> None:
-    done = benchmark.run("--case", "explodes:torch:cpu:1:2", "--plugins", str(PLUGINS), "--threads", "1")
+    done = benchmark.run("--case", "explodes:torch:cpu:1:2", *TORCH[2:])
     result = benchmark.result()
     assert done.returncode == 3
     assert (result["status"]["word"], result["status"]["failure"]) == ("invalid", "non-finite")
@@ -113,7 +113,7 @@ def test_a_missing_framework_package(benchmark: Benchmark, tmp_path: Path) -> No
     bare.parent.mkdir(parents=True)
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # -S: no site-packages, so nothing is installed
     bare.chmod(0o755)
-    done = benchmark.run(*TORCH, "--python", str(bare))
+    done = benchmark.run(*(str(bare) if word == sys.executable else word for word in TORCH))
     status = benchmark.result()["status"]
     assert done.returncode == 3
     assert (status["word"], status["failure"]) == ("failed", "environment")

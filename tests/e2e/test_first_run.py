@@ -16,9 +16,9 @@ from driving import SHORT, copy_checkout
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("fresh") / "levelfield"
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "levelfield"
     copy_checkout(folder)
     yield folder
     shutil.rmtree(folder)  # two environments with a framework each
@@ -33,16 +33,21 @@ def start(clone: Path, cache: Path, *arguments: str) -> subprocess.CompletedProc
     return subprocess.run(argv, cwd=clone, env=environment, capture_output=True, text=True, timeout=900)
 
 
-def test_the_first_command_ends_valid_and_the_second_start_makes_nothing(clone: Path, cache: Path) -> None:
-    first = start(clone, cache, "--case", "gpt3_6.7B:torch")
+# A dozen of its forty steps: they have no reference, and the loss has fallen less.
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_the_first_command_ends_valid_and_the_second_start_makes_nothing(
+    is_whole: bool, clone: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    first = start(clone, cache, "--case", "gpt3_6.7B:torch", *(() if is_whole else ("--steps", "12")))
     assert first.returncode == 0, first.stderr
     assert "making .venv" in first.stderr and "making .venvs/torch-cpu" in first.stderr
     assert "smoke scale:" in first.stderr and "6,658,596,864 parameters" in first.stderr
     assert "result   valid" in first.stdout
     (run,) = (clone / "runs").iterdir()
     result = json.loads((run / "result.json").read_text())
-    assert (result["scale"], result["alignment"]["verdict"]) == ("smoke", "aligned")
-    assert result["loss"]["tail_mean"] < 0.6 * result["loss"]["first"]
+    assert (result["scale"], result["alignment"]["verdict"]) == ("smoke", "aligned" if is_whole else "unchecked")
+    assert result["loss"]["tail_mean"] < (0.6 if is_whole else 0.9) * result["loss"]["first"]
     assert result["throughput"]["tokens_per_second_per_device"] > 0
 
     again = start(clone, cache, "--case", "short:torch", *SHORT, "--json")

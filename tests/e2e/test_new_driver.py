@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from cloned_project import ClonedNights, of_speed
-from levelfield.specs.record import NULL_PURPOSES, RunRecord
-from levelfield.store.database import Store
+from levelfield.specs.record import NULL_PURPOSES
 
 pytestmark = pytest.mark.e2e
 
@@ -28,26 +27,7 @@ class Nights(ClonedNights):
         super().__init__(folder)
         code, *_ = self.night("2026-01-01", FAKE_PACE=str(PACE))
         assert code == 0
-        self.put_quiet_nights()
-
-    def records(self) -> list[RunRecord]:
-        with Store.open(str(self.data / "results.sqlite")) as store:
-            names = [point.run_id for points in store.points().values() for point in points]
-            return sorted(map(store.record, names), key=lambda record: record.began)
-
-    def put_quiet_nights(self) -> None:
-        (real,) = self.records()
-        with Store.open(str(self.data / "results.sqlite")) as store:
-            for i in range(1, 9):
-                day = (TONIGHT - timedelta(days=i)).isoformat()
-                near = (real.tokens_per_second_per_device or 0.0) * (1 + 0.002 * (i % 3 - 1))
-                fields = {
-                    "run_id": f"quiet{i}",
-                    "content": f"sha256:{i:064}",
-                    "night": day,
-                    "began": f"{day}T02:00:00+00:00",
-                }
-                store.add([real.model_copy(update={**fields, "tokens_per_second_per_device": near})])
+        self.repeat_the_run(((TONIGHT - timedelta(days=days)).isoformat(), "nightly") for days in range(1, 9))
 
     def make_slower(self, factor: float) -> None:
         """Change the code of the training: the clock that it shows."""

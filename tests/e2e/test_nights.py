@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 from cloned_project import ClonedNights, of_speed
+from levelfield.nights.build_pairs import WEEKLY_NULL_PAIRS
+from levelfield.specs.record import NULL_PURPOSES
 
 pytestmark = pytest.mark.e2e
 
@@ -37,11 +39,12 @@ class Nights(ClonedNights):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Nights:
+    """The last of its quiet nights is a real one. The store has its run for the others, and for a week's A/A pairs."""
     made = Nights(tmp_path_factory.mktemp("nights"))
-    for night in QUIET:
-        made.commit(f"night {night}")
-        code, finding = made.speed(night)
-        assert (code, finding["word"]) == (0, "new series"), finding
+    code, finding = made.speed(QUIET[-1])
+    assert (code, finding["word"]) == (0, "new series"), finding
+    pairs = [("2026-01-14", purpose) for purpose in NULL_PURPOSES * WEEKLY_NULL_PAIRS]
+    made.repeat_the_run([*((night, "nightly") for night in QUIET[:-1]), *pairs])
     return made
 
 
@@ -161,7 +164,8 @@ def test_a_killed_night_goes_on_where_it_was(project: Nights) -> None:
 
 def test_without_a_terminal_a_night_begins_with_its_verdict_and_has_no_progress(project: Nights) -> None:
     """It is what cron mails. The night was run before, so nothing runs."""
-    code, out, err = project.run(*project.nightly_arguments("2026-01-07"), "--html", str(project.data / "site"))
+    options = ("--no-confirm", "--html", str(project.data / "site"))
+    code, out, err = project.run(*project.nightly_arguments("2026-01-07"), *options)
     assert (code, err) == (0, ""), err
     biased = r"(?:\d A/A mismatch(?:es)?, )?"  # beside other tests, pairs of one build may differ
     assert re.match(rf"night 2026-01-07 passes: {biased}1 new series\ncompared 0 of 1 ", out), out
@@ -169,7 +173,8 @@ def test_without_a_terminal_a_night_begins_with_its_verdict_and_has_no_progress(
 
 
 def test_a_file_that_cannot_be_written_takes_no_finding(project: Nights) -> None:
-    code, findings, err = project.night(QUIET[-1], "--junit", "/dev/null/night.xml", "--markdown", "/dev/null/night.md")
+    files = ("--junit", "/dev/null/night.xml", "--markdown", "/dev/null/night.md")
+    code, findings, err = project.night(QUIET[-1], "--no-confirm", *files)
     assert code == 2 and findings, "the night is judged and said all the same"
     assert " ".join(err.split()).count(f": {os.strerror(errno.ENOTDIR)};") == 2
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cluster_shared import Cluster
-from driving import SHORT
+from driving import SHORT, TORCH_HERE
 from fleet import Fleet, running, wait_until
 from levelfield.cli.main import main
 
@@ -93,8 +93,7 @@ def test_an_own_name_on_loopback_is_no_obstacle(
 ) -> None:
     """The interface follows from the other hosts' names, and a real training meets over it."""
     fleet.write(lambda host: {"name": host["name"], "python": host["python"]})
-    python = Path(".venvs/torch-cpu/bin/python").absolute()
-    arguments = ("--python", str(python), *SHORT, "--no-preflight", "--site", str(tmp_path / "site.json"))
+    arguments = (*TORCH_HERE, *SHORT, "--no-preflight", "--site", str(tmp_path / "site.json"))
     with fleet.cluster.own_names_on_loopback(tmp_path):
         assert main(["site", "check", "--site", str(tmp_path / "site.json"), "--json"]) == 0
         findings = json.loads(capsys.readouterr().out)["findings"]

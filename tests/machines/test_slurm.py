@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cluster_shared import LONG, PRETENDED, TINY, Cluster, answer, site, slurm_job_number, until
-from driving import SHORT, Benchmark, finished, steps, trainings
+from driving import SHORT, TORCH_HERE, Benchmark, finished, steps, trainings
 from levelfield.cli import dry_run
 from levelfield.rundir.directory import read_plan
 from levelfield.specs.paths import RunPaths
@@ -132,12 +132,13 @@ def test_attach_collects_a_job_that_has_ended_meanwhile(benchmark: Benchmark, tm
     assert (done.returncode, benchmark.result()["status"]["word"]) == (0, "valid"), done.stderr
 
 
-def test_real_ranks_meet_across_the_nodes(benchmark: Benchmark, tmp_path: Path) -> None:
+def test_real_ranks_meet_across_the_nodes(benchmark: Benchmark, cache: Path, tmp_path: Path) -> None:
     """Two nodes of one device each train what one process trains: the same tokens, weights and losses."""
-    arguments = (*SHORT, "--threads", "1", "--scale", "smoke")
-    done = benchmark.run("--case", "short:torch:cpu:2:1", *arguments, *site(tmp_path))
+    arguments = (*SHORT, *TORCH_HERE, "--threads", "1", "--scale", "smoke", *site(tmp_path))
+    done = benchmark.run("--case", "short:torch:cpu:2:1", *arguments)
     assert done.returncode == 0, done.stderr
-    alone = Benchmark(tmp_path / "alone", Path(benchmark.variables["XDG_CACHE_HOME"]))
+    # On one of the nodes, whose peak is measured by now.
+    alone = Benchmark(tmp_path / "alone", cache, LEVELFIELD_LOCKS=benchmark.variables["LEVELFIELD_LOCKS"])
     assert alone.run("--case", "short:torch:cpu:1:1", *arguments).returncode == 0
     here, there = benchmark.result(), alone.result()
     assert here["identity"] == there["identity"] and here["identity"]["initial_weights"] is not None

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from cluster_shared import Cluster
-from driving import SHORT
+from driving import SHORT, TORCH_HERE
 from fleet import Fleet, have_ended
 from levelfield.node.device_files import lock_device
 from levelfield.run.launchers import runtime_and_launcher
@@ -364,9 +364,8 @@ def test_clocks_an_hour_apart_change_nothing(fleet: Fleet, tmp_path: Path) -> No
 @pytest.mark.thorough
 def test_a_real_training_gives_the_same_as_one_machine(hosts: Cluster, tmp_path: Path) -> None:
     """The same losses, tokens and weights as two ranks of one machine, and the environment given."""
-    python = Path(".venvs/torch-cpu/bin/python").absolute()
     fleet = Fleet(hosts, tmp_path, Path("/var/tmp/levelfield-test"))
-    arguments = ("--python", str(python), *SHORT)
+    arguments = (*TORCH_HERE, *SHORT)
     there = fleet.run("--case", "gpt3_6.7B:torch:cpu:2:1", *arguments, "--site", str(tmp_path / "site.json"))
     assert there.returncode == 0, there.stdout + there.stderr
     result = fleet.result()

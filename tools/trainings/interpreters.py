@@ -15,11 +15,11 @@ from levelfield.run.runtimes.environments import use_environment
 
 
 @contextlib.contextmanager
-def interpreters() -> Iterator[Callable[[str], Path]]:
+def interpreters(say: Callable[[str], None] = print) -> Iterator[Callable[[str], Path]]:
     """Framework to its Python; an environment is made on first use as for a run, and in use until the block ends.
 
     Several processes may need it at once: one makes it, the others wait. This Python has the torch of torch's
-    environment, and one process with torch imported is enough (warm.py); tests/e2e runs that environment.
+    environment, and one process with torch imported is enough (warm.py); tests/e2e makes that environment in a clone.
     """
     registry = Registry()
     with contextlib.ExitStack() as in_use:
@@ -32,7 +32,7 @@ def interpreters() -> Iterator[Callable[[str], Path]]:
             plan = plan_environment(
                 implementation, "cpu", implementation.requirements["cpu"].environment_packages(), None, "process"
             )
-            in_use.enter_context(use_environment(plan, print))
+            in_use.enter_context(use_environment(plan, say))
             return Path(plan.python)
 
         yield interpreter
