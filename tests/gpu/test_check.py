@@ -416,6 +416,9 @@ def test_a_plan_that_is_none_is_an_error(tmp_path: Path) -> None:
 def test_every_training_of_the_plan_can_be_planned_for_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """On H100s that are not here: layouts, micro-batches and options that a framework lacks would end with 2."""
     monkeypatch.setenv("LEVELFIELD_STORE", "none")
+    monkeypatch.setattr(
+        "levelfield.plan.environment.import_problems", lambda *_: ()
+    )  # nor is this Python that of H100s
     assert len({entry.name for entry in PLAN}) == len(PLAN)
     for entry in PLAN:
         if entry.trains:

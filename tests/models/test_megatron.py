@@ -73,6 +73,7 @@ def test_an_overflow_in_fp16_skips_the_step_and_training_goes_on(tmp_path: Path,
 # ---- planted faults
 
 
+@pytest.mark.thorough  # test_tensors.py saves the weights of such layers
 def test_gate_and_up_exchanged_are_seen(tmp_path: Path, python: Path, differs: Callable[..., Difference]) -> None:
     fault = """
 import canonical

@@ -49,15 +49,17 @@ def expected(torch_of: Callable[[dict[str, Any]], Curve]) -> Callable[[str], Yar
 
 # left to `make thorough`: three of four of those that one process of torch trains, and of the fourth what is like
 # another; those under sequence parallelism, which take eight seconds of a processor, as test_megatron_mixture.py leaves
-# out the same sum; two of jax, which compiles each; weight decay on norms, but paddle's
+# out the same sum; those of jax, which compiles each; weight decay on norms, but paddle's
 SIMILAR = (
     *("query's heads interleaved with their parts", "attention's softmax in bf16", "RoPE's angles in bf16"),
-    *("a bias that never trains", "gradients not clipped"),
+    *("a bias that never trains", "gradients not clipped", "RMSNorm in bf16"),
+    "keys dealt out to the query heads by turns",
+    *("one parameter left out of the data-parallel all-reduce", "weights perturbed after they were reported"),
 )
 LATER = [fault for number, fault in enumerate(f for f in FAULTS if f.variant == SINGLE) if number % 4]
 LATER += [fault for fault in (*FAULTS, *ELSEWHERE) if fault.name in SIMILAR]
 LATER += [fault for fault in (*FAULTS, *ELSEWHERE) if fault.variant.layout.get("sequence_parallel")]
-LATER += [fault for fault in ELSEWHERE if fault.framework == "jax" and fault.variant == SINGLE]
+LATER += [fault for fault in ELSEWHERE if fault.framework == "jax"]
 DECAY = "weight decay on norms and biases"
 LATER += [fault for fault in ELSEWHERE if fault.name == DECAY and fault.framework != "paddle"]
 
@@ -174,10 +176,12 @@ def place(fault: Fault) -> tuple[str, bool]:
     return fault.tensor.split(".")[0], fault.step > 1
 
 
-# `make test` diagnoses one fault of most kinds of place; each diagnosis is several trainings. Of the two kinds that
-# need a search over steps, the longest, it makes that of the tokens; an embedding is told as a layer is, and initial
-# weights as tokens are.
-RARE = (("updated", True), ("embedding", False), ("the initial weights of layers", False))
+# `make test` diagnoses one fault of most kinds of place; each diagnosis is several trainings. The search for a later
+# step is in tests/core/studies; an embedding is told as a layer is, and initial weights as tokens are.
+RARE = (
+    *(("updated", True), ("the tokens of step 3", True)),
+    *(("embedding", False), ("the initial weights of layers", False)),
+)
 ALWAYS = {place(fault): fault for fault in reversed(DIAGNOSED) if place(fault) not in RARE}.values()
 
 

@@ -29,17 +29,11 @@ from power import PAGE
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 # A training of each kind; the others are thorough.
-FIRST = (
-    *("E4M3 weights in all products, late", "attention skipped in one layer, late", "bf16 products in one layer"),
-    *("no clipping", "moments in bf16", "scales 16 times too small"),
-)
+FIRST = ("E4M3 weights in all products, late", "no clipping", "moments in bf16", "scales 16 times too small")
 ALSO_FIRST = (
-    *("TF32 in the blocks' weight gradients", "rotary tables in bf16", "two sequences' targets swapped, late"),
-    *("the last micro-batch left out of the gradients, late", "not clipped in odd steps, late"),
-    "the embedding without its lookups' gradient",
+    *("TF32 in the blocks' weight gradients", "two sequences' targets swapped, late"),
+    *("the last micro-batch left out of the gradients, late", "the embedding without its lookups' gradient"),
     "grouped keys and values with the gradient of one query of each group",
-    "one layer without the gradient of its residual, late",
-    *("biases with the gradient of one sequence of a micro-batch", "the reciprocal of the sum of exponentials in bf16"),
 )
 ALL = (*STRANGERS_FAULTS, *INSIDERS_FAULTS, *SECOND_STRANGERS_FAULTS)
 SELECTED = {name: next(fault for fault in FAULTS if fault.name == name) for name in FIRST}
@@ -179,7 +173,7 @@ def test_sampling_changes_no_digit(precision: str, tmp_path: Path) -> None:
 
 
 def test_a_compiled_training_samples_nothing(tmp_path: Path) -> None:
-    code = "import functools, torch\ntorch.compile = functools.partial(torch.compile, backend='eager')"
+    code = "import torch\ntorch.compile = lambda program, **choices: program  # compiling takes seconds"
     assert sampled_layers(tmp_path, "fp32", "gpt", VARIANTS["compile"], code) == []
 
 

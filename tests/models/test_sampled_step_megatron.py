@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults.in_sampled_step import LATE, QUANTISED, HonestTraining, failed_layer, figures, sampled_layers
-from layouts import SINGLE
+from layouts import SINGLE, Variant
 from levelfield.rundir.raw_files import read_raw
 from levelfield.specs.paths import RunPaths
 from matrix import VARIANTS
@@ -17,15 +17,19 @@ FRAMEWORK = "megatron"
 
 
 HONEST = (
-    *(HonestTraining("fp32"), HonestTraining("bf16", "gpt", VARIANTS["recompute full"])),
-    HonestTraining("bf16", "llama", VARIANTS["ZeRO 1, DP2"]),
-    HonestTraining("bf16", "gpt", VARIANTS["PP2"]),
+    *(HonestTraining("fp32"), HonestTraining("bf16", "llama", VARIANTS["ZeRO 1, DP2"])),
+    HonestTraining("bf16", "gpt", Variant("PP2, recompute full", {"pipeline": 2}, recompute="full")),
     HonestTraining("bf16", "mixture", VARIANTS["EP2"]),
 )
-SEQUENCE_PARALLEL = HonestTraining("bf16", "llama", VARIANTS["TP2 sequence parallel"])  # the next test samples it too
+ALSO_HONEST = (
+    *(HonestTraining("bf16", "gpt", VARIANTS[name]) for name in ("recompute full", "PP2")),
+    HonestTraining("bf16", "llama", VARIANTS["TP2 sequence parallel"]),  # the next test samples it too
+)
 
 
-@pytest.mark.parametrize("run", [*HONEST, pytest.param(SEQUENCE_PARALLEL, marks=pytest.mark.thorough)], ids=str)
+@pytest.mark.parametrize(
+    "run", [*HONEST, *(pytest.param(run, marks=pytest.mark.thorough) for run in ALSO_HONEST)], ids=str
+)
 def test_an_honest_training_is_within(run: HonestTraining, python: Path, tmp_path: Path) -> None:
     run.check(tmp_path, ("products", "update"), FRAMEWORK, python)
 
@@ -115,8 +119,10 @@ COARSE_MOMENTS = OPTIMIZER.format(
     [
         pytest.param(SCALED, "products", "TP2 sequence parallel", id="scaled products", marks=pytest.mark.thorough),
         pytest.param(ROUNDED_LATE, "products", SINGLE.name, id="E4M3 weights, late"),
-        pytest.param(PREVIOUS_WEIGHTS, "products", SINGLE.name, id="weights of earlier steps"),
-        pytest.param(UNCLIPPED, "update", SINGLE.name, id="no clipping"),
+        pytest.param(
+            PREVIOUS_WEIGHTS, "products", SINGLE.name, id="weights of earlier steps", marks=pytest.mark.thorough
+        ),
+        pytest.param(UNCLIPPED, "update", SINGLE.name, id="no clipping", marks=pytest.mark.thorough),
         pytest.param(COARSE_MOMENTS, "update", "ZeRO 1, DP2", id="second moments in bf16"),
     ],
 )

@@ -15,11 +15,14 @@ FRAMEWORK = "oneflow"
 
 
 HONEST = (
-    *(HonestTraining("fp32", "llama", VARIANTS[name]) for name in ("recompute full", "PP2")),
+    HonestTraining("fp32", "llama", Variant("PP2, recompute full", {"pipeline": 2}, recompute="full")),
     HonestTraining("fp32", "gpt", VARIANTS["DP2"]),
 )
-# one process of GPT, which the faults train too; ranks of tensor parallel wait busily
-ALSO_HONEST = (HonestTraining("fp32"), HonestTraining("fp32", "gpt", VARIANTS["TP2"]))
+# one process of GPT, which the faults train too; each of two alone; ranks of tensor parallel wait busily
+ALSO_HONEST = (
+    *(HonestTraining("fp32"), HonestTraining("fp32", "gpt", VARIANTS["TP2"])),
+    *(HonestTraining("fp32", "llama", VARIANTS[name]) for name in ("recompute full", "PP2")),
+)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +120,17 @@ COARSE_MOMENTS = (
     ("fault", "layer", "variant"),
     [
         pytest.param(LATE + ROUNDED, "products", SINGLE.name, id="one layer's product of fp16, late"),
-        pytest.param(LATE + ROUNDED_BACKWARD, "products", SINGLE.name, id="input gradients in fp16, late"),
+        pytest.param(
+            LATE + ROUNDED_BACKWARD,
+            "products",
+            SINGLE.name,
+            id="input gradients in fp16, late",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(NORM_EPSILON, "products", SINGLE.name, id="a norm's epsilon of 1e-3", marks=pytest.mark.thorough),
-        pytest.param(SCALED, "products", "TP2", id="scaled products"),
+        pytest.param(SCALED, "products", "TP2", id="scaled products", marks=pytest.mark.thorough),
         pytest.param(UNCLIPPED, "update", SINGLE.name, id="no clipping", marks=pytest.mark.thorough),
-        pytest.param(ADAM_EPSILON, "update", SINGLE.name, id="the root of Adam's epsilon"),
+        pytest.param(ADAM_EPSILON, "update", SINGLE.name, id="the root of Adam's epsilon", marks=pytest.mark.thorough),
         pytest.param(COARSE_MOMENTS, "update", "DP2", id="moments in bf16"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,7 @@ torch.compile = functools.partial(torch.compile, backend="aot_eager")
 """
 
 
+@pytest.mark.thorough  # the next test has what the compiler is told of the operation
 def test_attention_in_two_calls_is_traced(tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
     variant = Variant("CP2, traced, recompute full", {"context": 2}, recompute="full", compile=True)
@@ -147,16 +149,37 @@ def test_attention_in_two_calls_is_traced(tmp_path: Path, torch_of: Callable[[di
     assert difference.is_within_limits(), difference
 
 
+def test_the_operations_outputs_are_as_the_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sizes and types, also of the backward pass, whose sum over two ranks is one rank's here."""
+    from parallelism import joined_attention
+
+    kernel: dict[str, Any] = {}
+    exec(PROCESSOR_KERNEL, kernel)
+    monkeypatch.setitem(joined_attention.KERNELS, "flash", (kernel["forward"], kernel["backward"]))
+    summing = SimpleNamespace(
+        reduce_scatter_tensor=lambda whole, *_: whole.chunk(2)[1].clone(), wait_tensor=lambda part: part
+    )
+    monkeypatch.setattr(joined_attention, "collectives", summing)
+    query, own = torch.randn(2, 12, 4, 8).bfloat16(), torch.randn(2, 12, 2, 16).bfloat16()
+    gathered, last = torch.cat((own, own)), (1, "", "flash")
+    output, scales = joined_attention.attention(query, own, gathered, *last)
+    torch.library.opcheck(joined_attention.attention, (query, own, gathered, *last), test_utils="test_faketensor")
+    inputs = (output, query, gathered, output, scales, *last)
+    torch.library.opcheck(joined_attention.attention_backward, inputs, test_utils="test_faketensor")
+
+
 @pytest.mark.parametrize(
     "variant",
     [
         VARIANTS["CP2"],
-        Variant("CP4, recompute selective", {"context": 4}, recompute="selective"),
-        pytest.param(
-            Variant("CP2, compiled, recompute full", {"context": 2}, recompute="full", compile=True),
-            marks=pytest.mark.thorough,
+        *(
+            pytest.param(variant, marks=pytest.mark.thorough)
+            for variant in (
+                Variant("CP4, recompute selective", {"context": 4}, recompute="selective"),
+                Variant("CP2, compiled, recompute full", {"context": 2}, recompute="full", compile=True),
+                VARIANTS["CP2 x TP2 sequence parallel"],
+            )
         ),
-        pytest.param(VARIANTS["CP2 x TP2 sequence parallel"], marks=pytest.mark.thorough),
     ],
     ids=lambda each: each.name,
 )
@@ -291,7 +314,13 @@ joined_attention.inputs_before = before
 FAULTS |= {f"joined: {name}": JOINED + fault for name, fault in JOINED_FAULTS.items()}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# One of each way to attend. The comparison that sees all of them is that of the trainings above and of test_layouts.py.
+FIRST = ("keys in the order of the ranks", "joined: two outputs joined without their weights")
+
+
+@pytest.mark.parametrize(
+    "fault", [name if name in FIRST else pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS]
+)
 def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     model = shallow(MODELS["llama"])
     right = torch_of(small_job(model, SINGLE, STEPS))
@@ -331,6 +360,7 @@ def test_context_ranks_draw_dropout_of_their_own() -> None:
     assert len({seed(1, 0), seed(2, 0), seed(2, 1)}) == 3
 
 
+@pytest.mark.thorough  # what a context rank draws is above; recomputation draws it again in test_torch_dropout.py
 def test_dropout_trains_with_shared_sequences() -> None:
     variant = Variant("", {"context": 2}, recompute="selective")
     model = {**shallow(MODELS["gpt"]), "hidden_dropout": 0.1, "attention_dropout": 0.1}

@@ -49,7 +49,9 @@ def test_seven_layers_in_four_chunks_with_one_of_each_computed_again(
     assert found.is_within_limits(), found
 
 
-@pytest.mark.parametrize("name", ["PP2 interleaved", "ZeRO 1, DP2 x PP2 interleaved"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("PP2 interleaved", marks=pytest.mark.thorough), "ZeRO 1, DP2 x PP2 interleaved"]
+)
 def test_sixteen_bits_are_those_of_one_process(name: str, torch_of: Callable[[dict[str, Any]], Curve]) -> None:
     """Each chunk casts its parameters once a step, or FSDP2 does."""
     jobs = [small_job(MODELS["gpt"], each, STEPS, precision="bf16") for each in (VARIANTS[name], SINGLE)]

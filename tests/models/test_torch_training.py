@@ -47,7 +47,7 @@ def test_full_recomputation_draws_the_same_dropout() -> None:
     assert train(small_job(model, full, steps=4)) == train(small_job(model, SINGLE, steps=4))
 
 
-@pytest.mark.thorough  # under context parallel, test_torch_context.py has the same
+@pytest.mark.thorough  # test_torch_dropout.py has each alone
 def test_attention_dropout_trains_under_tensor_parallel_and_selective_recomputation() -> None:
     variant = dataclasses.replace(TENSOR_2, recompute="selective")
     curve = train(small_job(gpt(hidden_dropout=0.1, attention_dropout=0.1), variant, steps=4))

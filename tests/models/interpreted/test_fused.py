@@ -188,6 +188,8 @@ FAULTS = {
 
 # others of the same kernel are like them, and take less
 LATER = (
+    *("a target of another part counts here", "the largest logit is not subtracted", "what lies beside the row counts"),
+    *("only one program's part of the weight's gradient", "cosine and sine are exchanged"),
     *("a part's sum keeps its own largest logit", "values are rotated", "silu for gelu"),
     *("the slope of gelu lacks its cubic part", "the mean counts what lies beside the row"),
     "the gradient's mean is not subtracted",
