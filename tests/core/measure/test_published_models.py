@@ -146,7 +146,7 @@ def test_a_window_of_some_layers_counts_in_those() -> None:
         {"norm": "layernorm", "parallel_residual": "two_norms", "bias": True},
     ],
 )
-def test_the_worker_makes_the_parameters_that_are_counted(changes: dict[str, Any]) -> None:
+def test_the_worker_makes_the_parameters_of_each_part(changes: dict[str, Any]) -> None:
     model = MODELS["llama3.1_8b"].model(layers=2, **changes)
     assert made(model) == parameter_shapes(model, 4096)
 
