@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from levelfield.nights.night_session import NightSession
     from levelfield.run.detaching import Detachment
     from levelfield.series.findings import FindingPage
-    from levelfield.series.pairs import BuildSide
+    from levelfield.series.pairs import BuildVerdict
     from levelfield.store.database import Store
 
 _NIGHTLY_HELP = """\
@@ -385,7 +385,7 @@ def _add_bisect_options(parser: argparse.ArgumentParser) -> None:
 
 def _bisect(options: argparse.Namespace) -> int:
     """Print the first bad commit and return 0. Raises RunFailed where the last commit is not worse than the first."""
-    from levelfield.nights.bisection import BuildTrials, find_first_bad
+    from levelfield.nights.bisection import BuildComparison, find_first_bad
     from levelfield.plan.request import Entry, UserRequest
     from levelfield.run import scheduler
     from levelfield.run.builds import checkout_build, commit_log, commits_between
@@ -400,20 +400,20 @@ def _bisect(options: argparse.Namespace) -> int:
     )
     (job,) = scheduler.plan_jobs(registry_of(options), [Entry(options.case, request)], None)
     good, figure = checkout_build(commits[0], say=terminal.say), GATED_COLUMN_BY_OPTION[options.figure]
-    trials = BuildTrials(job.plan, good, figure, runs_folder(options), options.plugins, terminal.say)
+    comparison = BuildComparison(job.plan, good, figure, runs_folder(options), options.plugins, terminal.say)
 
-    def judge_commit(commit: str) -> BuildSide:
+    def judge_commit(commit: str) -> BuildVerdict:
         build = checkout_build(commit, say=terminal.say)
         terminal.say(f"trying {build}")
-        side = trials.judge(build)
-        terminal.say(f"{build} is {side}")
-        return side
+        verdict = comparison.judge(build)
+        terminal.say(f"{build} is {verdict}")
+        return verdict
 
     search = find_first_bad(commits, judge_commit)
     short_commits = [commit[:12] for commit in commits]
     undecided = [short_commits[place] for place in search.undecided]
     if options.json:
-        trials_content = [{"build": short_commits[trial.index], "answer": trial.side} for trial in search.trials]
+        trials_content = [{"build": short_commits[trial.index], "answer": trial.verdict} for trial in search.trials]
         content = {
             "last_good": short_commits[search.last_good],
             "first_bad": short_commits[search.first_bad],

@@ -17,9 +17,9 @@ from levelfield.series.pairs import (
     MAX_PAIRS,
     MIN_BISECTION_PAIRS,
     MIN_PAIRS,
-    BuildSide,
+    BuildVerdict,
     Pair,
-    halfway_side,
+    halfway_verdict,
     pairs_so_far,
 )
 from levelfield.specs.base import load
@@ -37,7 +37,7 @@ class Trial:
     """A build that was tried: its index in the list, and whether its pairs show it to be good or bad."""
 
     index: int
-    side: BuildSide
+    verdict: BuildVerdict
 
 
 @dataclass(frozen=True)
@@ -56,42 +56,42 @@ class BuildSearch:
         return tuple(range(self.last_good + 1, self.first_bad))
 
 
-def find_first_bad(builds: Sequence[T], judge_build: Callable[[T], BuildSide]) -> BuildSearch:
+def find_first_bad(builds: Sequence[T], judge_build: Callable[[T], BuildVerdict]) -> BuildSearch:
     """Return the first bad build of a list whose first is good and whose last is bad.
 
     The last one is tried first: without a difference between both ends there is nothing to find. A build that cannot be
     decided is left out, and its nearest neighbour is tried. Raises RunFailed where the last build is not bad.
     """
     trials = [Trial(len(builds) - 1, judge_build(builds[-1]))]
-    if trials[0].side != "bad":
+    if trials[0].verdict != "bad":
         raise RunFailed(
-            f"bisect: the last build is {trials[0].side} in pairs with the first; expected it to be worse. "
+            f"bisect: the last build is {trials[0].verdict} in pairs with the first; expected it to be worse. "
             "Another case, or an idle machine, may show the difference"
         )
     good, bad = 0, len(builds) - 1
     while untried := [index for index in range(good + 1, bad) if index not in {trial.index for trial in trials}]:
         index = min(untried, key=lambda index: abs(2 * index - good - bad))  # nearest to the middle
         trials.append(Trial(index, judge_build(builds[index])))
-        good = index if trials[-1].side == "good" else good
-        bad = index if trials[-1].side == "bad" else bad
+        good = index if trials[-1].verdict == "good" else good
+        bad = index if trials[-1].verdict == "bad" else bad
     return BuildSearch(good, bad, tuple(trials))
 
 
 @dataclass
-class BuildTrials:
-    """Pairs of one planned case with a good build."""
+class BuildComparison:
+    """Compares builds with a good one, by pairs of one planned case."""
 
     plan: Plan
     good: CommitBuild
     figure: GatedFigure
-    runs: Path
+    runs: Path  # the folder of run directories
     plugins: Sequence[Path]  # the folders of --plugins
     say: Callable[[str], None]
     effect: float | None = None  # how much worse the last build is, as a cost; None until it was tried
     # by commit, the runs of its pairs; a record has every figure, so a search of another figure uses them again
     records: dict[str, list[RunRecord]] = field(default_factory=dict)
 
-    def judge(self, build: CommitBuild) -> BuildSide:
+    def judge(self, build: CommitBuild) -> BuildVerdict:
         """Return whether the build is good or bad. `unknown`: the pairs do not show it, or it does not run.
 
         The last build of the list is tried first: its difference is the measure for the others.
@@ -102,8 +102,8 @@ class BuildTrials:
             for pair in self._pairs(build):
                 pairs.append(pair)
                 if self.effect is not None:
-                    if (side := halfway_side(pairs, self.figure, self.effect)) != "unknown":
-                        return side
+                    if (verdict := halfway_verdict(pairs, self.figure, self.effect)) != "unknown":
+                        return verdict
                     continue
                 ruling = pairs_so_far(pairs, self.figure)
                 if ruling.word == "regression":
@@ -123,16 +123,18 @@ class BuildTrials:
     def _pairs(self, build: CommitBuild) -> Iterator[Pair]:
         arms = make_arms(self.plan, self.good, build, self._shared_python(build), self.plugins)
         series, arm_names = series_of(self.plan), {"a": f"good build {self.good}", "b": f"build {build}"}
-        fewest = MIN_PAIRS if self.effect is None else MIN_BISECTION_PAIRS
-        progress = PairProgress(self.figure, self.say, fewest, arm_names=arm_names)
+        min_pairs = MIN_PAIRS if self.effect is None else MIN_BISECTION_PAIRS
+        progress = PairProgress(self.figure, self.say, min_pairs, arm_names=arm_names)
         records = self.records.setdefault(build.commit, [])
 
-        def keep(arm: str, paths: RunPaths) -> RunRecord:
+        def add_record(arm: str, paths: RunPaths) -> RunRecord:
             records.append(record_of(paths))
             return records[-1]
 
-        done = tuple(records)
-        for a, b in paired_records(arms, MAX_PAIRS, self.runs, series, progress.wrap_store_run(keep, done), done):
+        earlier_records = tuple(records)
+        for a, b in paired_records(
+            arms, MAX_PAIRS, self.runs, series, progress.wrap_store_run(add_record, earlier_records), earlier_records
+        ):
             yield getattr(a, self.figure), getattr(b, self.figure)
 
     def _shared_python(self, build: CommitBuild) -> str | None:
@@ -146,12 +148,12 @@ class BuildTrials:
         for folder in (self.good.folder, build.folder):
             try:
                 manifest = load(ImplementationFile, folder / "models" / framework / "implementation.yaml")
-                pins = plan_environment(
+                environment_plan = plan_environment(
                     manifest, kind, manifest.requirements[kind].environment_packages(), None, "process"
                 )
             except (DocumentError, KeyError):
                 return None
-            if pins.digest != environment.digest:
+            if environment_plan.digest != environment.digest:
                 return None
         with use_environment(environment, self.say):
             return environment.python

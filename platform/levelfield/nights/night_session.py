@@ -299,16 +299,16 @@ class NightSession:
         self.arms[suspect.series] = arms
         figure = suspect.figure.replace("_", " ")
         self.output.say(f"confirming {run.name}, {figure}: pairs of {before.commit[:12]} and tonight's build")
-        done = [
+        earlier_records = [
             self.store.record(pair_run.run_id)
             for pair_run in self.state.confirmations
             if pair_run.series == suspect.series
         ]
         store_arm = partial(self._record_arm, suspect.series, "confirm")
-        keep = PairProgress(suspect.figure, self.output.say).wrap_store_run(store_arm, done)
-        return paired_records(arms, MAX_PAIRS, self.request.runs, series_of(plan), keep, done)
+        store_run = PairProgress(suspect.figure, self.output.say).wrap_store_run(store_arm, earlier_records)
+        return paired_records(arms, MAX_PAIRS, self.request.runs, series_of(plan), store_run, earlier_records)
 
-    def _null_pairs(self, fewest: int, max_pairs: int, series: str) -> Iterator[RecordPair] | str:
+    def _null_pairs(self, min_pairs: int, max_pairs: int, series: str) -> Iterator[RecordPair] | str:
         """Return pairs of tonight's build and itself, one after another, or why there are none."""
         run = next(run for run in self.night_runs if run.series == series)
         subject = self._build_here(series)
@@ -320,9 +320,9 @@ class NightSession:
             return arms
         self.output.say(f"A/A pairs of {run.name}: tonight's build on both sides")
         sides = {"a": "first side", "b": "second side"}
-        progress = PairProgress(SPEED_FIGURE, self.output.say, fewest, max_pairs, sides)
-        keep = progress.wrap_store_run(partial(self._record_arm, series, "null"))
-        return paired_records(arms, max_pairs, self.request.runs, series_of(plan), keep)
+        progress = PairProgress(SPEED_FIGURE, self.output.say, min_pairs, max_pairs, sides)
+        store_run = progress.wrap_store_run(partial(self._record_arm, series, "null"))
+        return paired_records(arms, max_pairs, self.request.runs, series_of(plan), store_run)
 
     def _build_here(self, series: str) -> Subject | str:
         """Return the build that ran a series in this night, or why this checkout is not that build."""

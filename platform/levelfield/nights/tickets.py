@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from levelfield.contracts.execution import Say
 from levelfield.errors import LevelfieldError, RunFailed
-from levelfield.nights.bisection import BuildTrials, find_first_bad
+from levelfield.nights.bisection import BuildComparison, find_first_bad
 from levelfield.nights.gate_input import GateInput, examinations
 from levelfield.nights.stored_nights import gate_input
 from levelfield.node.regular_files import read_regular
@@ -28,7 +28,7 @@ from levelfield.rundir.directory import find_run, utc_now
 from levelfield.rundir.event_lines import mapping, strict_json
 from levelfield.series.findings import FIGURE_NAMES, Finding
 from levelfield.series.next_steps import PROGRAM
-from levelfield.series.pairs import MIN_BISECTION_PAIRS, BuildSide
+from levelfield.series.pairs import MIN_BISECTION_PAIRS, BuildVerdict
 from levelfield.series.segments import cost_of, differences, excess_of, is_evidence, night_of
 from levelfield.series.ticket import Bisection, Ticket, TicketCommit, TicketKey
 from levelfield.specs.plan import Plan
@@ -261,22 +261,24 @@ class NightBisection:
     ) -> Bisection:
         """Bisect the commits. The night's pairs have shown that the last one is bad, and how much."""
         plan, runs = self.plans[finding.series], self.tickets.runs
-        trials = BuildTrials(plan, checkout_build(commits[0], say=self.say), figure, runs, self.plugins, self.say)
-        trials.records = records = self._ran.setdefault((finding.series, commits[0]), {})
-        trials.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
+        comparison = BuildComparison(
+            plan, checkout_build(commits[0], say=self.say), figure, runs, self.plugins, self.say
+        )
+        comparison.records = records = self._ran.setdefault((finding.series, commits[0]), {})
+        comparison.effect = cost_of(1 + (finding.change or 0.0), figure) if finding.pairs else None
         trial_count = 0
 
-        def side(commit: str) -> BuildSide:
+        def judge_commit(commit: str) -> BuildVerdict:
             nonlocal trial_count
-            if commit == commits[-1] and trials.effect is not None:
+            if commit == commits[-1] and comparison.effect is not None:
                 return "bad"
             if commit not in records and not has_budget():
                 return "unknown"
             trial_count += 1
             self.say(f"bisection of {finding.label}: trying {commit[:12]}")
-            return trials.judge(checkout_build(commit, say=self.say))
+            return comparison.judge(checkout_build(commit, say=self.say))
 
-        search = find_first_bad(commits, side)
+        search = find_first_bad(commits, judge_commit)
         good, bad = commits[search.last_good], commits[search.first_bad]
         return Bisection(first_bad=bad, last_good=good, undecided=len(search.undecided), tried=trial_count)
 

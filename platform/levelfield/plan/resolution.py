@@ -249,7 +249,7 @@ def _deviations(decision: Decision, arrangement: Arrangement) -> tuple[str, ...]
         (f"{nodes} nodes were asked for; they are {nodes} containers of one machine",) if is_one_machine else ()
     )
     base, changes = split_name(decision.selection.case.name)
-    derived = (f"the case is derived from {base}: {changes.words}",) if changes.suffix else ()
+    derived = (f"the case is derived from {base}: {changes.description}",) if changes.suffix else ()
     return (*derived, *unused_devices, *one_machine, *decision.deviations)
 
 

@@ -51,7 +51,7 @@ class Looks:
     """When a test on pairs may decide."""
 
     alpha: Mapping[int, float]  # its one-sided error after so many pairs, from the fewest to the most
-    least_change: float = MIN_CHANGE  # as a cost; a smaller one does not count
+    min_change: float = MIN_CHANGE  # as a cost; a smaller one does not count
     no_change: float | None = None  # one-sided error of the word `no change`; None: that of the look
     interval: float | None = None  # one-sided error of the interval; None: that of the look
 
@@ -63,7 +63,7 @@ NIGHTLY_LOOKS = Looks(ALPHA_BY_PAIRS, no_change=NO_CHANGE_TAIL, interval=0.025)
 
 Pair = tuple[float | None, float | None]  # one figure of A and of B; only positive numbers count
 PairWord = Literal["regression", "improvement", "no change", "bad night", "inconclusive", "more pairs"]
-BuildSide = Literal["good", "bad", "unknown"]
+BuildVerdict = Literal["good", "bad", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def pairs_so_far(
         word = build_word = "improvement"
     half_width = t_quantile(looks.interval or looks.error_at(n), n - 1) * error
     low, high = sorted((sign * (mean - half_width), sign * (mean + half_width)))
-    effect = looks.least_change if direction else max(looks.least_change, mean)
+    effect = looks.min_change if direction else max(looks.min_change, mean)
     more_pairs = _pairs_needed(error, n, effect, looks) if build_word in ("inconclusive", "more pairs") else None
     return PairRuling(word, n, sign * mean, low, high, more_pairs, mean_a, error, build_word=build_word)
 
@@ -248,9 +248,9 @@ def _subtract_bias(ruling: PairRuling, bias: ArmBias) -> PairRuling:
 def _difference_word(mean: float, error: float, n: int, is_last: bool, looks: Looks) -> PairWord:
     """Return `regression` for a mean difference that is proven, in the direction that is tested."""
     if n >= min(looks.alpha):
-        if mean > looks.least_change and mean - t_quantile(looks.error_at(n), n - 1) * error > 0:
+        if mean > looks.min_change and mean - t_quantile(looks.error_at(n), n - 1) * error > 0:
             return "regression"
-        if mean + t_quantile(looks.no_change or looks.error_at(n), n - 1) * error < looks.least_change:
+        if mean + t_quantile(looks.no_change or looks.error_at(n), n - 1) * error < looks.min_change:
             return "no change"
     return "inconclusive" if is_last or n >= max(looks.alpha) else "more pairs"
 
@@ -273,8 +273,8 @@ def _pairs_needed(error: float, n: int, effect: float, looks: Looks) -> int:
     return max(1, math.ceil(2 * (factor * run_deviation / effect) ** 2) - n)
 
 
-def halfway_side(pairs: Iterable[Pair], figure: GatedFigure, effect: float) -> BuildSide:
-    """Return on which side a build of a bisection is, by its pairs with the good end so far.
+def halfway_verdict(pairs: Iterable[Pair], figure: GatedFigure, effect: float) -> BuildVerdict:
+    """Return whether a build of a bisection is like the good or the bad end, by its pairs with the good one so far.
 
     effect: mean cost of the bad end less that of the good one.
     """

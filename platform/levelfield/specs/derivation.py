@@ -34,8 +34,8 @@ class Derivation(Value):
         return "".join(f"+{_WORD_BY_FIELD[name]}{value}" for name, value in self._changes().items())
 
     @property
-    def words(self) -> str:
-        """Return the changes as words: `steps 20, seed 7`."""
+    def description(self) -> str:
+        """Return the changes as a text, by the names of their fields: `steps 20, seed 7`."""
         return ", ".join(f"{name} {value}" for name, value in self._changes().items())
 
     @property
@@ -47,15 +47,15 @@ class Derivation(Value):
         """Return the derived case. Raises DocumentError where the changes give no valid work."""
         works = {scale: self._changed_work(case.written_work(scale)) for scale in SCALES}
         smoke_model = case.written_work("smoke").model
-        full_only = {
+        smoke_defaults = {
             name: getattr(smoke_model, name) for name in works["full"]["model"] if name not in works["smoke"]["model"]
         }
-        works["smoke"]["model"] |= full_only  # else it would take the full scale's
+        works["smoke"]["model"] |= smoke_defaults  # a dump leaves them out, and then the full scale's would count
         content = {
             **case.model_dump(),
             **works["full"],
             "name": case.name + self.suffix,
-            "title": f"{case.title}; derived: {self.words}",
+            "title": f"{case.title}; derived: {self.description}",
             "smoke": works["smoke"],
             "parameters": None,  # learned positions are as many as the sequence has tokens
         }

@@ -35,10 +35,10 @@ def pack_numbers(values: Numbers) -> bytes:
     if not all(map(math.isfinite, non_null)):
         raise ValueError("found a number that is not finite")
     # The smallest form that gives exactly these values back. NaN stands for null, which whole nanoseconds do not have.
-    is_whole = len(non_null) == len(values) and max(map(abs, non_null)) * _NS_PER_SECOND < _MAX_NS
-    nanoseconds = [round(value * _NS_PER_SECOND) for value in non_null] if is_whole else []
+    fits_nanoseconds = len(non_null) == len(values) and max(map(abs, non_null)) * _NS_PER_SECOND < _MAX_NS
+    nanoseconds = [round(value * _NS_PER_SECOND) for value in non_null] if fits_nanoseconds else []
     numbers: array[Any]
-    if is_whole and [number / _NS_PER_SECOND for number in nanoseconds] == non_null:
+    if fits_nanoseconds and [number / _NS_PER_SECOND for number in nanoseconds] == non_null:
         form, numbers = b"n", array("q", nanoseconds)
     else:
         letter = "f" if array("f", non_null).tolist() == non_null else "d"

@@ -90,7 +90,7 @@ class DuelOutcome:
         pairs = tuple((first.run_id, second.run_id) for first, second in self.pairs)
         duel_conclusion = DuelConclusion(
             other=b.fingerprint(), pairs=pairs, ratio=self.ratio.value, low=self.ratio.low, high=self.ratio.high,
-            word=self.word, least=math.expm1(self.looks.least_change), reason=self.ratio.reason,
+            word=self.word, least=math.expm1(self.looks.min_change), reason=self.ratio.reason,
         )  # fmt: skip
         return StoreEvent(
             id=f"duel-{pairs[0][0]}", kind="duel", series=a.fingerprint(), at=event_time, who="compare duel",
@@ -183,7 +183,7 @@ def _result_sentence(outcome: DuelOutcome) -> str:
     if outcome.word in ("slower", "faster"):
         return f"{b} (B) is {100 * abs(ratio.value - 1):.1f} % {outcome.word} than {a} (A): {numbers}"
     if outcome.word == "no difference":
-        return f"no difference of more than {100 * math.expm1(outcome.looks.least_change):.3g} %: {b} (B) has {numbers}"
+        return f"no difference of more than {100 * math.expm1(outcome.looks.min_change):.3g} %: {b} (B) has {numbers}"
     return f"inconclusive: {b} (B) has {numbers}; A is {a}"
 
 
@@ -237,7 +237,7 @@ def duel_json(outcome: DuelOutcome, prices: Prices | None = None) -> dict[str, A
             "word": outcome.word,
             **{name: value for name, value in asdict(outcome.ratio).items() if name not in ("standing", "pairs")},
             "pairs": [[a.run_id, b.run_id] for a, b in outcome.pairs],
-            "least": math.expm1(outcome.looks.least_change),
+            "least": math.expm1(outcome.looks.min_change),
             "more_pairs": outcome.ruling.more_pairs,
             "unsteady_runs": checked - steady,
             "disturbed": outcome.disturbance or None,

@@ -256,7 +256,7 @@ class Search:
 def search(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Search:
     outcome = Search(repository.commits[2], repository.commits)
     monkeypatch.setattr(module, "checkout_build", lambda commit, say: SimpleNamespace(commit=commit))
-    monkeypatch.setattr(module, "BuildTrials", lambda *arguments: SimpleNamespace(effect=None, judge=outcome.judge))
+    monkeypatch.setattr(module, "BuildComparison", lambda *arguments: SimpleNamespace(effect=None, judge=outcome.judge))
     return outcome
 
 
@@ -310,7 +310,7 @@ def test_a_search_of_another_figure_shares_the_runs_of_the_first(
     """Builds that ran need no budget. Runs of another series or of another good build are not shared."""
     given_runs: list[dict[str, Any]] = []
 
-    def trials(*arguments: Any) -> Any:
+    def comparison(*arguments: Any) -> Any:
         def judge(build: Any) -> str:
             if build.commit not in made.records:
                 made.records[build.commit] = []
@@ -321,7 +321,7 @@ def test_a_search_of_another_figure_shares_the_runs_of_the_first(
         made = SimpleNamespace(effect=None, records=given_runs[-1], judge=judge)
         return made
 
-    monkeypatch.setattr(module, "BuildTrials", trials)
+    monkeypatch.setattr(module, "BuildComparison", comparison)
     tickets, plans = night.tickets(), {night.series: SimpleNamespace()}
     findings = [night.finding(), night.finding(figure="memory_bytes", change=0.2)]
     NightBisection(tickets, plans, {night.series: 25.0}, (), 150.0, lambda: search.now, str).run(findings)  # type: ignore[arg-type]

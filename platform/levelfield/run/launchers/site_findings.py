@@ -68,22 +68,23 @@ class SiteFinding:
     do: str = ""  # advice: what to do about it
 
 
-def ok_finding(subject: str, says: str) -> SiteFinding:
-    return SiteFinding(subject, "ok", says)
+def ok_finding(subject: str, message: str) -> SiteFinding:
+    return SiteFinding(subject, "ok", message)
 
 
-def missing_finding(subject: str, says: str, advice: str) -> SiteFinding:
-    return SiteFinding(subject, "missing", says, advice)
+def missing_finding(subject: str, message: str, advice: str) -> SiteFinding:
+    """Return a finding that would make a run fail: something is absent, wrong or too small."""
+    return SiteFinding(subject, "missing", message, advice)
 
 
-def unknown_finding(subject: str, says: str, advice: str = "") -> SiteFinding:
-    return SiteFinding(subject, "unknown", says, advice)
+def unknown_finding(subject: str, message: str, advice: str = "") -> SiteFinding:
+    return SiteFinding(subject, "unknown", message, advice)
 
 
-def parse_probe_answer(line: str, key: str, expected_type: type | tuple[type, ...]) -> Mapping[str, Any] | None:
-    """Return the JSON object in a probe's last line; None where it has no `key` with a value of the expected type."""
+def parse_probe_answer(line: str) -> Mapping[str, Any] | None:
+    """Return the JSON object in a probe's last line; None where it is none, or has no time."""
     answer = object_or_none(line) or {}
-    return answer if isinstance(answer.get(key), expected_type) else None
+    return answer if isinstance(answer.get("time"), (int, float)) else None
 
 
 def interface_findings(subject: str, interface: str | None, answer: Mapping[str, Any]) -> list[SiteFinding]:

@@ -23,7 +23,7 @@ from levelfield.run.launchers.site_findings import (
     unknown_finding,
 )
 from levelfield.run.launchers.slurm.slurm_commands import command_environment, run_job
-from levelfield.run.launchers.slurm.slurm_launcher import PLATFORM_OPTIONS, SITE_FIELDS
+from levelfield.run.launchers.slurm.slurm_launcher import OPTION_FIELDS, PLATFORM_OPTIONS
 from levelfield.specs.site import LaunchPlan, Site, SlurmSite
 from levelfield.user_folders import user_name
 
@@ -88,12 +88,12 @@ def _minutes_findings(slurm: SlurmSite) -> Iterator[SiteFinding]:
         yield ok_finding("minutes", f"{slurm.minutes} minutes are within the limit of partition {', '.join(limits)}")
         return
     limits_text = ", ".join(f"{name} {limit:g}" for name, limit in limits.items())
-    says, advice = (
+    message, advice = (
         f"slurm.minutes is {slurm.minutes}, and the partition allows: {limits_text}",
         "lower it, or name another one",
     )
     # a qos may raise the partition's limit
-    yield unknown_finding("minutes", says, advice) if slurm.qos else missing_finding("minutes", says, advice)
+    yield unknown_finding("minutes", message, advice) if slurm.qos else missing_finding("minutes", message, advice)
 
 
 def _test_submission(slurm: SlurmSite) -> SiteFinding:
@@ -105,14 +105,14 @@ def _test_submission(slurm: SlurmSite) -> SiteFinding:
         return unknown_finding("job", f"sbatch: {error}")
     answer = _one_line(completed.stderr or completed.stdout).replace("sbatch: ", "").replace("error: ", "")
     if completed.returncode:
-        keys = ", ".join(f"slurm.{name}" for name in (*SITE_FIELDS, "gres", "options") if getattr(slurm, name))
+        keys = ", ".join(f"slurm.{name}" for name in (*OPTION_FIELDS, "gres", "options") if getattr(slurm, name))
         advice = f"correct {keys} in the site's file" if keys else "name what it asks for, such as slurm.partition"
         return missing_finding("job", f"Slurm refuses a job of one node: {answer}", advice)
     return ok_finding("job", f"Slurm takes a job: {answer}")
 
 
 def _job_options(slurm: SlurmSite) -> Iterator[str]:
-    yield from (f"--{name}={getattr(slurm, name)}" for name in SITE_FIELDS if getattr(slurm, name))
+    yield from (f"--{name}={getattr(slurm, name)}" for name in OPTION_FIELDS if getattr(slurm, name))
     if slurm.gres:
         yield f"--gres={slurm.gres.replace('{devices}', '1')}"
     yield from ("--nodes=1", "--time=1", *slurm.options)
@@ -181,7 +181,7 @@ def _node_findings(
             "modules", f"{host} does not load {names}: {reason}", "correct `modules` in the site's file"
         )
         yield failure if reason else ok_finding("modules", f"{host} loads {names}")
-    answer = parse_probe_answer(lines[-1], "time", (int, float)) or {}
+    answer = parse_probe_answer(lines[-1]) or {}
     if answer:
         yield from interface_findings(f"interface of {host}", site.interface, answer)
     if answer and local_folder:

@@ -72,7 +72,7 @@ AMD_DEVICE_FILE = "/dev/kfd"  # a container with it has AMD accelerators
 FREE_NODE_SECONDS = 60  # a short command waits at most so long for a free node
 PROBE_MINUTES = 5  # the time limit of that command
 NO_LIMITS_OPTION = "--propagate=NONE"  # a login node's limit of locked memory would end RDMA on the nodes
-SITE_FIELDS = ("partition", "account", "qos", "constraint", "reservation")  # options that the site's file names
+OPTION_FIELDS = ("partition", "account", "qos", "constraint", "reservation")  # of SlurmSite; options of sbatch, too
 _CORE_OPTIONS = {"--cpus-per-task", "--cpus-per-gpu"}
 
 
@@ -316,7 +316,7 @@ def _resource_options(plan: Plan) -> Iterator[str]:
     Raises UsageError for an option that the platform sets, and a placeholder that has no value.
     """
     slurm = require_launch(plan).site.slurm
-    yield from (f"--{name}={getattr(slurm, name)}" for name in SITE_FIELDS if getattr(slurm, name))
+    yield from (f"--{name}={getattr(slurm, name)}" for name in OPTION_FIELDS if getattr(slurm, name))
     if slurm.gres:
         gres = slurm.gres.replace("{devices}", str(plan.hardware.devices_per_node))
         if "{" in gres or "}" in gres:

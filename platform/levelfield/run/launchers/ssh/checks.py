@@ -74,7 +74,7 @@ def _host_findings(launch: LaunchPlan, task: HostTask) -> list[SiteFinding]:
     """Return what a host's probe shows."""
     site, host, folder = launch.site, task.host, _folder(launch, task.host)
     *noise, line = [line for line in task.lines if line.strip()] or [""]
-    answer = parse_probe_answer(line, "time", (int, float))
+    answer = parse_probe_answer(line)
     if task.failure or answer is None:
         reason = task.failure or f"it printed {printable_text(line, 60)!r}, expected an answer as JSON"
         reason = reason.removeprefix(f"{host.name}: ")
@@ -92,8 +92,8 @@ def _host_findings(launch: LaunchPlan, task: HostTask) -> list[SiteFinding]:
         ]
     index = ok_finding(host.name, f"packages come from {SECRET_VALUE.sub(MASK, str(answer.get('index')))[:200]}")
     if not isinstance(answer.get("index"), str):
-        says, advice = "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here"
-        index = unknown_finding(host.name, says, advice)
+        message, advice = "it has no pip; packages then have to be carried over", "set LEVELFIELD_WHEELS here"
+        index = unknown_finding(host.name, message, advice)
     return [
         *_python_findings(host, site.python, answer),
         *interface_findings(host.name, launch.interface_of(host), answer),
@@ -120,8 +120,8 @@ def _python_findings(host: Host, python: str | None, answer: Mapping[str, Any]) 
         yield ok_finding(host.name, f"the site's `python` is Python {version}")
     elif python is not None:
         advice = "correct `python` in the site's file, or bring that interpreter to the host"
-        says = f"the site's `python`, {python}, does not serve: {reason}, expected Python 3.8 or newer"
-        yield missing_finding(host.name, says, advice)
+        message = f"the site's `python`, {python}, does not serve: {reason}, expected Python 3.8 or newer"
+        yield missing_finding(host.name, message, advice)
 
 
 def _clock_finding(host: Host, answer: Mapping[str, Any], begin_time: float, end_time: float) -> SiteFinding:
@@ -140,12 +140,12 @@ def _peer_findings(launch: LaunchPlan, hosts: Sequence[Host], say: Say) -> Itera
         if problem := launch.loopback_problem(host):
             yield missing_finding(host.name, problem, "correct it in the hosts file or in the site's file")
     for paths in find_peer_paths(launch, hosts, say):
-        for says, advice in path_problems(launch, paths, hosts[0]):
-            yield missing_finding(paths.host.name, says, advice)
+        for message, advice in path_problems(launch, paths, hosts[0]):
+            yield missing_finding(paths.host.name, message, advice)
         if not paths.problem and not paths.rendezvous_problem:
             target = "itself" if paths.host == hosts[0] else hosts[0].name
             yield ok_finding(paths.host.name, f"it reaches {target} at {paths.rendezvous}")
         if not paths.problem and not paths.unreached:
             interface = f" by {paths.interface}" if paths.interface else ""
-            says = f"it reaches the {len(hosts) - 1} other(s){interface} ({paths.address}) on ports of collectives"
-            yield ok_finding(paths.host.name, says)
+            message = f"it reaches the {len(hosts) - 1} other(s){interface} ({paths.address}) on ports of collectives"
+            yield ok_finding(paths.host.name, message)

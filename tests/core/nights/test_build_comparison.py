@@ -12,7 +12,7 @@ import pytest
 from compared_records import record
 from levelfield.errors import RunFailed
 from levelfield.nights import bisection, build_pairs
-from levelfield.nights.bisection import BuildTrials
+from levelfield.nights.bisection import BuildComparison
 from levelfield.nights.build_pairs import Arm, ArmFailed, paired_records
 from levelfield.run.builds import CommitBuild
 from levelfield.rundir.directory import PAIRS_FOLDER
@@ -51,18 +51,18 @@ def test_runs_of_pairs_are_in_a_folder_of_their_own(tmp_path: Path) -> None:
     (arms[0].build.folder / "run_benchmarks.py").write_text(WRITES)
     folders: list[Path] = []
 
-    def keep(name: str, paths: RunPaths) -> RunRecord:
+    def store_run(name: str, paths: RunPaths) -> RunRecord:
         folders.append(paths.root)
         return record(word="failed")
 
     with pytest.raises(ArmFailed):
-        next(paired_records(arms, 3, tmp_path / "runs", SERIES, keep))
+        next(paired_records(arms, 3, tmp_path / "runs", SERIES, store_run))
     assert folders[0] == tmp_path / "runs" / PAIRS_FOLDER / "a-run" and folders[0].is_dir()
 
 
 @dataclass
-class FailingTrials(BuildTrials):
-    """Trials whose pairs end at once, in this arm."""
+class FailingComparison(BuildComparison):
+    """A comparison whose pairs end at once, in this arm."""
 
     arm: str = "a"
 
@@ -74,13 +74,15 @@ class FailingTrials(BuildTrials):
 def test_only_the_good_build_ends_a_search(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     plan: Any = None
-    trials = FailingTrials(plan, CommitBuild("0" * 40, tmp_path), "memory_bytes", tmp_path, (), lines.append, arm=name)
+    comparison = FailingComparison(
+        plan, CommitBuild("0" * 40, tmp_path), "memory_bytes", tmp_path, (), lines.append, arm=name
+    )
     other = CommitBuild("1" * 40, tmp_path)
     if name == "b":
-        assert trials.judge(other) == "unknown" and lines == ["111111111111: absent"]
+        assert comparison.judge(other) == "unknown" and lines == ["111111111111: absent"]
         return
     with pytest.raises(RunFailed, match=r"first build.*absent"):
-        trials.judge(other)
+        comparison.judge(other)
 
 
 def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,13 +104,13 @@ def test_the_runs_of_one_figure_answer_for_another(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bisection, "record_of", record_of)
     monkeypatch.setattr(bisection, "series_of", lambda plan: series)
     monkeypatch.setattr(bisection, "make_arms", lambda plan, a, b, *rest: (Arm("a", a, ()), Arm("b", b, ())))
-    monkeypatch.setattr(BuildTrials, "_shared_python", lambda self, build: None)
+    monkeypatch.setattr(BuildComparison, "_shared_python", lambda self, build: None)
     good, bad, fine = (CommitBuild(name * 40, tmp_path) for name in "abc")
     plan: Any = None
-    first = BuildTrials(plan, good, "tokens_per_second_per_device", tmp_path, (), print, 0.0953)
+    first = BuildComparison(plan, good, "tokens_per_second_per_device", tmp_path, (), print, 0.0953)
     assert first.judge(bad) == "bad" and started == [build.commit for build in (good, bad, bad, good)]
-    other = BuildTrials(plan, good, "memory_bytes", tmp_path, (), print, 0.0953, first.records)
+    other = BuildComparison(plan, good, "memory_bytes", tmp_path, (), print, 0.0953, first.records)
     assert other.judge(bad) == "bad" and len(started) == 4
     assert other.judge(fine) == "good" and started[4:] == [build.commit for build in (good, fine, fine, good)]
-    alone = BuildTrials(plan, good, "memory_bytes", tmp_path, (), print, 0.0953)
+    alone = BuildComparison(plan, good, "memory_bytes", tmp_path, (), print, 0.0953)
     assert alone.judge(bad) == "bad" and len(started) == 12
