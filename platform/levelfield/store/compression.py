@@ -97,4 +97,6 @@ def inflate(data: bytes, dictionary: bytes = b"") -> bytes:
         raise ValueError(f"damaged bytes: {error}") from None
     if not decompressor.eof:
         raise ValueError(f"damaged bytes: cut off, or more than {MAX_VALUE_BYTES:,} bytes")
+    if decompressor.unused_data:
+        raise ValueError(f"damaged bytes: found {len(decompressor.unused_data)} after the end")
     return content

@@ -54,12 +54,12 @@ def test_a_dictionary_shortens_a_document_of_the_same_form() -> None:
 def test_another_dictionary_or_damaged_bytes_are_found_or_give_other_content() -> None:
     content = {"tokens_per_second": 1001.25, "reason": None, "steps": 40}
     packed = pack_json(content, DICTIONARY)
-    for wrong in (packed[:-3], b"", b"\xff" * 9):
+    for wrong in (packed[:-3], packed + b"x", b"", b"\xff" * 9):
         with pytest.raises(ValueError, match="damaged bytes"):
             unpack_json(wrong, DICTIONARY)
     with pytest.raises(ValueError):
         unpack_json(packed, DICTIONARY[::-1])
-    for wrong in (b"x123", pack_numbers((1.0, 2.0))[:-2]):
+    for wrong in (b"x123", pack_numbers((1.0, 2.0))[:-2], pack_numbers((1.0, 2.0)) * 2):
         with pytest.raises(ValueError, match="damaged bytes"):
             unpack_numbers(wrong)
 
