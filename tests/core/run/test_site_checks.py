@@ -285,6 +285,18 @@ def test_a_mistyped_folder_is_not_made_and_options_of_the_platform_are_named(
         assert job["do"].startswith(message)
 
 
+def test_a_folder_that_refuses_files_and_a_probe_without_an_answer_are_named(
+    slurm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    findings = checked(capsys, "--site", site_file(tmp_path, launcher="slurm", shared="/proc"), code=4)
+    assert of(findings, "shared")[0] == "missing" and "/proc cannot be written here: " in of(findings, "shared")[1]
+    stand_in(slurm / "srun", f"echo node1; echo True; cat {tmp_path}/.levelfield-check-*")
+    for checks in ({"interface": "eth0"}, {"slurm": {"local_folder": "/scratch"}}):
+        site = site_file(tmp_path, launcher="slurm", shared=str(tmp_path), **checks)
+        word, message = of(checked(capsys, "--site", site), "node")
+        assert word == "ok,unknown" and message.endswith("node1: python3 told nothing of interface and local folder")
+
+
 @pytest.mark.parametrize(
     ("limits", "arguments", "word"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import shutil
@@ -125,10 +126,16 @@ def _job_findings(site: Site, say: Say) -> Iterator[SiteFinding]:
         advice = "correct `shared` in the site's file, or make the folder"
         yield missing_finding("shared", f"{folder} is no folder on this machine", advice)
         return
-    with tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder) as file:
-        shared_file = Path(file.name)
-        file.write(shared_file.name + "\n")  # the node must be able to read it
-        file.flush()
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", prefix=".levelfield-check-", dir=folder))
+            shared_file = Path(file.name)
+            file.write(shared_file.name + "\n")  # the node must be able to read it
+            file.flush()
+        except OSError as error:
+            advice = "correct `shared` in the site's file, or the folder's rights"
+            yield missing_finding("shared", f"{folder} cannot be written here: {error.strerror}", advice)
+            return
         python, load_script = site.python or "python3", ""
         if site.modules:  # as a run loads them. The shell's variable `said` is empty, or has the reason of a failure
             load = shlex.join(("module", "load", *site.modules))
@@ -181,10 +188,14 @@ def _node_findings(
             "modules", f"{host} does not load {names}: {reason}", "correct `modules` in the site's file"
         )
         yield failure if reason else ok_finding("modules", f"{host} loads {names}")
-    answer = parse_probe_answer(lines[-1]) or {}
-    if answer:
-        yield from interface_findings(f"interface of {host}", site.interface, answer)
-    if answer and local_folder:
+    if not (local_folder or site.interface):
+        return
+    answer = parse_probe_answer(lines[-1])
+    if answer is None:
+        yield unknown_finding("node", f"{host}: {python} told nothing of interface and local folder", "try it there")
+        return
+    yield from interface_findings(f"interface of {host}", site.interface, answer)
+    if local_folder:
         yield folder_finding(f"local folder of {host}", local_folder, "slurm.local_folder", answer)
 
 
