@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,19 +12,16 @@ from pathlib import Path
 from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.cli import dry_run
-from levelfield.cli.main import exit_code_of
 from levelfield.cli.options import registry_of, runs_folder
 from levelfield.cli.run_control_command import show_call
 from levelfield.cli.site_options import base_image, launch_plan, load_hosts, node_power_site
 from levelfield.cli.store_options import run_recorder
-from levelfield.cli.streams import Streams
 from levelfield.cli.terminal import Terminal, repeats_digests
 from levelfield.compare import scaling
 from levelfield.errors import INTERRUPTED, PLATFORM_FAULT, GateFailed, RunFailed, UnknownName, UsageError
 from levelfield.plan.permissions import refuse_unknown_permissions
 from levelfield.plan.request import Entry, Suggestion, UserRequest
 from levelfield.publish.flagperf_files import Strategy, read_strategy
-from levelfield.report import words
 from levelfield.report.tables import format_json as results_as_json
 from levelfield.run import certificate_maker, runner, scheduler, side_by_side
 from levelfield.run.detaching import Detachment, fork_platform
@@ -42,7 +38,6 @@ from levelfield.specs.suite import NamedHardware, read_hardware
 from levelfield.specs.tuning import TuningChoice
 from levelfield.studies.node_series import node_counts, series_entries, series_scaling
 
-MIN_LINE_COLUMNS = 40  # of a line of an entry that runs beside others, without its name
 _MISALIGNED_VERDICTS = ("diverged", "different")
 Certify = Callable[[Job], CertificateAttempt]  # proves first that the case trains aligned in fp32, where it has to
 
@@ -139,14 +134,9 @@ def _run_parallel(
     groups = side_by_side.group_by_entry(certified_jobs)
 
     def run_group(name: str, jobs: Sequence[Job]) -> int:
-        words.WIDTH = max(MIN_LINE_COLUMNS, words.WIDTH - len(f"{name}: "))
-        Streams()
-        own_terminal = Terminal(options.quiet or options.json, run_recorder(options.store, options.no_store))
-        return exit_code_of(lambda: exit_code(run_jobs(iter(jobs), runs, own_terminal, registry)))
+        return terminal.run_entry(name, lambda narrow: exit_code(run_jobs(iter(jobs), runs, narrow, registry)))
 
-    codes = side_by_side.run_groups(
-        groups, options.parallel, run_group, lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    codes = side_by_side.run_groups(groups, options.parallel, run_group, terminal.show_entry_line)
     paths = [RunPaths(runs / job.plan.run_id) for job in certified_jobs]
     results = [load(Result, run.result) for run in paths if run.result.exists()]
     for run in paths:

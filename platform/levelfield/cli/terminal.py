@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.checkout import checkout
+from levelfield.cli.streams import Streams
 from levelfield.report import result_words, words
 from levelfield.report.escapes import one_line, printable
 from levelfield.report.sheets import format_sheets, format_text, pad_row
@@ -104,14 +105,23 @@ def print_check_summary(name: str, findings: Sequence[CheckFinding]) -> None:
 
 
 LOG_INTERVAL_SECONDS = 5.0
+_MIN_ENTRY_COLUMNS = 40  # of a line of an entry that runs beside others, without its name
 
 
 class Terminal:
     """Prints progress and results."""
 
-    def __init__(self, quiet: bool = False, record_run: Callable[[RunPaths], None] = lambda paths: None) -> None:
-        """Print only errors to stderr with `quiet`. record_run: called with every run that has a result."""
-        self._quiet, self._record_run = quiet, record_run
+    def __init__(
+        self,
+        quiet: bool = False,
+        record_run: Callable[[RunPaths], None] = lambda paths: None,
+        width: int = words.WIDTH,
+    ) -> None:
+        """Print only errors to stderr with `quiet`. record_run: called with every run that has a result.
+
+        width: columns of a line.
+        """
+        self._quiet, self._record_run, self._width = quiet, record_run, width
         self._has_open_line = False
         self._last_log_time = 0.0
 
@@ -127,11 +137,26 @@ class Terminal:
     def say(self, text: str) -> None:
         if not self._quiet:
             self._end_line()
-            print(words.wrapped(f"levelfield: {text}", 12), file=sys.stderr, flush=True)
+            print(words.wrapped(f"levelfield: {text}", 12, self._width), file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
         """Print what a person still has to know after the command has ended."""
         self.say(text)
+
+    def run_entry(self, name: str, run: Callable[[Terminal], int]) -> int:
+        """Run an entry in a process of its own, with a terminal whose lines have room for its name, which leads each.
+
+        Return the exit code. Errors become sentences.
+        """
+        from levelfield.cli.main import exit_code_of
+
+        Streams()
+        width = max(_MIN_ENTRY_COLUMNS, self._width - len(f"{name}: "))
+        return exit_code_of(lambda: run(Terminal(self._quiet, self._record_run, width)))
+
+    def show_entry_line(self, line: str) -> None:
+        """Print a line of an entry that runs beside others, led by its name."""
+        print(line, file=sys.stderr, flush=True)
 
     def announce_jobs(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """Yield the same jobs, and before each print what will run and why at this scale."""
@@ -146,7 +171,7 @@ class Terminal:
             return
         last = progress.step == progress.steps
         if self._redraws:
-            self._redraw(progress_line(progress)[: words.WIDTH - 1].ljust(words.WIDTH - 1))
+            self._redraw(progress_line(progress)[: self._width - 1].ljust(self._width - 1))
         elif last or progress.step == 1 or time.monotonic() - self._last_log_time > LOG_INTERVAL_SECONDS:
             print(progress_line(progress), file=sys.stderr, flush=True)
             self._last_log_time = time.monotonic()
@@ -244,6 +269,9 @@ class NoteTaker(Terminal):
 
     def note(self, text: str) -> None:
         self.notes.append(one_line(text))
+
+    def show_entry_line(self, line: str) -> None:
+        self.note(line)  # an error: its terminal is quiet, too
 
     def show_status(self, result: Result) -> None:
         if result.status.evidence:

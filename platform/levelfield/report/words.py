@@ -11,12 +11,12 @@ NONE = "-"
 WIDTH = 80
 
 
-def wrapped(line: str, indent: int) -> str:
-    """Return the line broken at spaces to WIDTH columns, with indented following lines. Names are not broken."""
+def wrapped(line: str, indent: int, width: int = WIDTH) -> str:
+    """Return the line broken at spaces to `width` columns, with indented following lines. Names are not broken."""
     text = line.lstrip(" ")
     return textwrap.fill(
         text,
-        WIDTH,
+        width,
         initial_indent=" " * (len(line) - len(text)),
         subsequent_indent=" " * indent,
         break_long_words=False,
