@@ -20,7 +20,11 @@ def suite(folder: Path, case: str, seconds: float, *faults: str) -> tuple[str, .
     """The arguments of a suite with one entry on one node for each fault."""
     variables = [{"FAKE_STEP_SECONDS": str(seconds), **({"FAKE_FAULT": fault} if fault else {})} for fault in faults]
     entries = [
-        {"name": f"entry {number}", "case": f"{case}:fake:fake:1:1", "set": {"environment": values}}
+        {
+            "name": f"entry {number}",
+            "case": f"{case}:fake:fake:1:1",
+            "set": {"environment": values, **({"micro_batch": 1} if "FAKE_FAULT" in values else {})},  # another series
+        }
         for number, values in enumerate(variables)
     ]
     content = {"schema": "levelfield.suite/1", "title": "Entries at once", "entries": entries}
@@ -65,3 +69,18 @@ def test_an_interrupt_judges_what_all_have_measured(benchmark: Benchmark, tmp_pa
     assert done.returncode == 130 and trainings(benchmark.runs) == {}, done.stderr
     assert [result["status"]["failure"] for result in results(benchmark)] == ["interrupted"] * 2
     assert done.stdout.count("interrupted") >= 2
+
+
+def test_a_night_runs_its_entries_at_once_and_prints_its_findings_once(benchmark: Benchmark, tmp_path: Path) -> None:
+    night = ("--night", "2026-01-02", "--no-confirm", "--store", str(tmp_path / "r.sqlite"), "--progress")
+    command = ("nightly", "run", *suite(tmp_path, "tiny", 0.3, "", "nan", ""), *night, "--parallel", "2")
+    done = benchmark.run(*command)
+    assert done.returncode == 3, done.stdout
+    assert [result["status"]["word"] for result in results(benchmark)] == ["valid", "invalid", "valid"]
+    state = json.loads((benchmark.runs / "nightly_suite_2026-01-02.json").read_text())
+    assert [entry["state"] for entry in state["entries"]] == ["done"] * 3
+    assert done.stdout.count("in all: 1 invalid run, 1 new series") == 1  # one table
+    lines = done.stderr.splitlines()
+    order = [line for line in lines if ": step 1/" in line or "was submitted" in line]
+    assert "was submitted" in order[1] and max(map(len, lines)) <= 80, lines
+    assert benchmark.run(*command).stdout == done.stdout and len(results(benchmark)) == 3  # nothing runs again

@@ -28,7 +28,7 @@ from levelfield.cli.options import (
     registry_of,
     runs_folder,
 )
-from levelfield.cli.site_options import add_container_options, base_image
+from levelfield.cli.site_options import add_container_options, add_site_options, base_image, launch_plan
 from levelfield.cli.store_options import add_store_option, last_night_findings, open_store, results_for_pages
 from levelfield.cli.terminal import NoteTaker, Terminal
 from levelfield.errors import INTERRUPTED, RunFailed, UsageError
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from levelfield.run.detaching import Detachment
     from levelfield.series.findings import FindingPage
     from levelfield.series.pairs import BuildVerdict
+    from levelfield.specs.site import LaunchPlan
     from levelfield.store.database import Store
 
 _NIGHTLY_HELP = """\
@@ -122,6 +123,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     add_store_option(parser)
     add_container_options(parser)
+    add_site_options(parser)
+    option("--parallel", type=int, metavar="N", help="with --launcher: run N entries at once, on nodes of their own")
     add_python_option(parser, "train with this Python")
     add_chips_option(parser)
     option("--no-control", action="store_true", help="do not measure first whether the machine is in line")
@@ -246,17 +249,19 @@ def _run_here(options: argparse.Namespace, night: str, detachment: Detachment | 
     from levelfield.specs.record import night_options
 
     image = base_image(options.base_image, options.runtime)
+    launch = _launch_plan(options)
     request = NightRequest(
         suite=options.suite,
         night=night,
         runs=runs_folder(options),
         store=options.store,
-        request=UserRequest(runtime=options.runtime, base_image=image, python=options.python),
+        request=UserRequest(runtime=options.runtime, base_image=image, python=options.python, launch=launch),
         plugins=tuple(options.plugins),
         budget=options.budget,
-        runs_control=not options.no_control,
+        runs_control=not options.no_control and launch is None,
         runs_pairs=not options.no_confirm,
         max_pairs=options.pairs,
+        at_once=options.parallel or 1,
     )
     # A terminal for people who watch, else one for those who read the end in the morning.
     is_watched = options.progress or options.detach or (sys.stderr.isatty() and not (options.quiet or options.json))
@@ -291,6 +296,33 @@ def _run_here(options: argparse.Namespace, night: str, detachment: Detachment | 
     if webhook and (reason := deliver(webhook, FORMATTERS["webhook"](page))):
         print(wrapped(f"levelfield: the webhook did not take the night: {reason}", 12), file=sys.stderr)
     return page.exit_code or (UsageError.exit_code if problems else 0)
+
+
+def _launch_plan(options: argparse.Namespace) -> LaunchPlan | None:
+    """Return how the night's entries reach other machines; None where they run on this one, as without these options.
+
+    Raises UsageError for what needs one machine, and for entries at once on this one.
+    """
+    is_launched = options.launcher or options.site or options.hosts
+    launch = launch_plan(options.launcher, options.site, options.hosts, options.plugins) if is_launched else None
+    if options.parallel is not None and options.parallel < 1:
+        raise UsageError(f"--parallel: found {options.parallel}, expected how many entries run at once, such as 4")
+    if launch is None and (options.parallel or 1) > 1:
+        raise UsageError(
+            "--parallel: found no --launcher, expected one: entries that run at once on one machine slow each other "
+            "down, and the night would judge that; add --launcher slurm or kubernetes"
+        )
+    if launch and not options.no_confirm:
+        raise UsageError(
+            f"--launcher {launch.launcher}: found no --no-confirm, expected it: pairs compare two builds on one "
+            "machine, one run after another, and these entries run on others. Two nights running then decide"
+        )
+    if launch and options.bisect_budget:
+        raise UsageError(
+            f"--bisect-budget: found it with --launcher {launch.launcher}; leave it out: a bisection runs pairs on "
+            "one machine"
+        )
+    return launch
 
 
 def _write_site(session: NightSession, folder: Path, page: FindingPage) -> None:

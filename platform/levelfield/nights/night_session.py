@@ -16,7 +16,7 @@ from levelfield import environment_folder
 from levelfield.catalog.lookup import find_reference
 from levelfield.catalog.registry import Registry
 from levelfield.checkout import checkout
-from levelfield.errors import RunFailed, UsageError
+from levelfield.errors import INTERRUPTED, RunFailed, UsageError
 from levelfield.nights.build_pairs import (
     WEEKLY_NULL_PAIRS,
     Arm,
@@ -64,6 +64,7 @@ from levelfield.run import certificate_maker, scheduler
 from levelfield.run.builds import CommitBuild, checkout_build
 from levelfield.run.provenance import source_state
 from levelfield.run.runner import Listener
+from levelfield.run.side_by_side import group_by_entry, require_separate_places, run_groups
 from levelfield.run.turns import PairProgress
 from levelfield.rundir.directory import utc_now
 from levelfield.series.finding_forms import finding_line
@@ -72,6 +73,7 @@ from levelfield.series.level import level_of
 from levelfield.series.pairs import MAX_NULL_PAIRS_PER_NIGHT, MAX_PAIRS, MIN_PAIRS
 from levelfield.series.segments import level_points, night_of, observations
 from levelfield.series.trigger import detectable_excess
+from levelfield.specs.base import load
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import Plan
 from levelfield.specs.record import Point, Purpose, RunRecord, Subject, branch_of, purpose_of
@@ -94,6 +96,8 @@ class NightOutput(Protocol):
     def listener(self) -> Listener: ...
     def announce_jobs(self, jobs: Iterator[scheduler.Job]) -> Iterator[scheduler.Job]: ...
     def show_status(self, result: Result) -> None: ...
+    def run_entry(self, name: str, run: Callable[[NightOutput], int]) -> int: ...  # in a process of its own
+    def show_entry_line(self, line: str) -> None: ...  # of such a process
     def bytes_progress(self, label: str) -> AbstractContextManager[Callable[[int, int], None]]: ...
 
 
@@ -111,6 +115,7 @@ class NightRequest:
     runs_control: bool = True  # measure whether the machine is slow
     runs_pairs: bool = True  # run pairs for suspicions
     max_pairs: int = MAX_PAIRS_PER_NIGHT  # for the most suspicious figures first
+    at_once: int = 1  # entries side by side
 
 
 @dataclass
@@ -142,6 +147,8 @@ class NightSession:
             if state is not None:
                 require_commit(state.code, state.is_complete, request.night, output.say)
             night_runs = _plan_night_runs(registry, store, request, output)
+            if request.at_once > 1:
+                require_separate_places(group_by_entry([run.job for run in night_runs]))
             code = checkout_code(run.job.plan for run in night_runs)
             if state is not None:
                 require_trainings(state.code, code, state.is_complete, request.night)
@@ -174,6 +181,8 @@ class NightSession:
             self.save,
             self.output.say,
             lambda: self.state.code is None or self.state.code.is_checked_out(),
+            self._run_side_by_side if self.request.at_once > 1 else None,
+            self.request.at_once,
         )
         run_entries(self.state, self.night_runs, self.request.budget, tools)
         if self.is_interrupted:
@@ -248,6 +257,56 @@ class NightSession:
         self.output.show_status(result)
         self.is_interrupted = result.status.is_interrupted
         return result
+
+    def _run_side_by_side(
+        self,
+        jobs: Sequence[scheduler.Job],
+        begin: Callable[[scheduler.Job], bool],
+        end: Callable[[scheduler.Job, Result | None], None],
+    ) -> None:
+        """Run entries side by side, after the certificates that they share.
+
+        Raises RunFailed for an entry that has no result, once the others have theirs.
+        """
+        maker = certificate_maker.CertificateMaker(self.registry, self.request.runs, self.output.listener())
+        certified_jobs = []
+        for job in jobs:
+            attempt = maker.certify(scheduler.add_stored_certificate(job, self.output.say))
+            if attempt.interrupted_result:
+                self.is_interrupted = True
+                return
+            certified_jobs.append(attempt.job)
+        groups, without_result = group_by_entry(certified_jobs), list[str]()
+
+        def run_group(name: str, jobs: Sequence[scheduler.Job]) -> int:
+            def run(output: NightOutput) -> int:
+                reference = partial(find_reference, self.registry)
+                announced = output.announce_jobs(iter(jobs))
+                results = scheduler.run_jobs(announced, self.request.runs, output.listener(), reference)
+                return INTERRUPTED if [result for result in results if result.status.is_interrupted] else 0
+
+            return self.output.run_entry(name, run)
+
+        def begin_group(name: str) -> bool:
+            return all([begin(job) for job in groups[name]])
+
+        def end_group(name: str) -> None:
+            for job in groups[name]:
+                path = RunPaths(self.request.runs / job.plan.run_id).result
+                result = load(Result, path) if path.exists() else None
+                if result:
+                    self.output.show_status(result)
+                else:
+                    without_result.append(name)
+                end(job, result)
+
+        codes = run_groups(groups, self.request.at_once, run_group, self.output.show_entry_line, begin_group, end_group)
+        self.is_interrupted = INTERRUPTED in codes.values()
+        if without_result and not self.is_interrupted:
+            raise RunFailed(
+                f"no result: {', '.join(dict.fromkeys(without_result))}; the same command in the same night runs what "
+                "is missing"
+            )
 
     def _record(self, paths: RunPaths, slow_reason: str | None) -> None:
         """Store a run. slow_reason: why the control found this machine slow; the gate names it."""

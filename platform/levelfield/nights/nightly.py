@@ -143,16 +143,20 @@ def most_informative_first(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def split_by_budget(
-    candidates: Sequence[Candidate], budget_seconds: float | None
+    candidates: Sequence[Candidate], budget_seconds: float | None, at_once: int = 1
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates that fit into the budget, and the others, both in order. The first one always fits."""
+    """Return the candidates that fit into the budget, and the others, both in order. The first one always fits.
+
+    at_once: how many run side by side.
+    """
     if budget_seconds is None:
         return list(candidates), []
-    remaining_seconds = budget_seconds * (1 - CONFIRMATION_SHARE)
+    entries_seconds = budget_seconds * (1 - CONFIRMATION_SHARE)
+    remaining_seconds = entries_seconds * at_once
     chosen: list[Candidate] = []
     left_out: list[Candidate] = []
     for candidate in candidates:
-        if not chosen or candidate.expected_seconds <= remaining_seconds:
+        if not chosen or candidate.expected_seconds <= min(remaining_seconds, entries_seconds):
             chosen.append(candidate)
             remaining_seconds -= candidate.expected_seconds
         else:
@@ -192,6 +196,9 @@ class NightRun:
     candidate: Candidate
 
 
+RunSideBySide = Callable[[Sequence[Job], Callable[[Job], bool], Callable[[Job, "Result | None"], None]], None]
+
+
 @dataclass(frozen=True)
 class NightTools:
     """The functions by which a night runs its entries; tests replace them."""
@@ -203,6 +210,10 @@ class NightTools:
     save: Callable[[NightState], None]  # writes the state
     say: Callable[[str], None]
     has_code: Callable[[], bool] = lambda: True  # whether the checkout still has the night's code
+    # runs jobs side by side. It calls the first function before a job, and starts none after it returned False; and the
+    # second one after a job, with its result; None for a job that has none
+    run_side_by_side: RunSideBySide | None = None
+    at_once: int = 1  # jobs side by side
 
 
 def first_state(
@@ -215,15 +226,11 @@ def first_state(
     return NightState(night=night, suite=suite, began=began, entries=tuple(entries), code=code)
 
 
-def run_entries(
-    state: NightState, night_runs: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
-) -> NightState:
-    """Run what waits and return the state after it.
+def _resume(state: NightState, tools: NightTools) -> NightState:
+    """Return the state after an earlier start: an entry whose run has a result is done, and any other one waits.
 
-    An interrupted run is the last one, and waits again. So does a run during which the checkout got other code.
+    So does one whose environment could not be made: a package index may be back, or a version corrected.
     """
-    # After an earlier start an entry whose run has a result is done. Any other one waits again, as does one whose
-    # environment could not be made: a package index may be back, or a version corrected.
     for stored_entry in state.entries:
         if stored_entry.state == "done" and (stored_entry.reason or "").startswith(NO_ENVIRONMENT):
             state = state.with_entry(stored_entry.name, state="waiting", run_id=None, reason=None)
@@ -234,32 +241,65 @@ def run_entries(
                 tools.record(paths)
             change = {"state": "done"} if has_result else {"state": "waiting", "run_id": None}
             state = state.with_entry(stored_entry.name, **change)
+    return state
+
+
+def run_entries(
+    state: NightState, night_runs: Sequence[NightRun], budget_seconds: float | None, tools: NightTools
+) -> NightState:
+    """Run what waits and return the state after it.
+
+    An interrupted run waits again, and no other one begins after it. So does a run during which the checkout got other
+    code, and a run that left no result.
+    """
+    state = _resume(state, tools)
     by_name = {run.name: run for run in night_runs}
     waiting = [by_name[e.name].candidate for e in state.entries if e.state == "waiting" and e.name in by_name]
     remaining_seconds = None if budget_seconds is None else max(0.0, budget_seconds - state.used_seconds)
-    chosen, left_out = split_by_budget(most_informative_first(waiting), remaining_seconds)
+    chosen, left_out = split_by_budget(most_informative_first(waiting), remaining_seconds, tools.at_once)
     for candidate in left_out:
         state = state.with_entry(candidate.name, state="left out", reason=OVER_BUDGET)
     tools.save(state)
-    for number, candidate in enumerate(chosen, 1):
+    jobs = [by_name[candidate.name].job for candidate in chosen]
+    names = {job.plan.run_id: candidate.name for job, candidate in zip(jobs, chosen, strict=True)}
+    began_at = dict[str, float]()  # by name
+    first_start, used_before = tools.clock(), state.used_seconds
+
+    def begin(job: Job) -> bool:
+        """Mark the job's entry as started. Return False where the checkout has other code."""
+        nonlocal state
         if not tools.has_code():
-            break
-        tools.say(f"entry {number} of {len(chosen)}: {candidate.name}, about {candidate.expected_seconds:.0f} s")
-        run = by_name[candidate.name]
-        state = state.with_entry(run.name, state="started", run_id=run.job.plan.run_id)
+            return False
+        name, run_id = names[job.plan.run_id], job.plan.run_id
+        expected = by_name[name].candidate.expected_seconds
+        tools.say(f"entry {len(began_at) + 1} of {len(chosen)}: {name}, about {expected:.0f} s")
+        state = state.with_entry(name, state="started", run_id=run_id)
         tools.save(state)
-        began = tools.clock()
-        result = tools.run_job(run.job)
-        seconds = tools.clock() - began
-        if result.status.is_interrupted or not tools.has_code():
-            state = state.with_entry(run.name, state="waiting", run_id=None)
+        began_at[name] = tools.clock()
+        return True
+
+    def end(job: Job, result: Result | None) -> None:
+        """Record the job's result."""
+        nonlocal state
+        name, now = names[job.plan.run_id], tools.clock()
+        if result is None or result.status.is_interrupted or not tools.has_code():
+            state = state.with_entry(name, state="waiting", run_id=None)
         else:
             tools.record(tools.find_folder(result.run_id))
             word = NO_ENVIRONMENT if result.status.failure == "environment" else result.status.word
             reason = None if result.status.word == "valid" else f"{word}: {result.status.evidence or ''}"
-            state = state.with_entry(run.name, state="done", seconds=seconds, reason=reason)
-        state = state.model_copy(update={"used_seconds": state.used_seconds + seconds})
+            state = state.with_entry(name, state="done", seconds=now - began_at[name], reason=reason)
+        state = state.model_copy(update={"used_seconds": used_before + now - first_start})
         tools.save(state)
+
+    if tools.run_side_by_side:
+        tools.run_side_by_side(jobs, begin, end)
+        return state
+    for job in jobs:
+        if not begin(job):
+            break
+        result = tools.run_job(job)
+        end(job, result)
         if result.status.is_interrupted:
             break
     return state

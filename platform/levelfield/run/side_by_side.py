@@ -72,11 +72,14 @@ def run_groups(
     at_once: int,
     run_group: Callable[[str, Sequence[Job]], int],
     write_line: Callable[[str], None],
+    begin: Callable[[str], bool] = lambda name: True,
+    end: Callable[[str], None] = lambda name: None,
 ) -> dict[str, int]:
     """Run all groups, so many at once, and return their exit codes.
 
     run_group: runs in a process of the group, whose output comes to `write_line`, and returns its exit code.
-    write_line: gets each line of a group, led by its name.
+    write_line: gets each line of a group, led by its name. begin: called before a group starts; if it returns False,
+    neither this one nor another starts. end: called after it. No interrupt comes during these two.
     """
     waiting, running, ends = deque(groups), list[_Group](), dict[str, int]()
     while running or waiting:
@@ -84,6 +87,9 @@ def run_groups(
             while waiting and len(running) < at_once:
                 with _held_signals():  # no process is started and then forgotten
                     name = waiting.popleft()
+                    if not begin(name):
+                        waiting.clear()
+                        break
                     running.append(_Group(name, partial(run_group, name, groups[name])))
             select.select([group.output for group in running], [], [], POLL_SECONDS)
             with _held_signals():
@@ -91,16 +97,20 @@ def run_groups(
                     exit_code = group.exit_code()
                     for line in group.read_lines():
                         write_line(f"{group.name}: {line}")
-                    if exit_code is not None:
-                        running.remove(group)
-                        ends[group.name] = exit_code
-                    if exit_code is not None and exit_code < 0:
+                    if exit_code is None:
+                        continue
+                    if exit_code < 0:
                         write_line(f"{group.name}: its process was ended by {signal.Signals(-exit_code).name}")
-        except KeyboardInterrupt:  # comes once
+                    running.remove(group)
+                    ends[group.name] = exit_code
+                    end(group.name)
+        except BaseException as error:  # KeyboardInterrupt, which comes once, or a failure of `begin` or `end`
             ends |= dict.fromkeys(waiting, INTERRUPTED)
             waiting.clear()
             for group in running:
                 group.interrupt()
+            if not isinstance(error, KeyboardInterrupt):
+                raise
     return ends
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from levelfield.cli.main import main
 from levelfield.errors import UsageError
 from levelfield.nights import night_session
 from levelfield.nights.night_session import NightSession
@@ -20,6 +21,7 @@ from levelfield.nights.nightly import (
     first_state,
     read_state,
     run_entries,
+    split_by_budget,
     state_path,
     write_state,
 )
@@ -119,6 +121,55 @@ def test_the_time_of_an_earlier_start_counts_for_the_budget(tmp_path: Path) -> N
     machine, runs = Machine(tmp_path), work("a", "b")
     state = begun(runs).model_copy(update={"used_seconds": 29.0})
     assert states(run_entries(state, runs, 30.0, machine.tools())) == {"a": "done", "b": "left out"}
+
+
+def test_entries_side_by_side_are_recorded_as_they_end_and_use_the_budget_by_the_clock(tmp_path: Path) -> None:
+    machine, runs = Machine(tmp_path), work("a", "b", "c")
+
+    def run_side_by_side(jobs: Any, begin: Any, end: Any) -> None:
+        first, second, third = jobs
+        assert begin(first) and begin(second)
+        assert set(states(written()).values()) == {"started", "waiting"}
+        end(second, machine.start(second))
+        assert begin(third)
+        end(first, machine.start(first))
+        machine.now += 10
+        end(third, None)  # its process ended without a result
+
+    def written() -> NightState:
+        state = read_state(state_path(tmp_path, "n", "s"))
+        assert state
+        return state
+
+    tools = replace(machine.tools(), run_side_by_side=run_side_by_side, at_once=2)
+    state = run_entries(begun(runs), runs, None, tools)
+    assert state == written() and states(state) == {"a": "done", "b": "done", "c": "waiting"}
+    assert machine.recorded == ["b", "a"] and state.used_seconds == 30
+    assert [entry.seconds for entry in state.entries[:2]] == [20, 10]
+
+
+def test_twice_as_much_fits_into_the_budget_where_two_run_at_once() -> None:
+    candidates = [run.candidate for run in work(*"abcdef", seconds=10.0)]
+    for at_once, count in ((1, 2), (2, 5)):
+        assert len(split_by_budget(candidates, 37.0, at_once)[0]) == count
+    long = Candidate("long", 30.0, False, 0.01, 0)  # no longer than the night, whatever runs beside it
+    assert split_by_budget([candidates[0], long], 37.0, 4)[1] == [long]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--parallel", "2"), "--parallel: found no --launcher, expected one"),
+        (("--parallel", "0"), "--parallel: found 0"),
+        (("--launcher", "slurm"), "--launcher slurm: found no --no-confirm, expected it: pairs compare two builds"),
+        (("--launcher", "slurm", "--no-confirm", "--bisect-budget", "1m"), "--bisect-budget: found it with --launcher"),
+    ],
+)
+def test_a_night_on_a_cluster_has_no_pairs_and_one_here_no_entries_at_once(
+    options: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["nightly", "run", "--suite", "smoke", "--runs", str(tmp_path), *options]) == 2
+    assert words in " ".join(capsys.readouterr().err.split()) and list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_entry_waits_and_nothing_follows_it(tmp_path: Path) -> None:

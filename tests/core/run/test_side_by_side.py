@@ -98,6 +98,35 @@ def test_no_more_run_than_were_asked_for(tmp_path: Path, at_once: int) -> None:
     assert max(codes.values()) == at_once
 
 
+def test_begin_and_end_are_told_and_no_group_begins_after_a_refusal() -> None:
+    told: list[str] = []
+    none: dict[str, Sequence[Job]] = dict.fromkeys(("one", "two", "three", "four"), ())
+
+    def begin(name: str) -> bool:
+        told.append(f"begin {name}")
+        return name != "three"
+
+    codes = run_groups(none, 1, lambda name, jobs: 0, told.append, begin, lambda name: told.append(f"end {name}"))
+    assert told == ["begin one", "end one", "begin two", "end two", "begin three"] and codes == {"one": 0, "two": 0}
+
+
+def test_what_runs_is_interrupted_where_an_end_cannot_be_recorded() -> None:
+    def record(name: str) -> None:
+        raise OSError("the disk is full")
+
+    def wait(name: str, jobs: Sequence[Job]) -> int:
+        try:
+            time.sleep(30 if name == "slow" else 0)
+        except KeyboardInterrupt:
+            os.write(pipe[1], b"judged")
+        return 0
+
+    pipe = os.pipe()
+    with pytest.raises(OSError, match="full"):
+        run_groups({"slow": (), "quick": ()}, 2, wait, print, end=record)
+    assert os.read(pipe[0], 10) == b"judged"
+
+
 def test_an_interrupt_reaches_all_that_run_and_starts_no_other() -> None:
     """Each judges what it has: here it says so."""
 
