@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sampled_power
@@ -157,14 +158,35 @@ FAULTS_BY_LAYER = {
 }
 
 
-@pytest.mark.parametrize("fault", [None, *(pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS_BY_LAYER)])
-def test_attention_and_mlp_side_by_side_and_layers_of_other_kinds_are_sampled(
-    fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+ONE_NORM = {
+    **MODELS["gpt"], "positions": "rope", "rope_base": 10000.0, "bias": False, "norm_bias": False,
+    "attention_bias": True, "parallel_residual": "one_norm", "residual_scale": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        (SIDE_BY_SIDE, "fp32"),
+        (ONE_NORM, "fp32"),
+        pytest.param(SIDE_BY_SIDE, "bf16", marks=pytest.mark.thorough),
+        pytest.param(ONE_NORM, "bf16", marks=pytest.mark.thorough),
+        pytest.param(ONE_NORM, "fp8", marks=pytest.mark.thorough),
+    ],
+)
+def test_attention_and_mlp_side_by_side_are_within(
+    model: dict[str, Any], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(MODELS, "side by side", model)
+    run = HonestTraining(precision, "side by side")
+    run.check(tmp_path, layers_of(run))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", FAULTS_BY_LAYER)
+def test_a_fault_of_layers_of_other_kinds_is_told(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "side by side", SIDE_BY_SIDE)
-    code = FAULTS_BY_LAYER[fault] if fault else ""
-    layers = sampled_layers(tmp_path, "fp32", "side by side", code=code)
-    assert failed_layer(layers) == ("products" if fault else None)
+    assert failed_layer(sampled_layers(tmp_path, "fp32", "side by side", code=FAULTS_BY_LAYER[fault])) == "products"
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough), "fp8"])

@@ -92,15 +92,17 @@ def _hook_of(
                 gradients.watch(layers, x if last == "down" else outputs[0])
             product = ProductGradients(check, name, layer)
             product.watch_weight(x, outputs, stack)
-            if _has_input_alone(layer, name, is_gated):
+            if _has_input_alone(layer, name, is_gated, check.has_one_norm):
                 product.watch_input(x, outputs)
 
     return sample
 
 
-def _has_input_alone(module: Any, name: str, is_gated: bool) -> bool:
+def _has_input_alone(module: Any, name: str, is_gated: bool, has_one_norm: bool) -> bool:
     """Return whether no other layer has this input, so that its gradient comes from this product alone."""
     last = ".".join(name.split(".")[2:])
+    if has_one_norm:
+        return last in ("attention.output", "mlp.down")
     is_joint = getattr(module, "step_linear", None) is not None and len(module.step_linear.layers) > 1
     return last in ("attention.output", "mlp.down") or is_joint or (last == "mlp.up" and not is_gated)
 

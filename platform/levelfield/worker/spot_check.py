@@ -139,6 +139,11 @@ class SpotCheck:
         return self._job.model.positions == "rope"
 
     @property
+    def has_one_norm(self) -> bool:
+        """Whether attention and MLP read the same tensor, whose gradient is then that of both."""
+        return self._job.model.parallel_residual == "one_norm"
+
+    @property
     def has_whole_sequences(self) -> bool:
         """Whether this rank attends to whole sequences."""
         return self._job.layout.context == 1
