@@ -169,6 +169,11 @@ def _smoke_model(model: Model) -> dict[str, Any]:
         }
         smoke_sizes |= {"head_dim": 48} if model.head_dim else {}
         head = smoke_sizes.get("head_dim", _SMOKE_WIDTH // _SMOKE_HEADS)
+        # such factors go against the width (Yang et al., 2022), so that a narrow model learns as fast
+        if model.logit_scale:
+            smoke_sizes["logit_scale"] = min(0.5, model.logit_scale * model.hidden_size / _SMOKE_WIDTH)
+        if model.attention_scale:
+            smoke_sizes["attention_scale"] = model.attention_scale * model.head_size / head
         if model.rotary_dim:
             smoke_sizes["rotary_dim"] = max(2, 2 * round(head * model.rotary_dim / model.head_size / 2))
         smoke_sizes |= {"embedding_scale": 16} if model.embedding_scale else {}

@@ -746,3 +746,34 @@ def test_a_model_with_a_small_vocabulary_has_a_case(tmp_path: Path, size: int, b
     text = case_document("small", path, read_config(path), (), is_count_published=False)
     data = parse(Case, yaml.safe_load(text), "small").work("smoke").data
     assert (data.alphabet, data.branching) == (size, branching)
+
+
+@pytest.mark.parametrize(
+    ("name", "factors"),
+    [
+        ("aya_23", (0.5, None)),
+        ("granite3_2b", (0.5, 0.03125)),
+        ("command_r7b", (0.5, None)),
+        ("qwen3_8b", (None, None)),
+    ],
+)
+def test_factors_against_the_width_grow_at_smoke_scale(
+    tmp_path: Path, name: str, factors: tuple[float | None, ...]
+) -> None:
+    """With the factors of the full width a narrow model hardly learns within the steps of a smoke run."""
+    path = written(tmp_path, PUBLISHED[name][0])
+    text = case_document("drafted", path, read_config(path), (), is_count_published=False)
+    model = parse(Case, yaml.safe_load(text), "drafted").work("smoke").model
+    assert (model.logit_scale, model.attention_scale) == factors
+
+
+def test_each_kind_of_layer_is_left_at_smoke_scale(tmp_path: Path) -> None:
+    for name in ("olmo3_7b", "smollm3_3b", "command_r7b", "glm4.5_air"):
+        path = written(tmp_path, PUBLISHED[name][0])
+        text = case_document("drafted", path, read_config(path), (), is_count_published=False)
+        work = parse(Case, yaml.safe_load(text), "drafted").work("smoke")
+        model = work.model
+        assert {model.is_rotated(layer) for layer in range(model.layers)} == {True, model.no_rope_interval is None}
+        windows = {model.layer_window(layer) for layer in range(model.layers)}
+        assert windows == ({None, 64} if model.full_attention_interval else {None})
+        assert (model.rotary_dim or 0) < model.head_size
