@@ -12,10 +12,18 @@ from matrix import VARIANTS
 pytestmark = [pytest.mark.layouts, pytest.mark.torch]
 
 
-@pytest.mark.parametrize("layout", ["TP2", "recompute full", "recompute selective"])
-def test_hidden_dropout_is_the_same_on_tensor_ranks_and_in_recomputation(
-    layout: str, torch_of: Callable[[dict[str, Any]], Curve]
+@pytest.mark.parametrize(
+    ("layout", "dropout"),
+    [
+        ("TP2", "hidden_dropout"),
+        ("recompute full", "hidden_dropout"),
+        ("recompute selective", "hidden_dropout"),
+        ("recompute full", "attention_dropout"),
+    ],
+)
+def test_dropout_is_the_same_on_tensor_ranks_and_in_recomputation(
+    layout: str, dropout: str, torch_of: Callable[[dict[str, Any]], Curve]
 ) -> None:
-    model = {**MODELS["gpt"], "hidden_dropout": 0.2}
+    model = {**MODELS["gpt"], dropout: 0.2}
     found = compare(train(small_job(model, VARIANTS[layout], steps=5)), torch_of(small_job(model, SINGLE, steps=5)))
     assert found.is_within_limits(), found

@@ -50,7 +50,8 @@ def recompute_blocks(model: Decoder, tuning: Tuning) -> None:
     """
     mode = tuning.recompute
     for block in list(model.layers.values())[: tuning.recompute_layers] if mode != "none" else ():
-        block.forward = partial(_run, block.forward, mode, bool(model.model.hidden_dropout))
+        has_dropout = bool(model.model.hidden_dropout or model.model.attention_dropout)
+        block.forward = partial(_run, block.forward, mode, has_dropout)
 
 
 def repeats(job: Job) -> str:
@@ -106,9 +107,9 @@ def compile_seconds() -> float | None:
     return seconds or None
 
 
-def _run(forward: Callable[..., torch.Tensor], mode: str, random: bool, *inputs: Any) -> Any:
+def _run(forward: Callable[..., torch.Tensor], mode: str, has_dropout: bool, *inputs: Any) -> Any:
     options: dict[str, Any] = {"context_fn": _selective_contexts} if mode == "selective" else {}
-    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=random, **options)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=has_dropout, **options)
 
 
 def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
