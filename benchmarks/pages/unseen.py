@@ -44,7 +44,8 @@ LIKE = {
     )
 }
 SHORT_SWEEP, TAU_SWEEP = 2, 4
-# What a row says in its group, note or source, and the program that it names; the first counts.
+# What a row says in its name, group, note or source, all of it, and the program that it names; the first counts.
+# torchao measured H100s with torchtitan 0.0.2, and the other chips with commits of August 2025.
 PROGRAMS = (
     ("RMS kernel", "aleph_alpha_rms"),
     ("|flash_attention2", "aleph_alpha_flash2"),
@@ -53,6 +54,10 @@ PROGRAMS = (
     ("mosaicml/llm-foundry", "llm_foundry"),
     (" eager github.com/pytorch/torchtitan", "torchtitan_eager"),
     ("_202506", "torchtitan_2025"),
+    ("torchao-H100 + rowwise", "torchtitan_rowwise"),
+    ("torchao-H100", "torchtitan"),
+    ("torchao- + rowwise", "torchtitan_2025_rowwise"),
+    ("torchao-", "torchtitan_2025"),
     ("pytorch/torchtitan", "torchtitan"),
     ("arXiv 2104.04473", "megatron_2021"),
     ("arXiv 2205.05198", "megatron_2021"),
@@ -111,8 +116,8 @@ class Run:
     @property
     def program(self) -> str | None:
         """Return the program that ran it, by what the row says; None: the framework's own."""
-        description = " ".join(str(self.row.get(key)) for key in ("group", "note", "source"))
-        program = next((name for mark, name in PROGRAMS if mark in description), None)
+        description = " ".join(str(self.row.get(key)) for key in ("id", "group", "note", "source"))
+        program = next((name for marks, name in PROGRAMS if all(m in description for m in marks.split(" + "))), None)
         # No FlashAttention runs on a V100: Megatron materialised the scores there.
         return "megatron_2021" if program is None and self.row["chip"].startswith("V100") else program
 

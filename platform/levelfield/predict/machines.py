@@ -19,8 +19,9 @@ NODE_HOP_SECONDS, NETWORK_HOP_SECONDS = 3.4e-6, 14e-6
 ASSUMED_PORT_BYTES_PER_SECOND = 25e9
 DEVICES_PER_NODE = 8
 # The share of a matrix unit's peak that large products reach on a chip without a public measurement: that of most chips
-# with one (0.80 on H100 and H200, 0.87 on A100). In fp8 it is 0.71 on H100 and 0.73 on H200.
-REACHABLE_SHARE, REACHABLE_SHARE_FP8 = 0.8, 0.72
+# with one (0.80 on H100 and H200, 0.87 on A100). In fp8 it is 0.71 on H100 and 0.73 on H200. In NVFP4 it is that of a
+# GB200: 4.6 times an H200's fp8 (NVIDIA's blog on cuBLAS 12.9), of which 1453 TFLOP/s were measured.
+REACHABLE_SHARE, REACHABLE_SHARE_FP8, REACHABLE_SHARE_NVFP4 = 0.8, 0.72, 0.67
 MATRIX_DTYPES: tuple[PeakDtype, ...] = ("bf16", "fp16", "fp8", "nvfp4")
 # The rate of attention's kernels over that of products on a chip without its own: between those of A100 and H100.
 # cuDNN's is that of H100. The efficient one is assumed to be as fast as FlashAttention 1.
@@ -127,10 +128,14 @@ def _achievable_rate(chip: Chip, dtype: PeakDtype) -> float:
 
 def assumed_share(chip: Chip, dtype: PeakDtype) -> float | None:
     """Return the share of the peak that large products are taken to reach; None where a measurement is known, and for
-    dtypes without matrix units."""
+    dtypes without matrix units. A chip that was measured to reach less than usual in 16 bits does so in fp8."""
     if dtype not in MATRIX_DTYPES or chip.achievable.get(dtype) or _other_16_bit_rate(chip, dtype):
         return None
-    return REACHABLE_SHARE_FP8 if dtype == "fp8" else REACHABLE_SHARE
+    if dtype != "fp8":
+        return REACHABLE_SHARE_NVFP4 if dtype == "nvfp4" else REACHABLE_SHARE
+    rate, peak = chip.achievable.get("bf16"), chip.peaks.get("bf16")
+    below_usual = rate.tflops / peak.tflops / REACHABLE_SHARE if rate and peak else 1.0
+    return REACHABLE_SHARE_FP8 * min(1.0, below_usual)
 
 
 def _other_16_bit_rate(chip: Chip, dtype: PeakDtype) -> AchievedRate | None:

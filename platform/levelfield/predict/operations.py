@@ -39,7 +39,18 @@ EXPERT_OPERATIONS = 12
 # outputs are put into slots, multiplied by the gates in 32 bits and summed slot by slot, where one kernel reads them
 # once; the calls of EXPERT_OPERATIONS cover that (120 kernels of a layer in both directions were rehearsed).
 UNFUSED_TRAFFIC: dict[Unfused, float] = {"norms": 9, "activation": 5 / 3, "rotation": 5, "gates": 10}
-UNFUSED_CALLS: dict[Unfused, int] = {"norms": 14, "activation": 1, "rotation": 8, "gates": 0}
+UNFUSED_CALLS: dict[Unfused, int] = {
+    "norms": 14,
+    "activation": 1,
+    "rotation": 8,
+    "gates": 0,
+    "casts": 0,
+    "row casts": 0,
+}
+# Bytes of a step that such casts move for each input and gradient of a product, and for each weight, beyond fused ones:
+# torchao's own count (torchao/testing/training/roofline_utils.py: 6 and 8, by rows 8 and 10), less two of each, as it
+# reads operands of products in one byte, and the traffic here counts two in three products.
+CAST_BYTES: dict[Unfused, tuple[float, float]] = {"casts": (4, 6), "row casts": (6, 8)}
 EXPERT_PREFIX = "mlp.experts."  # the beginning of their matrices' names
 ROUTER_PASSES = 4  # over the router's logits, in 32 bits: one write, scores (read, write), one read for the choice
 
@@ -135,6 +146,10 @@ def layer_forward_cost(model: Model, share: RankSlice, is_mixture: bool = False)
         rotated_values = width_passes * (model.heads + model.kv_heads) * model.head_size
     rotation_values = share.traffic("rotation") * rotated_values / share.tensor
     elementwise_bytes = share.width * share.tokens * (hidden_values + activation_values + rotation_values)
+    for kind in share.unfused:
+        value_bytes, weight_bytes = CAST_BYTES.get(kind, (0, 0))
+        values = hidden_sides / share.split + (sides - hidden_sides) / share.tensor  # cast before they are gathered
+        elementwise_bytes += (value_bytes * share.tokens * values + weight_bytes * weights) / (1 + BACKWARD_FACTOR)
     return Cost(
         matmul_flops=2.0 * share.tokens * weights,
         core_flops=2.0 * router_logits * model.hidden_size,

@@ -23,12 +23,13 @@ from levelfield.predict.machines import (
 from levelfield.predict.operations import (
     ATTENTION_BACKWARD_FACTOR,
     BACKWARD_FACTOR,
+    CAST_BYTES,
     SCORE_BLOCK,
     Cost,
     RankSlice,
     forward_costs,
 )
-from levelfield.predict.setup import TrainingSetup
+from levelfield.predict.setup import FP8, TrainingSetup
 from levelfield.specs.architecture import Experts
 from levelfield.specs.constants import AttentionKernel, Pace, Unfused
 
@@ -127,7 +128,7 @@ def rank_slice(setup: TrainingSetup, unfused: tuple[Unfused, ...] = ()) -> RankS
         keeps_scores=setup.memory_model.score_bytes > 0,
         gathers_logits=setup.memory_model.gathered_logit_bytes > 0,
         expert=setup.layout.expert,
-        unfused=unfused,
+        unfused=unfused if setup.input_width == FP8 else tuple(kind for kind in unfused if kind not in CAST_BYTES),
     )
 
 

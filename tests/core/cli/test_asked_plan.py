@@ -159,7 +159,10 @@ def test_a_precision_that_a_run_may_not_choose_can_be_planned(capsys: pytest.Cap
         ((*CASE, "--recompute", "full", "--recompute-layers", "33"), "llama3_8b has 32 layers; expected 1 to 32"),
         ((*CASE, "--layout", "DP4PP2", *FIRST, "17"), "has 16 of the 32 layers; give 1 to 16"),
         ((*CASE, "--framework", "paddle", *FIRST, "3"), "framework paddle computes all layers again or none"),
-        ((*CASE, "--program", "ours"), "known: torchtitan, torchtitan_2025, automodel"),
+        (
+            (*CASE, "--program", "ours"),
+            "known: torchtitan, torchtitan_rowwise, torchtitan_2025, torchtitan_2025_rowwise, automodel",
+        ),
         ((*CASE, "--program", "torchtitn"), "nearest: torchtitan; known: torchtitan"),
         ((*CASE, "--tensor-overlap", "1.5"), "expected a share from 0 to 1"),
         ((*CASE, "--tensor-overlap", "nan"), "expected a share from 0 to 1"),

@@ -14,13 +14,16 @@ from levelfield.predict.machines import (
     ATTENTION_SHARES,
     REACHABLE_SHARE,
     REACHABLE_SHARE_FP8,
+    REACHABLE_SHARE_NVFP4,
     Link,
     MachineRates,
+    assumed_share,
     machine_rates,
 )
-from levelfield.predict.pass_timing import memory_traffic_bytes, pass_seconds, rank_work
+from levelfield.predict.operations import layer_forward_cost
+from levelfield.predict.pass_timing import memory_traffic_bytes, pass_seconds, rank_slice, rank_work
 from levelfield.predict.setup import training_setup
-from levelfield.specs.constants import FITTED_FIELDS, Constants, MemoryModel, Pace
+from levelfield.specs.constants import FITTED_FIELDS, Constants, MemoryModel, Pace, Unfused
 from levelfield.specs.layout import Layout, parse_layout
 from levelfield.specs.tuning import Tuning
 from levelfield.specs.vendor import Chip
@@ -69,6 +72,38 @@ def estimate(
 
 def program(**fields: Any) -> dict[str, Any]:
     return {"title": "somebody's", "source": "somewhere", **fields}
+
+
+def test_casts_in_kernels_of_their_own_move_what_torchao_counts_and_nothing_in_16_bits() -> None:
+    """For each input and gradient of a product 4 bytes a step, for each weight 6; 6 and 8 with a scale of each row."""
+    work = Registry().case("llama3_8b").work("full")
+
+    def moved(kind: tuple[Unfused, ...], precision: str, layout: str = "DP1") -> float:
+        training = work.training.model_copy(update={"precision": precision})
+        setup = training_setup(
+            work.model_copy(update={"training": training}),
+            Tuning(layout=parse_layout(layout).layout, micro_batch=1),
+            False,
+        )
+        return 3 * layer_forward_cost(setup.model, rank_slice(setup, kind)).moved_bytes
+
+    tokens, weights, values = 8192, 218_103_808, 81_920  # values: the widths of all seven products' inputs and results
+    counts: tuple[tuple[Unfused, float, float], ...] = (("casts", 4, 6), ("row casts", 6, 8))
+    for kind, per_value, per_weight in counts:
+        added = moved((kind,), "fp8") - moved((), "fp8")
+        assert added == pytest.approx(per_value * tokens * values + per_weight * weights)
+        assert moved((kind,), "bf16") == moved((), "bf16")
+    halved = moved(("casts",), "fp8", "TP2+seq") - moved((), "fp8", "TP2+seq")
+    assert halved == pytest.approx((moved(("casts",), "fp8") - moved((), "fp8")) / 2), "cast before they are gathered"
+
+
+def test_a_chip_that_reaches_less_than_usual_in_16_bits_does_so_in_fp8() -> None:
+    chips = {chip.name: chip for name in ("amd", "nvidia") for chip in Registry().vendor_file(name).chips}
+    share = assumed_share(chips["MI300X"], "fp8")
+    assert share == pytest.approx(REACHABLE_SHARE_FP8 * 668.4 / 1307.4 / REACHABLE_SHARE)
+    assert assumed_share(chips["MI355X"], "fp8") == assumed_share(chips["B200-SXM-180GB"], "fp8") == REACHABLE_SHARE_FP8
+    assert assumed_share(chips["B200-SXM-180GB"], "nvfp4") == REACHABLE_SHARE_NVFP4
+    assert assumed_share(chips["H100-SXM5-80GB"], "fp8") is None, "it was measured"
 
 
 def test_no_program_has_primary_weights_for_nvfp4() -> None:
