@@ -62,6 +62,40 @@ def test_a_whole_run_on_a_replayed_tool(machine: AcmeMachine) -> None:
     assert (hardware["chip"]["name"], hardware["memory_bytes_per_device"]) == ("A1", 64 * 2**30)
 
 
+@pytest.mark.parametrize(
+    ("cards", "reasons"),
+    [
+        ("GPU-a,GPU-b,GPU-c", []),
+        (
+            "GPU-a,GPU-c,GPU-b",  # the framework numbers them otherwise than the tool
+            ["device: rank 1 trained on device 2 of the vendor's tool, planned 1"],
+        ),
+        (
+            "GPU-b,GPU-a,GPU-c",
+            [
+                "device: rank 0 trained on device 1 of the vendor's tool, planned 0",
+                "device: rank 1 trained on device 0 of the vendor's tool, planned 1",
+            ],
+        ),
+    ],
+    ids=["as planned", "the card of another index", "two cards exchanged"],
+)
+def test_a_training_on_other_cards_than_planned_is_invalid(
+    machine: AcmeMachine, monkeypatch: pytest.MonkeyPatch, cards: str, reasons: list[str]
+) -> None:
+    text = VENDOR.replace("columns: 5", "columns: 6")
+    machine.vendor_file.write_text(
+        text.replace("column: 5, unit: W}", "column: 5, unit: W}\n    identity: {column: 6}")
+    )
+    rows = [f'echo "{index}, Acme A1, 64, 1024, 250.5, GPU-{letter}"' for index, letter in enumerate("abc")]
+    machine.tool("\n".join(rows))
+    monkeypatch.setenv("FAKE_CARDS", cards)
+    code, printed, error = machine.run("tiny:fake:acme:1:2", "--json")
+    (result,) = json.loads(printed)
+    assert (code, result["status"]["word"]) == ((3, "invalid") if reasons else (0, "valid")), error
+    assert [reason for reason in result["status"]["reasons"] if reason.startswith("device")] == reasons
+
+
 def test_a_run_has_the_node_power_that_the_sites_command_prints(machine: AcmeMachine) -> None:
     site = machine.folder / "site.yaml"
     site.write_text("schema: levelfield.site/1\nnode_power: {command: 'echo 374', source: rack meter, seconds: 0.1}\n")

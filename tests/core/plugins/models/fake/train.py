@@ -8,6 +8,8 @@ FAKE_CLOCK gives the times of the heartbeat's file another clock: seconds that a
 
 FAKE_PACE=0.1: step k ends k times 0.1 s after the begin, by a clock that shows just that, so that equal runs are equal.
 
+FAKE_CARDS=GPU-a,GPU-b names the cards in the order in which the framework numbers them.
+
 FAKE_FP32_ERROR=0.01 makes the losses of trainings in fp32 wrong by 1 %.
 """
 
@@ -25,6 +27,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
 from levelfield.worker import Batches, Initializer, Unsupported, coordinates, events, heartbeat, learning_rate, run
+from levelfield.worker.device_identity import identity_digest
 
 if TYPE_CHECKING:
     from levelfield.worker import Batch, Recorder
@@ -36,7 +39,7 @@ STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.005"))
 
 def main(job: Job, recorder: Recorder) -> None:
     place = coordinates(job)
-    recorder.framework(name="fake", version="1.2.3", device=job.device)
+    recorder.framework(name="fake", version="1.2.3", device=job.device, details=card_details(job))
     initializer = Initializer(job)
     recorder.weights(
         (name, spec.shape, None, initializer.array(name, spec.shape, std=spec.std, fill=spec.fill))
@@ -91,6 +94,15 @@ class Pace:
 def set_clock(monotonic_ns: Callable[[], int]) -> None:
     """Have the events take their times from this clock."""
     vars(events)["time"] = SimpleNamespace(monotonic_ns=monotonic_ns)
+
+
+def card_details(job: Job) -> dict[str, list[str]]:
+    """Return the identity of the card that this rank gets, of those that the vendor's variable leaves visible."""
+    cards, visible = os.environ.get("FAKE_CARDS"), os.environ.get("ACME_VISIBLE_DEVICES", "")
+    if cards is None:
+        return {}
+    card = cards.split(",")[int(visible.split(",")[job.local_rank])]
+    return {"device_identities": [identity_digest("device", card)]}
 
 
 def error(job: Job) -> float:
