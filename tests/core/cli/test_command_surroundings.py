@@ -21,6 +21,7 @@ from plans import PLUGINS, ROOT
 
 GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))
 FOREIGN_ELF = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\xb7\x00" + bytes(200)  # of 64-bit Arm, without an end
+FURTHER = (("report", "RUN"), ("store", "info"))  # commands that start what a listing or a run starts
 FAKE = ["--case", "tiny:fake:fake:1:1", "--plugins", str(PLUGINS), "--python", sys.executable, "--quiet"]
 
 
@@ -147,7 +148,9 @@ def one_process() -> Iterator[Path]:
     group.rmdir()
 
 
-@pytest.mark.parametrize("words", [("show", "cases"), ("report", "RUN"), ("store", "info"), FAKE])
+@pytest.mark.parametrize(
+    "words", [("show", "cases"), FAKE, *(pytest.param(w, marks=pytest.mark.thorough) for w in FURTHER)]
+)
 def test_a_machine_without_a_further_process_is_said(
     run: RunPaths, tmp_path: Path, one_process: Path, words: tuple[str, ...]
 ) -> None:

@@ -28,7 +28,7 @@ def shell(command: str, runs: Path) -> subprocess.CompletedProcess[str]:
     [
         pytest.param("2>&1 | head -1", 2, marks=pytest.mark.thorough),  # further ones of a kind
         pytest.param("2>&1 | true", 1, marks=pytest.mark.thorough),
-        pytest.param("2>&1 | (sleep 0.5; head -c 20)", 1, marks=pytest.mark.drill),
+        pytest.param("2>&1 | (sleep 0.5; head -c 20)", 1, marks=[pytest.mark.drill, pytest.mark.thorough]),
         pytest.param(">/dev/full 2>/dev/full", 2, marks=pytest.mark.drill),
         pytest.param(">&- 2>&-", 1, marks=pytest.mark.thorough),
         ("<&- >&- 2>&-", 1),
@@ -54,8 +54,8 @@ def test_a_run_that_fails_keeps_its_code(tmp_path: Path) -> None:
         pytest.param("show cases | head -1", 0, marks=pytest.mark.thorough),
         ("show cases | true", 0),
         ("show cases >&-", 0),
-        pytest.param("show cases >/dev/full", 5, marks=pytest.mark.thorough),  # the next test has it, with its words
-        ("show cases >/dev/full 2>&1", 5),
+        # The next test has it, with its words.
+        *(pytest.param(f"show cases >/dev/full{more}", 5, marks=pytest.mark.thorough) for more in ("", " 2>&1")),
         ("show nothing 2>&-", 2),
         pytest.param("show nothing >/dev/full", 2, marks=pytest.mark.thorough),
         pytest.param("--help | true", 0, marks=pytest.mark.thorough),

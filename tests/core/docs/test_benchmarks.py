@@ -41,7 +41,7 @@ CHECKED = ("planner_fit", "planner_host")
 # core/series/test_gate_rates.py runs the simulation of gate_power; mypy sees most of what breaks in any.
 LONGEST = (
     *("many_nodes", "launch_cost", "page_speed", "gate_speed", "gate_power"),
-    *("planner_speed", "comparison_coverage"),
+    *("planner_speed", "planner_recipes", "comparison_coverage"),
 )
 
 

@@ -78,7 +78,7 @@ def option(action: argparse.Action, draw: random.Random) -> list[str]:
     return [draw.choice(list(action.option_strings)), *([value_of(action, draw)] if takes else [])]
 
 
-@pytest.mark.parametrize("seed", seeds(2 * len(WORDS)))
+@pytest.mark.parametrize("seed", seeds(len(WORDS)))
 def test_a_drawn_command_line_ends_in_words(seed: int, run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command, also those that train, serve, install or measure: they find no programs and no network."""
     draw = random.Random(5000 + seed)
@@ -87,7 +87,7 @@ def test_a_drawn_command_line_ends_in_words(seed: int, run: RunPaths, monkeypatc
     outcome(*line_of(WORDS[seed % len(WORDS)], draw))
 
 
-@pytest.mark.parametrize("seed", seeds(30))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_a_drawn_dry_run_ends_in_words(seed: int) -> None:
     draw = random.Random(6000 + seed)
     outcome("--case", draw.choice((*VALUES, *CASES)), "--dry-run", "--no-store", *line_of((), draw))
@@ -114,7 +114,7 @@ PYTHON_VALUES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", seeds(30))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_drawn_variables_end_in_words(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(7000 + seed)
     named = []

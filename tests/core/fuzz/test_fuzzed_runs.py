@@ -27,7 +27,7 @@ def damage(path: Path, draw: random.Random) -> None:
         path.write_bytes(damaged_bytes(content, draw))
 
 
-@pytest.mark.parametrize("seed", seeds(25))
+@pytest.mark.parametrize("seed", seeds(15))
 def test_a_damaged_run_ends_in_words(seed: int, run: RunPaths, tmp_path: Path) -> None:
     draw = random.Random(3000 + seed)
     outcome("evidence", "collect", str(run.root))

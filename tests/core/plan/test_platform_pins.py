@@ -20,7 +20,7 @@ def pins(python: str) -> list[str]:
     return [f"{r.name}{r.specifier}" for r in requirements if not r.marker or r.marker.evaluate(environment)]
 
 
-@pytest.mark.parametrize("python", ["3.10", "3.13"])
+@pytest.mark.parametrize("python", ["3.10", pytest.param("3.13", marks=pytest.mark.thorough)])  # as in ci.yml
 def test_every_pin_has_a_build_for_this_python(python: str, tmp_path: Path) -> None:
     if python == "3.10" and next(Path.home().glob(f".pyenv/versions/{python}.*/bin/python"), None):
         pytest.skip(f"tests/e2e/test_pythons.py installs them all for Python {python}, which is here")

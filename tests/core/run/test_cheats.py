@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from cheating.cheat import CHEATS, Cheat, finding
@@ -12,15 +11,7 @@ from cheating.cheated_runs import HONEST, HONEST_ON_CHIP, CheatedRuns
 from cheats import BEGIN, DATA, PAGE, section
 from power import documented_between
 
-SAMPLE = [cheat for cheat in CHEATS if cheat.name == "even_steps"]  # test_runner.py has a slow clock
 NAMES = [cheat.name for cheat in CHEATS]
-
-
-class RunsWithoutReference(CheatedRuns):
-    """For cheats that a result tells without a reference, which takes two honest runs."""
-
-    def _command(self, cheat: Cheat, *arguments: str) -> str:
-        return '[{"run_id": ""}]' if cheat is HONEST else super()._command(cheat, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -28,21 +19,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> CheatedRuns:
     return CheatedRuns(tmp_path_factory.mktemp("cheats"))
 
 
-def assert_told(runs: CheatedRuns, cheat: Cheat) -> None:
+@pytest.mark.thorough  # test_doubtful_facts.py has what tells them of figures, test_runner.py a whole run's slow clock
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+def test_each_cheat_is_told_or_the_docs_say_that_it_remains(runs: CheatedRuns, cheat: Cheat) -> None:
     result = runs.result(cheat)
     told = finding(cheat, result)
     assert bool(told.sentence) is (cheat.tells is not None), (result["status"], result["warnings"])
-
-
-@pytest.mark.parametrize("cheat", SAMPLE, ids=lambda cheat: cheat.name)
-def test_a_cheat_is_told(tmp_path: Path, cheat: Cheat) -> None:
-    assert_told(RunsWithoutReference(tmp_path), cheat)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("cheat", [cheat for cheat in CHEATS if cheat not in SAMPLE], ids=lambda cheat: cheat.name)
-def test_each_cheat_is_told_or_the_docs_say_that_it_remains(runs: CheatedRuns, cheat: Cheat) -> None:
-    assert_told(runs, cheat)
 
 
 @pytest.mark.thorough

@@ -94,7 +94,8 @@ def test_pods_go_on_without_their_platform_and_attach_judges_them(detached: Deta
     assert not [p for p in detached.runs.rglob("*") if p.is_file() and b"stays-secret" in p.read_bytes()]
 
 
-@pytest.mark.parametrize("is_killed", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.thorough  # test_run_control.py cancels calls, test_kubernetes_launcher.py ends a Job's pods
+@pytest.mark.parametrize("is_killed", [True, False])
 def test_cancel_ends_the_pods_and_judges_what_was_measured(detached: Detached, is_killed: bool) -> None:
     detached.begin("waits")
     until_step(detached.runs, 2)

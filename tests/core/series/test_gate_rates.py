@@ -71,7 +71,7 @@ def test_the_fallback_waits_for_the_second_night_and_takes_no_bad_night_for_a_re
 
 @pytest.mark.parametrize(("kind", "in_first", "in_all"), [
     thorough(WorldKind(0.01, True, shift=0.03, start=15), 8, 27),
-    (WorldKind(0.01, True, shift=0.03, start=15, is_accepted=True), 8, 28),
+    thorough(WorldKind(0.01, True, shift=0.03, start=15, is_accepted=True), 8, 28),
     thorough(WorldKind(0.01, True, shift=0.03, start=7), 10, 25),
 ])  # fmt: skip
 def test_what_the_first_night_does_not_find_is_found_later_and_stays(

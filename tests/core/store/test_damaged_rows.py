@@ -31,7 +31,7 @@ COLUMNS = (
     *("condition.document", "subject.document", "node.digest", "event.document", "event.at"),
 )
 FURTHER = (  # of a kind that a column of the same table shows
-    *("run.content", "run.evidence", "run.mfu_megatron", "run.night", "run.run_id", "run.window_first"),
+    *("run.began", "run.content", "run.evidence", "run.mfu_megatron", "run.night", "run.run_id", "run.window_first"),
     *("raw.documents", "raw.steps", "series.sample", "event.document"),
 )
 VALUES = ("'x'", "x'00ff00'", "5")
