@@ -21,7 +21,7 @@ export PIP_FIND_LINKS := $(abspath $(LEVELFIELD_WHEELS))
 endif
 
 # Threads that wait give their core to the other lanes. Without this they spin on it.
-test: export OMP_WAIT_POLICY := passive
+test thorough: export OMP_WAIT_POLICY := passive
 
 # No run of a test or a benchmark goes into the store of the developer's own results.
 export LEVELFIELD_STORE := none
@@ -46,7 +46,7 @@ installing: $(WITH_TORCH)
 	$(MAKE) --no-print-directory each-framework
 
 each-framework: $(WITH_TORCH)
-	$(IN_MEMORY) -n 3 -m "$(NEW)" tests/models tests/gpu
+	$(IN_MEMORY) -n 2 -m "$(NEW)" tests/models tests/gpu
 
 on-the-engine: $(STAMP)
 	$(PYTEST) -m "containers and $(NEW)" tests/containers
@@ -64,7 +64,7 @@ framework-free: $(STAMP)
 environments: $(STAMP)
 	$(PY) tools/environments.py
 
-# What make test leaves out: further runs of the same kinds.
+# What make test leaves out: further runs of the same kinds. .github/workflows/weekly.yml runs it.
 thorough: $(WITH_TORCH)
 	$(PYTEST) -n 2 -m "thorough and not containers and not machines"
 	$(PYTEST) -m "thorough and containers" tests/containers

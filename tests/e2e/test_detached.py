@@ -94,6 +94,7 @@ def test_who_leaves_a_detached_run_does_not_end_it(open_benchmark: Benchmark) ->
     assert json.loads(benchmark.run("run", "status", run_id, "--json").stdout)["state"] == "running"
 
 
+@pytest.mark.thorough  # tests/core/run/test_run_control.py has a call of several runs
 def test_a_suite_has_one_id_and_a_refusal_comes_before_it(open_benchmark: Benchmark, tmp_path: Path) -> None:
     benchmark = open_benchmark
     refused = benchmark.run("--case", "nothing:fake", *PRETENDING, "--detach")

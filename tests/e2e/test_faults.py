@@ -63,7 +63,7 @@ def test_a_loss_that_is_not_finite_makes_the_run_invalid(benchmark: Benchmark) -
 
 
 @with_torch_later
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_an_interrupt_stops_everything_and_is_a_result(
     benchmark: Benchmark, command: tuple[str, ...], number: int
 ) -> None:
@@ -121,6 +121,7 @@ def test_a_missing_framework_package(benchmark: Benchmark, tmp_path: Path) -> No
 
 
 @pytest.mark.drill
+@pytest.mark.thorough  # tests/core/run/test_runner.py fills a disk under the same training
 @with_torch_later
 def test_a_full_disk_keeps_the_steps_and_says_how_to_go_on(benchmark: Benchmark, command: tuple[str, ...]) -> None:
     benchmark.runs.mkdir()

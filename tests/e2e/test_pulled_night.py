@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from cloned_project import ClonedNights
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]  # tests/core/nights/test_night_code.py pulls and starts again
 
 
-@pytest.mark.parametrize("is_killed", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("is_killed", [True, False])
 def test_a_pull_changes_nothing_of_a_night_that_has_begun(is_killed: bool, tmp_path: Path) -> None:
     """Killed and started again, or while it runs: the entry runs with the first commit, from a checkout of it."""
     project = ClonedNights(tmp_path)

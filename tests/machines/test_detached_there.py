@@ -51,6 +51,7 @@ def test_a_job_goes_on_without_its_platform_until_it_is_cancelled(benchmark: Ben
     is_cancelled(benchmark, run_id)
 
 
+@pytest.mark.thorough  # the job above is cancelled too
 def test_cancel_ends_the_job(benchmark: Benchmark, tmp_path: Path) -> None:
     is_cancelled(benchmark, detached(benchmark, *LONG, *site(tmp_path)))
 
@@ -65,7 +66,7 @@ def is_cancelled(benchmark: Benchmark, run_id: str) -> None:
     assert status_of(benchmark, run_id)["exit_code"] == 130
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_over_ssh_the_nodes_end_with_the_platform(fleet: Fleet, killed: bool) -> None:
     run_id = detached(fleet, *fleet.command())
     if killed:

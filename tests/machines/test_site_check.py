@@ -44,6 +44,7 @@ def addressed(first: str, address: str, host: dict[str, Any]) -> dict[str, Any]:
     return {**host, "address": address} if host["name"] == first else host
 
 
+@pytest.mark.thorough  # a firewall, below, is told by the same calls of the hosts to each other
 def test_an_address_at_which_the_others_do_not_reach_the_first_host_is_named(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def kept(result: dict[str, Any]) -> list[Any]:
     return [result[key] for key in ("status", "steps_done", "loss", "identity", "seal", "nodes") if key != "seal"]
 
 
+@pytest.mark.thorough  # the job above is attached to while it runs
 def test_attach_collects_a_job_that_has_ended_meanwhile(benchmark: Benchmark, tmp_path: Path) -> None:
     """Its number is found by the job's name, where the platform was killed before it wrote it."""
     process = benchmark.start(*TINY, *SLOW, *site(tmp_path))

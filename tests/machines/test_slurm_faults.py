@@ -202,6 +202,7 @@ def kill_slurmstepd(benchmark: Benchmark, node: int) -> None:
     next(parent for parent in parents if parent.name().startswith("slurmstepd")).kill()
 
 
+@pytest.mark.thorough  # tests/core/run/test_slurm_watch.py has a banner among its answers
 def test_a_banner_before_every_answer(benchmark: Benchmark, slurm: Cluster, tmp_path: Path) -> None:
     commands = ("squeue", "sacct", "sbatch", "scontrol", "sinfo", "scancel")
     print_before(benchmark, tmp_path / "wrappers", "*** Cluster 2026. Maintenance | 10:00 | all nodes ***", *commands)
