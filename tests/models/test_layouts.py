@@ -80,7 +80,7 @@ def test_same_curve_as_torch_in_one_process(
     ("framework", "name"),
     [
         thorough("torch", "DP2"),
-        ("torch", "TP2 x PP2"),
+        thorough("torch", "TP2 x PP2"),
         thorough("megatron", "TP2"),
         ("megatron", "ZeRO 1, DP2 x PP2"),
         thorough("paddle", SINGLE.name),

@@ -264,16 +264,17 @@ def _without_writing(every: bool) -> Iterator[Row]:
             yield Row("ready", prepare=(ready,)).by(user).within(name, around)
         for name, around in SOME.items():
             yield Row("ready by a link", prepare=(linked,)).by(user).within(name, around)
-    for name, around in surroundings.items():
+    for name, around in (surroundings if every else SOME).items():
         if "removed" not in name:
             yield Row("another user's, ready", prepare=(ready,)).by(ORDINARY, "root").within(name, around)
 
 
 def _refused(every: bool) -> Iterator[Row]:
     for number, (state, prepare) in enumerate(FOREIGN.items()):
-        for name, around in SOME.items():
-            for user in USERS if every or name == "plain" else (USERS[number % 2],):
-                yield Row(state, 2, NOT_OURS, prepare=(prepare,)).by(user).within(name, around)
+        for turn, (name, around) in enumerate(SOME.items()):
+            if every or name == "plain" or turn % len(FOREIGN) == number:
+                for user in USERS if every or name == "plain" else (USERS[number % 2],):
+                    yield Row(state, 2, NOT_OURS, prepare=(prepare,)).by(user).within(name, around)
 
 
 def made(box: Box) -> list[str]:

@@ -443,35 +443,24 @@ def test_a_stale_file_handle_during_the_run_is_a_failed_run(
     assert len(ends) == (2 if where.endswith("read") else 0), "what the launcher knows is kept"
 
 
-@pytest.mark.parametrize(
-    ("content", "name"),
-    [
-        pytest.param("{", "plan.json", id="overwritten-plan.json"),
-        *(  # further ones of a kind
-            pytest.param(content, name, id=f"{word}-{name}", marks=pytest.mark.thorough)
-            for content, word, name in (
-                *(("{", "overwritten", name) for name in ("job.json", "provenance.json")),
-                *((None, "removed", name) for name in ("job.json", "plan.json", "provenance.json")),
-            )
-        ),
-    ],
-)
-def test_a_file_of_the_run_that_is_overwritten_loses_nothing_measured(
-    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None
+def test_files_of_the_run_that_are_overwritten_or_removed_lose_nothing_measured(
+    train: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before: list[bytes] = []
+    names = ("plan.json", "job.json", "request.json", "provenance.json")
+    before: dict[str, bytes] = {}
 
     def damage() -> None:
-        path = only(runs).root / name
-        before.append(path.read_bytes())
-        path.write_text(content) if content else path.unlink()
+        for number, name in enumerate(names):
+            path = only(runs).root / name
+            before[name] = path.read_bytes()
+            path.write_text("{") if number % 2 else path.unlink()
 
     at_step(1, damage, monkeypatch)
     code, (result,) = train()
     assert (code, result["status"]["word"], result["status"]["failure"]) == (3, "failed", "files")
-    assert f"{name}: " in result["status"]["evidence"]
+    assert f"{', '.join(names)}: " in result["status"]["evidence"]
     assert result["steps_done"] == 12 and result["seal"]["word"] == "sealed"
-    assert before == [(only(runs).root / name).read_bytes()]
+    assert before == {name: (only(runs).root / name).read_bytes() for name in names}
 
 
 def test_a_result_that_cannot_be_computed_is_a_failed_run(
