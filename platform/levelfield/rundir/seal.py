@@ -170,7 +170,8 @@ def _without_names(value: Any, key: str = "") -> Any:
         names = [n for n in value if not (n in _NAMING_KEYS or names_something(n) or (key, n) in _NAMING_NESTED_KEYS)]
         is_node = "node_rank" in names and not {"name", "hostname"}.isdisjoint(names)
         naming = _NAMING_NODE_KEYS if is_node else _NAMING_COMMAND_KEYS if "argv" in names else ()
-        names = [name for name in names if name not in naming]
+        # a node's `peer` is an address of another node, or null, which earlier seals hold
+        names = [n for n in names if n not in naming and not (is_node and n == "peer" and value[n])]
         return sorted(names) if key in VARIABLE_KEYS else {name: _without_names(value[name], name) for name in names}
     if isinstance(value, list):
         return [_without_names(item) for item in value]

@@ -27,11 +27,14 @@ def on_two(run: RunPaths, wall_ahead_ns: int = 0) -> RunPaths:
     end: Event = {"word": "ended", "detail": None, "missing": []}
     ends = [{"node_rank": node, "name": f"rack-{node}", **end} for node in (0, 1)]
     write_json(run.outcome, {**outcome, "nodes": ends})
+    sent = {"common_stdin": '{"first_node": "10.0.0.1"}\n', "submissions": [{"name": "rack-0", "stdin": "{}"}]}
+    write_json(run.request, sent)
     (run.logs / "rank1.log").write_text("connected to rack-0 at 10.0.0.1\n")
     for node in (0, 1):
         raw = {"time_ns": 1, "wall_ns": 2, "outputs": [{"argv": ["chip-smi"], "text": f"0, rack-{node}"}], "host": None}
         write_lines(run.node_raw_telemetry(node), [raw])
         work = {"node_rank": node, "name": f"rack-{node}", "root": "/var/tmp/run", "first_node": "10.0.0.1"}
+        work["peer"] = f"10.0.0.{2 - node}"
         (run.nodes / f"node{node}.json").write_text(json.dumps(work))
         write_lines(run.nodes / f"node{node}.record.jsonl", [{"time_ns": 1, "event": "started"}])
     seal_again(run)
