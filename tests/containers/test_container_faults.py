@@ -5,6 +5,8 @@ The training only pretends, but its container, image, processes, signals and mem
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import time
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from containers_shared import IN_CONTAINERS, kept
 from docker import DockerClient
-from driving import PRETENDING, Benchmark, alone_on_the_engine, finished, trainings
+from driving import PRETENDING, Benchmark, alone_on_the_engine, finished, trainings, until_step
 
 pytestmark = pytest.mark.containers
 LONG = ("--case", "long:fake:fake:1:2", *PRETENDING, *IN_CONTAINERS)
@@ -156,3 +158,22 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert holds()
+
+
+@pytest.mark.parametrize("platform_is_killed", [False, True])
+def test_a_detached_run_is_watched_and_cancelled_with_its_containers(
+    platform_is_killed: bool, benchmark: Benchmark, engine: DockerClient
+) -> None:
+    done = benchmark.run(*LONG, "--detach")
+    run_id = done.stdout.split()[1]
+    assert done.returncode == 0, done.stderr
+    until_step(benchmark.runs, 5)
+    status = json.loads(benchmark.run("run", "status", run_id, "--json").stdout)
+    assert status["state"] == "running" and status["step"] >= 5 and kept(engine, [run_id])
+    assert "training 20000 steps" in " ".join(benchmark.run("run", "log", run_id).stderr.split())
+    if platform_is_killed:  # its ranks end within seconds, and its container stays
+        os.kill(status["platform"]["process"], signal.SIGKILL)
+    done = benchmark.run("run", "cancel", run_id)
+    assert done.returncode == 0 and kept(engine, [run_id]) == [] and trainings(benchmark.runs) == {}, done.stderr
+    failure = "platform" if platform_is_killed else "interrupted"
+    assert (benchmark.result()["status"]["failure"], benchmark.result()["steps_done"] >= 5) == (failure, True)

@@ -153,6 +153,8 @@ def attach(paths: RunPaths, vendor: Vendor, listener: Listener, cancels: bool = 
     if attach_to_run is None:
         for sentence in end_leftover_ranks():
             listener.say(sentence)
+        if remove_leftovers := getattr(launcher, "remove_leftovers", None):
+            remove_leftovers(listener.say)
         listener.say(f"with launcher {launcher.name} a training ends with its platform; judging what it recorded")
         result = finish(paths)
         listener.record_run(paths)

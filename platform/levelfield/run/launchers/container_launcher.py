@@ -19,6 +19,7 @@ from levelfield.contracts.execution import (
     Outcome,
     ProcessEnd,
     Request,
+    Say,
     Watch,
 )
 from levelfield.errors import RunFailed
@@ -39,8 +40,10 @@ from levelfield.run.runtimes.engine import (
     SILENT_TIMEOUT_SECONDS,
     EngineError,
     connect,
+    connect_or_fail,
     engine_errors,
     owner_label,
+    remove_leftovers,
     running_container,
     shorten_timeout,
 )
@@ -89,6 +92,14 @@ class ContainerLauncher:
         except RunFailed as error:
             outcome = Outcome("engine", (), str(error))
         return _end_leftover_processes(request, outcome, not_removed) if not_removed else outcome
+
+    def remove_leftovers(self, say: Say) -> None:
+        """Remove the containers and networks of runs whose platform was killed, as the next run would."""
+        try:
+            with connect_or_fail() as client:
+                remove_leftovers(client, say)
+        except RunFailed as error:
+            say(f"containers of a killed run stay until the next run with --runtime docker: {error}")
 
     def _run(
         self, client: DockerClient, request: Request, watch: Watch, stack: ExitStack, not_removed: list[str]
