@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax
-from dropout import drop, rank_numbers
+from dropout import drop, local_numbers
 from jax import numpy as jnp
 from layers import named_linear
 
@@ -21,12 +21,12 @@ def attention(
     x: jax.Array,
     weights: Mapping[str, jax.Array],
     rotary: tuple[jax.Array, jax.Array] | None,
-    keys: jax.Array | None,
+    dropout_keys: jax.Array | None,
     samples: Samples | None = None,
 ) -> jax.Array:
     """Return the attention of this rank's heads, without the last bias.
 
-    x: [batch, sequence, hidden]. keys: of the scores' dropout, or None.
+    x: [batch, sequence, hidden]. dropout_keys: [batch], of the probabilities' dropout; None without.
     """
     size = model.hidden_size // model.heads
     # query [batch, sequence, heads, head_dim], key and value [batch, sequence, kv_heads, head_dim]
@@ -36,8 +36,8 @@ def attention(
     )
     if rotary is not None:
         query, key = rotate(query, rotary), rotate(key, rotary)
-    mixed = mix(query, key, value, model.attention_dropout, keys)  # [batch, sequence, heads, head_dim]
-    if samples is not None and keys is None:
+    mixed = mix(query, key, value, model.attention_dropout, dropout_keys)  # [batch, sequence, heads, head_dim]
+    if samples is not None and dropout_keys is None:
         samples.attention(query, key, value, mixed)
     mixed = mixed.reshape(*x.shape[:2], -1)
     return named_linear("attention.output", mixed, weights, samples, has_bias=False)  # [batch, sequence, hidden]
@@ -60,12 +60,14 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
 
-def mix(query: jax.Array, key: jax.Array, value: jax.Array, dropout: float, keys: jax.Array | None) -> jax.Array:
+def mix(
+    query: jax.Array, key: jax.Array, value: jax.Array, dropout: float, dropout_keys: jax.Array | None
+) -> jax.Array:
     """Return the values, mixed by the causal softmax of the scores, which is computed in float32.
 
     query and the result: [batch, sequence, heads, head_dim]; key, value: [batch, sequence, kv_heads, head_dim].
     """
-    if keys is None and fused(query):
+    if dropout_keys is None and has_cudnn_kernel(query):
         return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")
     batch, length, count, size = query.shape
     groups = key.shape[2]
@@ -73,15 +75,17 @@ def mix(query: jax.Array, key: jax.Array, value: jax.Array, dropout: float, keys
     # [batch, kv_heads, heads / kv_heads, sequence, sequence]
     scores = jnp.einsum("bqgnd,bkgd->bgnqk", grouped, key, preferred_element_type=jnp.float32) * size**-0.5
     causal = jnp.tril(jnp.ones((length, length), dtype=bool))
-    shares = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(value.dtype)
-    if keys is not None:
-        by_head = shares.reshape(batch, count, length, length)  # [batch, heads, sequence, sequence]
-        shares = drop(by_head, keys, dropout, rank_numbers(count, True)).reshape(shares.shape)
-    return jnp.einsum("bgnqk,bkgd->bqgnd", shares, value).reshape(query.shape)
+    probabilities = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1).astype(value.dtype)
+    if dropout_keys is not None:
+        head_probabilities = probabilities.reshape(batch, count, length, length)  # [batch, heads, sequence, sequence]
+        probabilities = drop(head_probabilities, dropout_keys, dropout, local_numbers(count, is_split=True)).reshape(
+            probabilities.shape
+        )
+    return jnp.einsum("bgnqk,bkgd->bqgnd", probabilities, value).reshape(query.shape)
 
 
-def fused(query: jax.Array) -> bool:
-    """Return whether cuDNN's fused attention applies. Not yet run on the chip.
+def has_cudnn_kernel(query: jax.Array) -> bool:
+    """Return whether cuDNN's fused attention takes these heads. Not yet run on the chip.
 
     On NVIDIA's devices from compute capability 8.0 on, in bf16, for the heads that jax 0.10 gives to cuDNN. AMD's
     backend is called "gpu", too.

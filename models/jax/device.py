@@ -36,13 +36,13 @@ def process_group(job: Job) -> Iterator[None]:
         yield
         return
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    local = address in ("127.0.0.1", "localhost", "::1")
+    is_loopback = address in ("127.0.0.1", "localhost", "::1")
     jax.distributed.initialize(
         coordinator_address=f"{address}:{port}",
         num_processes=job.world_size,
         process_id=job.rank,
         # by default rank 0 answers on all addresses of the machine
-        coordinator_bind_address=f"{address}:{port}" if local and job.rank == 0 else None,
+        coordinator_bind_address=f"{address}:{port}" if is_loopback and job.rank == 0 else None,
     )
     yield
     # Not after an error: it waits for all ranks. Without it the ranks that end after rank 0 are aborted.

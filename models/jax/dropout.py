@@ -11,7 +11,7 @@ from grid import REPLICA, SHARD, TENSOR
 from jax import lax
 from jax import numpy as jnp
 
-EMBEDDING, SCORES, ATTENTION, MLP = range(4)
+EMBEDDING, PROBABILITIES, ATTENTION, MLP = range(4)  # the uses: probabilities are attention's, by head
 
 
 def row_keys(seed: int, step: jax.Array, micro: jax.Array | int, rows: int, shards: int, data: int) -> jax.Array:
@@ -22,7 +22,7 @@ def row_keys(seed: int, step: jax.Array, micro: jax.Array | int, rows: int, shar
     return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
 
 
-def use_keys(keys: jax.Array, layer: jax.Array | int, use: int) -> jax.Array:
+def keys_for_use(keys: jax.Array, layer: jax.Array | int, use: int) -> jax.Array:
     """Return the rows' keys for one use in one layer."""
     return jax.vmap(jax.random.fold_in, (0, None))(keys, layer * 4 + use)
 
@@ -33,14 +33,14 @@ def drop(x: jax.Array, keys: jax.Array, probability: float, numbers: jax.Array) 
     x: [rows, n, ...]. numbers: [n], which of all positions or heads they are.
     """
 
-    def draw(key: jax.Array, number: jax.Array) -> jax.Array:
+    def draw_mask(key: jax.Array, number: jax.Array) -> jax.Array:
         return jax.random.bernoulli(jax.random.fold_in(key, number), 1 - probability, x.shape[2:])
 
-    mask = jax.vmap(jax.vmap(draw, (None, 0)), (0, None))(keys, numbers)  # as x: true where x stays
+    mask = jax.vmap(jax.vmap(draw_mask, (None, 0)), (0, None))(keys, numbers)  # as x: true where x stays
     return jnp.where(mask, x / (1 - probability), 0).astype(x.dtype)
 
 
-def rank_numbers(count: int, is_split: bool) -> jax.Array:
+def local_numbers(count: int, is_split: bool) -> jax.Array:
     """Return the numbers of this tensor-parallel rank's `count` positions or heads among all."""
     start = lax.axis_index(TENSOR) * count if is_split else 0
     return start + jnp.arange(count)

@@ -1,4 +1,4 @@
-"""The layers of both families. Weights are given in the precision that is computed in."""
+"""The layers of a decoder. Weights are given in the precision that is computed in."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def add_bias(y: jax.Array, bias: jax.Array) -> jax.Array:
 
 def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
     """Apply layer normalisation (Ba et al., 2016) over the last dimension, computed in float32."""
-    exact = x.astype(jnp.float32)
-    centred = exact - exact.mean(-1, keepdims=True)
-    normal = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
-    return (normal * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+    x_float32 = x.astype(jnp.float32)
+    centred = x_float32 - x_float32.mean(-1, keepdims=True)
+    normalised = centred * lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+    return (normalised * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, epsilon: float) -> jax.Array:
     """Apply root mean square normalisation (Zhang and Sennrich, 2019) over the last dimension, computed in float32."""
-    exact = x.astype(jnp.float32)
-    normal = exact * lax.rsqrt(jnp.square(exact).mean(-1, keepdims=True) + epsilon)
-    return (normal * weight.astype(jnp.float32)).astype(x.dtype)
+    x_float32 = x.astype(jnp.float32)
+    normalised = x_float32 * lax.rsqrt(jnp.square(x_float32).mean(-1, keepdims=True) + epsilon)
+    return (normalised * weight.astype(jnp.float32)).astype(x.dtype)
 
 
 def norm(
@@ -57,29 +57,31 @@ def norm(
 class TensorParallel:
     """The collectives between the parts of a layer that are split over the tensor-parallel ranks and the others.
 
-    The derivative of `enter` sums over the ranks, and that of `leave` does nothing (Shoeybi et al., 2019, f and g).
+    The derivative of `enter_split_layer` sums over the ranks, and that of `leave_split_layer` does nothing (f and g of
+    Shoeybi et al., 2019).
     With sequence parallelism a rank has its part of the sequence between them (Korthikanti et al., 2022).
     """
 
     def __init__(self, layout: Layout) -> None:
         self.sequence_parallel, self.ranks = layout.sequence_parallel, layout.tensor
 
-    def enter(self, x: jax.Array) -> jax.Array:
-        """Return x [batch, sequence, hidden], whole, as the input of this rank's part."""
+    def enter_split_layer(self, x: jax.Array) -> jax.Array:
+        """Return x [batch, sequence, hidden], whole, as the input of this rank's part: an all-gather under sequence
+        parallelism, else no collective."""
         if self.sequence_parallel:
             return lax.all_gather(x, TENSOR, axis=1, tiled=True)
         return vary(x, (TENSOR,))
 
-    def leave(self, x: jax.Array) -> jax.Array:
-        """Return the sum over the ranks of x [batch, sequence, hidden].
+    def leave_split_layer(self, x: jax.Array) -> jax.Array:
+        """Return the sum over the ranks of x [batch, sequence, hidden], by an all-reduce.
 
-        Under sequence parallelism it is that of this rank's part of the sequence.
+        Under sequence parallelism it is that of this rank's part of the sequence, by a reduce-scatter.
         """
         if self.sequence_parallel:
             return lax.psum_scatter(x, TENSOR, scatter_dimension=1, tiled=True)
         return lax.psum(x, TENSOR)
 
-    def part(self, x: jax.Array, axis: int) -> jax.Array:
+    def sequence_part(self, x: jax.Array, axis: int) -> jax.Array:
         """Return this rank's part of the sequence, which is an axis of x that is equal on all ranks."""
         if not self.sequence_parallel:
             return x

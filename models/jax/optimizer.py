@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from levelfield.worker.job import Optimizer
 
 
-def corrections(settings: Optimizer, step: int) -> tuple[float, float]:
+def bias_corrections(settings: Optimizer, step: int) -> tuple[float, float]:
     """Return the factors 1 / (1 - beta ** step) of both moments, the second one's as a root."""
     return 1 / (1 - settings.beta1**step), (1 - settings.beta2**step) ** -0.5
 
@@ -22,18 +22,19 @@ def adamw(
     state: tuple[jax.Array, jax.Array, jax.Array, bool],
     gradient: jax.Array,
     rate: jax.Array,
-    first: jax.Array,
-    second: jax.Array,
+    mean_correction: jax.Array,
+    square_correction: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return (parameter, both moments) after one step of AdamW (Loshchilov and Hutter, 2019).
 
-    state: (parameter, first moment, second moment, whether the parameter decays). first, second: `corrections`.
+    state: (parameter, first moment, second moment, whether the parameter decays). The corrections are those of
+    `bias_corrections`.
     """
     parameter, mean, square, decays = state
     mean = mean + (1 - settings.beta1) * (gradient - mean)
     square = settings.beta2 * square + (1 - settings.beta2) * gradient * gradient
     parameter = parameter * (1 - rate * settings.weight_decay) if decays else parameter
-    update = (rate * first) * mean / (jnp.sqrt(square) * second + settings.eps)
+    update = (rate * mean_correction) * mean / (jnp.sqrt(square) * square_correction + settings.eps)
     return parameter - update, mean, square
 
 

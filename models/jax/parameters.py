@@ -19,46 +19,46 @@ if TYPE_CHECKING:
 
     from jax.sharding import Mesh
     from levelfield.worker import Initializer
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Job, Layout
     from numpy.typing import NDArray
 
-OUTPUTS = (  # split by rows over the tensor-parallel ranks: whole heads, parts of the MLP and of the vocabulary
+SPLIT_BY_ROWS = (  # over the tensor-parallel ranks: whole heads, parts of the MLP and of the vocabulary
     "embedding", "head", "attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up",
 )  # fmt: skip
-INPUTS = ("attention.output.weight", "mlp.down.weight")  # split by columns
+SPLIT_BY_COLUMNS = ("attention.output.weight", "mlp.down.weight")
 
 
 class Kind(NamedTuple):
     """One array of parameters.
 
-    shape: of one layer's. layers: how many, or None outside of the layers. split, sharded: the axis of `shape` that
-    lies over the tensor-parallel ranks, or over the shards of ZeRO; None where every rank has it whole.
+    shape: of one layer's. layers: how many, or None outside of the layers. tensor_axis, shard_axis: the axis of
+    `shape` that lies over the tensor-parallel ranks, or over the shards of ZeRO; None where every rank has it whole.
     """
 
     name: str
     shape: tuple[int, ...]
     layers: int | None
-    split: int | None
-    sharded: int | None
+    tensor_axis: int | None
+    shard_axis: int | None
 
     @property
     def spec(self) -> PartitionSpec:
-        over = [
-            tuple(axis for axis, place in ((TENSOR, self.split), (SHARD, self.sharded)) if place == dimension)
+        mesh_axes = [
+            tuple(name for name, axis in ((TENSOR, self.tensor_axis), (SHARD, self.shard_axis)) if axis == dimension)
             for dimension in range(len(self.shape))
         ]
-        return PartitionSpec(*([None] if self.layers else []), *over)
+        return PartitionSpec(*([None] if self.layers else []), *mesh_axes)
 
     @property
-    def whole(self) -> tuple[int, ...]:
+    def whole_shape(self) -> tuple[int, ...]:
         return (*([self.layers] if self.layers else []), *self.shape)
 
     @property
     def decays(self) -> bool:
         return len(self.shape) >= 2
 
-    def names(self) -> list[str]:
+    def canonical_names(self) -> list[str]:
         """Return the canonical names of what the array holds, by layer."""
         if self.layers is None:
             return [self.name]
@@ -69,26 +69,27 @@ def list_kinds(job: Job, initializer: Initializer) -> dict[str, Kind]:
     """Return every array of parameters, by name, in the order of the forward pass."""
     kinds: dict[str, Kind] = {}
     for name, spec in initializer.parameters(job.model).items():
-        inside = name.startswith("layers.")
-        common = "layers." + name.split(".", 2)[2] if inside else name
-        if common not in kinds:
-            split = split_axis(common)
-            sharded = shard_axis(spec.shape, split, job.layout)
-            kinds[common] = Kind(common, spec.shape, job.model.layers if inside else None, split, sharded)
+        is_in_layers = name.startswith("layers.")
+        shared_name = "layers." + name.split(".", 2)[2] if is_in_layers else name
+        if shared_name not in kinds:
+            tensor_axis = find_tensor_axis(shared_name)
+            shard_axis = find_shard_axis(spec.shape, tensor_axis, job.layout)
+            layers = job.model.layers if is_in_layers else None
+            kinds[shared_name] = Kind(shared_name, spec.shape, layers, tensor_axis, shard_axis)
     return kinds
 
 
-def split_axis(name: str) -> int | None:
-    plain = name.replace("layers.", "", 1)
-    if plain.rpartition(".")[0] in OUTPUTS:
+def find_tensor_axis(name: str) -> int | None:
+    layer_name = name.replace("layers.", "", 1)
+    if layer_name.rpartition(".")[0] in SPLIT_BY_ROWS:
         return 0
-    return 1 if plain in INPUTS else None
+    return 1 if layer_name in SPLIT_BY_COLUMNS else None
 
 
-def shard_axis(shape: tuple[int, ...], split: int | None, layout: Layout) -> int | None:
+def find_shard_axis(shape: tuple[int, ...], tensor_axis: int | None, layout: Layout) -> int | None:
     """Return the first axis that ZeRO's shards divide; None where there is none, or no ZeRO."""
     shards = layout.sharding_degree if layout.sharding_stage else 1
-    local = [size // (layout.tensor if axis == split else 1) for axis, size in enumerate(shape)]
+    local = [size // (layout.tensor if axis == tensor_axis else 1) for axis, size in enumerate(shape)]
     return next((axis for axis, size in enumerate(local) if size % shards == 0), None) if shards > 1 else None
 
 
@@ -97,17 +98,17 @@ def fill(kinds: Mapping[str, Kind], mesh: Mesh, initializer: Initializer) -> dic
 
     def make_array(kind: Kind) -> jax.Array:
         def compute_slice(index: tuple[slice, ...]) -> NDArray[np.float32]:
-            layers = kind.names()[index[0]] if kind.layers else [kind.name]
+            layers = kind.canonical_names()[index[0]] if kind.layers else [kind.name]
             slices = index[1:] if kind.layers else index
             arrays = [initializer.array(name, kind.shape, slices) for name in layers]
             return np.stack(arrays) if kind.layers else arrays[0]
 
-        return jax.make_array_from_callback(kind.whole, NamedSharding(mesh, kind.spec), compute_slice)
+        return jax.make_array_from_callback(kind.whole_shape, NamedSharding(mesh, kind.spec), compute_slice)
 
     return {name: make_array(kind) for name, kind in kinds.items()}
 
 
-def as_arrays(kinds: Mapping[str, Kind], arrays: Mapping[str, jax.Array]) -> Iterator[Held]:
+def local_arrays(kinds: Mapping[str, Kind], arrays: Mapping[str, jax.Array]) -> Iterator[LocalArray]:
     """Yield (canonical name, whole shape, slices, float32 values) of what this rank holds."""
     for name, kind in kinds.items():
         shard = arrays[name].addressable_shards[0]
@@ -115,14 +116,14 @@ def as_arrays(kinds: Mapping[str, Kind], arrays: Mapping[str, jax.Array]) -> Ite
         if kind.layers is None:
             yield name, kind.shape, index, values
             continue
-        for layer, canonical in enumerate(kind.names()):
+        for layer, canonical in enumerate(kind.canonical_names()):
             yield canonical, kind.shape, index[1:], values[layer]
 
 
-def save(kinds: Mapping[str, Kind], arrays: Mapping[str, jax.Array], mesh: Mesh, folder: str, writes: bool) -> None:
-    """Gather each whole array and write it as <folder>/<canonical name>.npy on the rank that `writes`."""
+def save(kinds: Mapping[str, Kind], arrays: Mapping[str, jax.Array], mesh: Mesh, folder: str, is_writer: bool) -> None:
+    """Gather each whole array and write it as <folder>/<canonical name>.npy on the rank that `is_writer`."""
     for name, kind in kinds.items():
-        everywhere = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        whole = np.asarray(everywhere(arrays[name]).addressable_data(0))
-        for layer, canonical in enumerate(kind.names() if writes else ()):
-            np.save(Path(folder) / f"{canonical}.npy", whole if kind.layers is None else whole[layer])
+        replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        array = np.asarray(replicate(arrays[name]).addressable_data(0))
+        for layer, canonical in enumerate(kind.canonical_names() if is_writer else ()):
+            np.save(Path(folder) / f"{canonical}.npy", array if kind.layers is None else array[layer])

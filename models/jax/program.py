@@ -11,7 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from optimizer import adamw, clip_gradients, square_sums
-from samples import DRAWS, scaled
+from samples import DRAWS, scale_draws
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from sharding import Sharding
 
     Arrays = Mapping[str, jax.Array]
-    Moments = tuple[jax.Array, jax.Array, jax.Array]  # the parameter, and both moments
-    State = Mapping[str, Moments]
-    Rows = tuple[jax.Array, jax.Array]  # (inputs, targets), each [micro-batches, rows, sequence]
+    ParameterState = tuple[jax.Array, jax.Array, jax.Array]  # the parameter, and both moments
+    State = Mapping[str, ParameterState]
+    BatchArrays = tuple[jax.Array, jax.Array]  # (inputs, targets), each [micro-batches, rows, sequence]
 
-ROWS = PartitionSpec(None, DATA, None)  # of a step's batch: [micro-batches, rows, sequence]
-EQUAL, EACH_RANK = PartitionSpec(), PartitionSpec(AXES)
+BATCH_SPEC = PartitionSpec(None, DATA, None)  # of a step's batch: [micro-batches, rows, sequence]
+REPLICATED, PER_RANK = PartitionSpec(), PartitionSpec(AXES)
 
 
 class Program:
@@ -38,119 +38,129 @@ class Program:
 
     def __init__(self, job: Job, mesh: Mesh, kinds: Mapping[str, Kind], sharding: Sharding, decoder: Decoder) -> None:
         self.job, self.mesh, self.kinds, self.sharding, self.decoder = job, mesh, kinds, sharding, decoder
-        self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.has_dropout = bool(job.model.hidden_dropout or job.model.attention_dropout)
 
     # ---- local
 
     def step(
-        self, state: State, batch: Rows, numbers: Arrays
-    ) -> tuple[dict[str, Moments], jax.Array, jax.Array, dict[str, Any]]:
+        self, state: State, batch: BatchArrays, step_inputs: Arrays
+    ) -> tuple[dict[str, ParameterState], jax.Array, jax.Array, dict[str, Any]]:
         """Return (state, [loss, squared norm], this rank's shares of squared norms, its samples) after one step.
 
-        numbers: see `training.Trainer.numbers`.
+        step_inputs: see `training.Trainer.step_inputs`.
         """
         training = self.job.training
         parameters = {name: values[0] for name, values in state.items()}
-        loss, gradients, sampled = self.gradients(parameters, batch, numbers)
+        loss, gradients, sampled = self.gradients(parameters, batch, step_inputs)
         if sampled:
-            places = numbers["columns"]
-            sampled["gradients"] = {name: self.picked(name, gradient, places) for name, gradient in gradients.items()}
-        shares = self.shares(gradients)
-        square = lax.psum(shares.sum(), AXES)
+            columns = step_inputs["columns"]
+            sampled["gradients"] = {name: self.sampled_values(name, x, columns) for name, x in gradients.items()}
+        square_shares = self.square_shares(gradients)
+        square = lax.psum(square_shares.sum(), AXES)
         gradients = clip_gradients(gradients, jnp.sqrt(square), training.gradient_clip)
-        new = {
+        new_state = {
             name: adamw(
                 training.optimizer, (*values, self.kinds[name].decays), gradients[name],
-                numbers["rate"], numbers["first"], numbers["second"],
+                step_inputs["rate"], step_inputs["mean_correction"], step_inputs["square_correction"],
             )
             for name, values in state.items()
         }  # fmt: skip
-        return new, jnp.stack((loss, square)), shares[None], jax.tree.map(lambda x: vary(x, AXES)[None], sampled)
+        sampled = jax.tree.map(lambda x: vary(x, AXES)[None], sampled)
+        return new_state, jnp.stack((loss, square)), square_shares[None], sampled
 
     def gradients(
-        self, parameters: Arrays, batch: Rows, numbers: Arrays
+        self, parameters: Arrays, batch: BatchArrays, step_inputs: Arrays
     ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
         """Return (loss, gradients of this rank's parameters, the first micro-batch's samples), of the global batch's
         mean loss."""
         weights = self.sharding.step_weights(parameters)
         count = self.job.accumulation
-        draws = {name: numbers[name] for name in DRAWS} if self.job.spot_check else None
+        draws = {name: step_inputs[name] for name in DRAWS} if self.job.spot_check else None
 
         def run_micro_batch(
             row: tuple[jax.Array, jax.Array, jax.Array],
         ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, Any]]:
             number, inputs, targets = row
-            keys = self.keys(numbers["step"], number, inputs)
-            results = jax.value_and_grad(self.decoder.loss, has_aux=True)(weights, inputs, targets, keys, draws)
+            dropout_keys = self.dropout_keys(step_inputs["step"], number, inputs)
+            results = jax.value_and_grad(self.decoder.loss, has_aux=True)(weights, inputs, targets, dropout_keys, draws)
             (loss, sampled), gradients = results
-            first = jax.tree.map(lambda x: jnp.where(number == 0, x, jnp.zeros_like(x)), sampled)
-            return loss, self.sharding.micro_gradients(gradients), first
+            first_samples = jax.tree.map(lambda x: jnp.where(number == 0, x, jnp.zeros_like(x)), sampled)
+            return loss, self.sharding.micro_gradients(gradients), first_samples
 
         loss, gradients, sampled = sum_over_rows(run_micro_batch, (jnp.arange(count), *batch))
         share = 1 / (count * self.job.layout.data)
         loss, gradients = jax.tree.map(lambda x: x * share, (loss, gradients))
         return lax.psum(loss, DATA), self.sharding.step_gradients(gradients), sampled
 
-    def picked(self, name: str, values: jax.Array, places: jax.Array) -> jax.Array:
-        """Return some numbers of each layer's part of an array `name`, [layers or 1, ROWS]."""
+    def sampled_values(self, name: str, values: jax.Array, columns: jax.Array) -> jax.Array:
+        """Return the values of each layer of this rank's part of an array `name`, [layers or 1, samples.ROWS], at the
+        draws `columns`."""
         flat = values.reshape(self.kinds[name].layers or 1, -1)
-        return flat[:, scaled(places, flat.shape[1])]
+        return flat[:, scale_draws(columns, flat.shape[1])]
 
-    def keys(self, step: jax.Array, micro: jax.Array | int, inputs: jax.Array) -> jax.Array | None:
-        if not self.random:
+    def dropout_keys(self, step: jax.Array, micro: jax.Array | int, inputs: jax.Array) -> jax.Array | None:
+        if not self.has_dropout:
             return None
         layout = self.job.layout
         shards = layout.sharding_degree if layout.sharding_stage else 1
         return row_keys(self.job.training.seed, step, micro, inputs.shape[0], shards, layout.data)
 
-    def shares(self, gradients: Arrays) -> jax.Array:
-        """Return this rank's share of each parameter's squared gradient norm, float32, in the order of `names`."""
-        shares = []
+    def square_shares(self, gradients: Arrays) -> jax.Array:
+        """Return this rank's share of each parameter's squared gradient norm, float32, in the order of
+        `canonical_names`."""
+        square_shares = []
         for name, kind in self.kinds.items():  # JAX sorts the names of a mapping
             sums = square_sums(gradients[name], kind.layers)
-            shares.append(vary(sums, AXES) / self.replicas(kind))
-        return jnp.concatenate(shares)
+            square_shares.append(vary(sums, AXES) / self.replica_count(kind))
+        return jnp.concatenate(square_shares)
 
-    def replicas(self, kind: Kind) -> int:
+    def replica_count(self, kind: Kind) -> int:
         """Return how many ranks hold the same part of `kind`."""
         shape = self.mesh.shape
-        parts = (shape[TENSOR] if kind.split is not None else 1) * (shape[SHARD] if kind.sharded is not None else 1)
+        parts = shape[TENSOR] if kind.tensor_axis is not None else 1
+        parts *= shape[SHARD] if kind.shard_axis is not None else 1
         return self.job.world_size // parts
 
-    def names(self) -> list[str]:
-        return [name for kind in self.kinds.values() for name in kind.names()]
+    def canonical_names(self) -> list[str]:
+        return [name for kind in self.kinds.values() for name in kind.canonical_names()]
 
-    def captured(self, state: State, batch: Rows, numbers: Arrays) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    def capture_locally(
+        self, state: State, batch: BatchArrays, step_inputs: Arrays
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Return (activations of the first micro-batch, gradients); of one process."""
         parameters = {name: values[0] for name, values in state.items()}
         weights, inputs = self.sharding.step_weights(parameters), batch[0][0]
-        activations = self.decoder.activations(weights, inputs, self.keys(numbers["step"], 0, inputs))
-        return activations, self.gradients(parameters, batch, numbers)[1]
+        activations = self.decoder.activations(weights, inputs, self.dropout_keys(step_inputs["step"], 0, inputs))
+        return activations, self.gradients(parameters, batch, step_inputs)[1]
 
     # ---- on the mesh
 
-    def compile_step(self, state: State, batch: Rows, numbers: Arrays) -> jax.stages.Compiled:
+    def compile_step(self, state: State, batch: BatchArrays, step_inputs: Arrays) -> jax.stages.Compiled:
         """Return `step`, compiled for these arguments. It takes over the memory of its state."""
         state_specs = {name: (kind.spec,) * 3 for name, kind in self.kinds.items()}
-        local = jax.shard_map(
+        local_step = jax.shard_map(
             self.step,
             mesh=self.mesh,
-            in_specs=(state_specs, ROWS, EQUAL),
-            out_specs=(state_specs, EQUAL, EACH_RANK, EACH_RANK),
+            in_specs=(state_specs, BATCH_SPEC, REPLICATED),
+            out_specs=(state_specs, REPLICATED, PER_RANK, PER_RANK),
         )
-        return jax.jit(local, donate_argnums=0).lower(state, batch, numbers).compile()
+        return jax.jit(local_step, donate_argnums=0).lower(state, batch, step_inputs).compile()
 
-    def capture(self, state: State, batch: Rows, numbers: Arrays) -> Any:
-        """Return what `captured` does, run on the mesh."""
+    def capture(self, state: State, batch: BatchArrays, step_inputs: Arrays) -> Any:
+        """Return what `capture_locally` does, run on the mesh."""
         state_specs = {name: (kind.spec,) * 3 for name, kind in self.kinds.items()}
-        local = jax.shard_map(
-            self.captured, mesh=self.mesh, in_specs=(state_specs, ROWS, EQUAL), out_specs=EQUAL, check_vma=False
+        local_step = jax.shard_map(
+            self.capture_locally,
+            mesh=self.mesh,
+            in_specs=(state_specs, BATCH_SPEC, REPLICATED),
+            out_specs=REPLICATED,
+            check_vma=False,
         )
-        return jax.jit(local)(state, batch, numbers)
+        return jax.jit(local_step)(state, batch, step_inputs)
 
-    def batch(self, arrays: tuple[NDArray[np.generic], NDArray[np.generic]]) -> Rows:
+    def batch(self, arrays: tuple[NDArray[np.generic], NDArray[np.generic]]) -> BatchArrays:
         """Return the step's global batch, of which each data rank brings its rows: [micro-batches, rows, sequence]."""
-        sharding = NamedSharding(self.mesh, ROWS)
+        sharding = NamedSharding(self.mesh, BATCH_SPEC)
         count, rows, length = arrays[0].shape
         whole = (count, rows * self.job.layout.data, length)
         inputs, targets = (jax.make_array_from_process_local_data(sharding, x.astype("int32"), whole) for x in arrays)

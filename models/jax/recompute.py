@@ -20,10 +20,12 @@ POLICIES = {
 }
 
 
-def with_recomputation(job: Job, block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def add_recomputation(job: Job, block: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Return `block` with the tuning's recomputation. ZeRO 3 gathers a layer's weights again in every case."""
     if job.tuning.recompute == "none" and job.layout.sharding_stage != 3:
         return block
     policy = POLICIES[job.tuning.recompute]
-    again: Callable[..., jax.Array] = jax.checkpoint(block, policy=policy, prevent_cse=False)  # lax.scan prevents it
-    return again
+    recomputed_block: Callable[..., jax.Array] = jax.checkpoint(
+        block, policy=policy, prevent_cse=False
+    )  # lax.scan prevents it
+    return recomputed_block

@@ -30,7 +30,7 @@ class Samples:
 
     def product(self, name: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None, y: jax.Array) -> None:
         """Keep some of y = x W^T + b. x: [..., in]; weight: [out, in]; y: [..., out]."""
-        columns = scaled(self.draws["columns"], weight.shape[0])
+        columns = scale_draws(self.draws["columns"], weight.shape[0])
         arrays = {"inputs": self.rows(x), "weight": weight[columns], "output": self.rows(y)[:, columns]}
         self.arrays[f"product {name}"] = arrays if bias is None else {**arrays, "bias": bias[columns]}
 
@@ -42,58 +42,58 @@ class Samples:
     def attention(self, query: jax.Array, key: jax.Array, value: jax.Array, mixed: jax.Array) -> None:
         """Keep one head of one sequence. query, mixed: [batch, sequence, heads, D]; key, value: of kv_heads."""
         count, groups = query.shape[2], key.shape[2]
-        sequence = scaled(self.draws["rows"][:1], query.shape[0])[0]
-        head = scaled(self.draws["columns"][:1], count)[0]
-        places, group = scaled(self.draws["rows"], query.shape[1]), head // (count // groups)
+        sequence = scale_draws(self.draws["rows"][:1], query.shape[0])[0]
+        head = scale_draws(self.draws["columns"][:1], count)[0]
+        positions, group = scale_draws(self.draws["rows"], query.shape[1]), head // (count // groups)
         self.arrays["attention attention"] = {
-            "query": query[sequence, places, head],
+            "query": query[sequence, positions, head],
             "key": key[sequence, :, group],
             "value": value[sequence, :, group],
-            "output": mixed[sequence, places, head],
+            "output": mixed[sequence, positions, head],
         }
 
     def rows(self, x: jax.Array) -> jax.Array:
         flat = x.reshape(-1, x.shape[-1])
-        return flat[scaled(self.draws["rows"], flat.shape[0])]
+        return flat[scale_draws(self.draws["rows"], flat.shape[0])]
 
 
-def scaled(draws: jax.Array, size: int) -> jax.Array:
-    """Return the places below `size` of numbers in [0, 1)."""
+def scale_draws(draws: jax.Array, size: int) -> jax.Array:
+    """Return the positions below `size` that `draws`, numbers in [0, 1), stand for."""
     return jnp.minimum((draws * size).astype(jnp.int32), size - 1)
 
 
 DRAWS = ("rows", "columns")
-ANYWHERE = {name: np.zeros(ROWS, np.float32) for name in DRAWS}  # the draws of a step that is not sampled
+UNSAMPLED_DRAWS = {name: np.zeros(ROWS, np.float32) for name in DRAWS}  # the draws of a step that is not sampled
 
 
 def draw(check: SpotCheck) -> dict[str, NDArray[np.float32]]:
     """Return the draws of a step that is sampled. Columns, at which parameters are sampled too, are those of both."""
     size = 2**20
-    places = {"rows": check.places(ROWS, size), "columns": check.updated_places("columns", size)}
-    return {name: np.array(places[name], np.float32) / np.float32(size) for name in DRAWS}
+    positions = {"rows": check.places(ROWS, size), "columns": check.updated_places("columns", size)}
+    return {name: np.array(positions[name], np.float32) / np.float32(size) for name in DRAWS}
 
 
-def record(
-    check: SpotCheck, blocks: dict[str, Any], ends: dict[str, Any], draws: dict[str, NDArray[np.float32]], length: int
+def record_samples(
+    check: SpotCheck, blocks: dict[str, Any], outer: dict[str, Any], draws: dict[str, NDArray[np.float32]], length: int
 ) -> None:
-    """Give `check` what the program showed. blocks: arrays [layers, ...]; ends: of what is outside of the layers."""
+    """Give `check` what the program showed. blocks: arrays [layers, ...]; outer: of what is outside of the layers."""
     layers = next(iter(blocks.values()))["output"].shape[0]
     for layer in check.layers(range(layers)):
         for key, arrays in blocks.items():
-            _record_one(check, key, f"layers.{layer}.", {n: x[layer] for n, x in arrays.items()}, draws, length)
-    for key, arrays in ends.items():
-        _record_one(check, key, "", arrays, draws, length)
+            _record_operation(check, key, f"layers.{layer}.", {n: x[layer] for n, x in arrays.items()}, draws, length)
+    for key, arrays in outer.items():
+        _record_operation(check, key, "", arrays, draws, length)
 
 
-def _record_one(
+def _record_operation(
     check: SpotCheck, key: str, prefix: str, arrays: dict[str, Any], draws: dict[str, NDArray[np.float32]], length: int
 ) -> None:
     event, name = key.split(" ")
     values = {field: np.asarray(x, np.float32) for field, x in arrays.items()}
     if event == "attention":
-        places = np.minimum((draws["rows"] * np.float32(length)).astype(np.int32), length - 1)
+        positions = np.minimum((draws["rows"] * np.float32(length)).astype(np.int32), length - 1)
         query, keys, value, output = (values[n] for n in ("query", "key", "value", "output"))
-        check.attention(prefix + name, places.tolist(), query, keys, value, output)
+        check.attention(prefix + name, positions.tolist(), query, keys, value, output)
         return
-    keep = check.product if event == "product" else check.norm
-    keep(prefix + name, values["inputs"], values["weight"], values.get("bias"), values["output"])
+    record_sample = check.product if event == "product" else check.norm
+    record_sample(prefix + name, values["inputs"], values["weight"], values.get("bias"), values["output"])

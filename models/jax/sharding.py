@@ -61,7 +61,7 @@ class Sharding:
     def axis(self, name: str) -> int | None:
         """Return the axis of the array `name` that is sharded; None where it is not."""
         kind = self.kinds[name]
-        return None if kind.sharded is None else kind.sharded + (kind.layers is not None)
+        return None if kind.shard_axis is None else kind.shard_axis + (kind.layers is not None)
 
     def step_weights(self, parameters: Arrays) -> dict[str, jax.Array]:
         """Return the weights that the micro-batches of a step use, from this rank's parameters. Their gradients stay
@@ -69,22 +69,22 @@ class Sharding:
         local = {name: vary(x, DATA) for name, x in parameters.items()}
         if self.stage == 3:
             return local
-        return {name: self._whole(x, self.axis(name)) for name, x in local.items()}
+        return {name: self._gather_whole(x, self.axis(name)) for name, x in local.items()}
 
     def layer_weights(self, weights: Arrays) -> dict[str, jax.Array]:
         """Return the weights of one layer, by names without `layers.`, from its row of the step's weights."""
         if self.stage != 3:
             return dict(weights)
-        return {name: self._whole(x, self.kinds[f"layers.{name}"].sharded) for name, x in weights.items()}
+        return {name: self._gather_whole(x, self.kinds[f"layers.{name}"].shard_axis) for name, x in weights.items()}
 
-    def end_weights(self, weights: Arrays) -> dict[str, jax.Array]:
+    def outer_weights(self, weights: Arrays) -> dict[str, jax.Array]:
         """Return the weights outside of the layers."""
-        outside = {name: x for name, x in weights.items() if self.kinds[name].layers is None}
+        outer = {name: x for name, x in weights.items() if self.kinds[name].layers is None}
         if self.stage != 3:
-            return outside
-        return {name: self._whole(x, self.kinds[name].sharded) for name, x in outside.items()}
+            return outer
+        return {name: self._gather_whole(x, self.kinds[name].shard_axis) for name, x in outer.items()}
 
-    def _whole(self, x: jax.Array, axis: int | None) -> jax.Array:
+    def _gather_whole(self, x: jax.Array, axis: int | None) -> jax.Array:
         return x.astype(self.dtype) if axis is None else gather(x, axis, self.dtype)
 
     def micro_gradients(self, gradients: Arrays) -> dict[str, jax.Array]:
@@ -94,8 +94,8 @@ class Sharding:
     def step_gradients(self, gradients: Arrays) -> dict[str, jax.Array]:
         """Return the gradients of the parameters that this rank holds, summed over the data-parallel ranks."""
         scattered = {name: self._scatter_in_stage(name, x, 1) for name, x in gradients.items()}
-        over = {name: DATA if self.axis(name) is None else (REPLICA,) for name in scattered}
-        return {name: lax.psum(x, over[name]) for name, x in scattered.items()}
+        sum_axes = {name: DATA if self.axis(name) is None else (REPLICA,) for name in scattered}
+        return {name: lax.psum(x, sum_axes[name]) for name, x in scattered.items()}
 
     def _scatter_in_stage(self, name: str, gradient: jax.Array, stage: int) -> jax.Array:
         gradient, axis = gradient.astype(jnp.float32), self.axis(name)

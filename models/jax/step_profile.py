@@ -52,17 +52,17 @@ SCOPES = (
     (decoder, "mlp", "mlp", f"{BLOCKS}.mlp"),
     (Sharding, "step_weights", "elementwise", "casts"),
     (Sharding, "layer_weights", "elementwise", "casts"),
-    (Sharding, "end_weights", "elementwise", "casts"),
-    (program.Program, "shares", "gradient clipping", "norm"),
+    (Sharding, "outer_weights", "elementwise", "casts"),
+    (program.Program, "square_shares", "gradient clipping", "norm"),
     (program, "clip_gradients", "gradient clipping", "clip"),
     (program, "adamw", "optimizer", "optimizer.step"),
 )
 SCOPE = re.compile(r"lf:([^:/()]+):([^:/()]*)")
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(?P<name>[^ ]+) = (?P<shape>.*?) (?P<opcode>[\w-]+)\((?P<rest>.*)$")
-HEAD = re.compile(r"^(?:ENTRY )?%([^ ]+) \(.*\{$")
+COMPUTATION = re.compile(r"^(?:ENTRY )?%([^ ]+) \(.*\{$")
 CALLS = re.compile(r"calls=%([^ ,)}]+)")
 OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-GROUPS = re.compile(
+MESSAGE_GROUPS = re.compile(
     r"replica_groups=(?:\{(?P<list>\{[\d,{}]*\})\}|\[(?P<shape>[\d,]+)\]<=\[(?P<of>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?)"
 )
 PRODUCTS = ("dot", "convolution")
@@ -71,7 +71,7 @@ MESSAGES = {  # by XLA's name, the name that is recorded
     "all-reduce": "all_reduce", "all-gather": "all_gather", "reduce-scatter": "reduce_scatter",
     "all-to-all": "all_to_all", "collective-permute": "send", "collective-broadcast": "broadcast",
 }  # fmt: skip
-END = "end: "
+END_PREFIX = "end: "
 TYPES = {"f32": "float", "f64": "double", "bf16": "c10::BFloat16", "f16": "c10::Half"}  # as torch names them
 
 
@@ -86,8 +86,8 @@ class JaxProfile:
 
     def __init__(self, job: Job, trainer: Trainer, scratch: Path) -> None:
         self.job, self.trainer, self.scratch = job, trainer, scratch
-        self.records: list[tuple[int, Path]] = []
-        self.scoped: jax.stages.Compiled | None = None
+        self.recorded_folders: list[tuple[int, Path]] = []
+        self.scoped_step: jax.stages.Compiled | None = None
 
     def align(self) -> None:
         jax.block_until_ready(self.trainer.state)
@@ -96,31 +96,31 @@ class JaxProfile:
 
     @contextlib.contextmanager
     def recording(self, number: int) -> Iterator[None]:
-        if self.scoped is None:
-            self.scoped = compile_in_scopes(self.trainer)
+        if self.scoped_step is None:
+            self.scoped_step = compile_in_scopes(self.trainer)
         folder = self.scratch / str(number)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # its calls would slow the host down
         options.enable_hlo_proto = False
-        plain = self.trainer.step
-        self.trainer.step = self.scoped
+        plain_step = self.trainer.step
+        self.trainer.step = self.scoped_step
         try:
             with jax.profiler.trace(folder, profiler_options=options):
                 self.align()  # the profiler's start takes another time on each rank
                 yield
         finally:
-            self.trainer.step = plain
-        self.records.append((number, folder))
+            self.trainer.step = plain_step
+        self.recorded_folders.append((number, folder))
 
     def span(self, name: str) -> AbstractContextManager[Any]:
         annotation: AbstractContextManager[Any] = jax.profiler.TraceAnnotation(f"lf/{name}")
         return annotation
 
     def traces(self) -> Iterator[tuple[int, list[bytes]]]:
-        if self.scoped is None:
+        if self.scoped_step is None:
             return
-        operations = read_operations(self.scoped.as_text(), self.job.rank)
-        for number, folder in self.records:
+        operations = read_operations(self.scoped_step.as_text(), self.job.rank)
+        for number, folder in self.recorded_folders:
             (source,) = folder.glob("plugins/profile/*/*.xplane.pb")
             trace = make_trace(jax.profiler.ProfileData.from_file(str(source)), operations)
             yield number, [json.dumps(trace).encode()]
@@ -139,7 +139,7 @@ def compile_in_scopes(trainer: Trainer) -> jax.stages.Compiled:
             stack.enter_context(replaced(owner, name, add_scope(getattr(owner, name), part, place)))
         stack.enter_context(replaced(attention, "named_linear", scope_linear(attention.named_linear)))
         stack.enter_context(replaced(decoder, "norm", scope_norm(decoder.norm)))
-        return trainer.program.compile_step(trainer.state, trainer.program.batch((rows, rows)), trainer.numbers(1))
+        return trainer.program.compile_step(trainer.state, trainer.program.batch((rows, rows)), trainer.step_inputs(1))
 
 
 def scope(part: str, place: str) -> AbstractContextManager[Any]:
@@ -192,7 +192,7 @@ def read_operations(text: str, rank: int) -> dict[str, Operation]:
     """Return what a record says of each operation of a compiled program, by the name of its instruction."""
     computations: dict[str, list[Instruction]] = {}
     for line in text.splitlines():
-        if head := HEAD.match(line):
+        if head := COMPUTATION.match(line):
             instructions = computations.setdefault(head[1], [])
         elif match := INSTRUCTION.match(line):
             rest = match["rest"]
@@ -222,12 +222,12 @@ def describe_operation(
         return {"name": short}
     kind = "product" if main.opcode in PRODUCTS else main.op_name.rsplit("/", 1)[-1]
     kind = f"softmax's {kind}" if scopes[-1][0] == "attention core" and kind in ("exp", "reduce_max") else kind
-    again = "rematted_computation" in main.op_name
+    is_repeated = "rematted_computation" in main.op_name
     return {
         "name": f"{short}: {kind}",
         "part": scopes[-1][0],
         "where": scopes[-1][1],
-        "phase": "recompute" if again else "backward" if "transpose(" in main.op_name else "forward",
+        "phase": "recompute" if is_repeated else "backward" if "transpose(" in main.op_name else "forward",
         "dtype": TYPES.get(main.shape.partition("[")[0].strip("("), ""),
     }
 
@@ -243,7 +243,7 @@ def main_instruction(instruction: Instruction, computations: Mapping[str, Sequen
 
 def message_ranks(attributes: str, rank: int) -> list[int]:
     """Return the ranks that a message joins, as XLA writes them: {{0,1},{2,3}}, or [2,2]<=[4] for numbers in rows."""
-    match = GROUPS.search(attributes)
+    match = MESSAGE_GROUPS.search(attributes)
     if match is None:
         return []
     groups: list[list[int]]
@@ -273,11 +273,14 @@ def make_trace(recorded: jax.profiler.ProfileData, operations: Mapping[str, Oper
     ]
     threads = [[(event, dict(event.stats)) for event in line.events] for line, _ in lines]
     # a thread hands an operation to others and goes on: an event of its own marks the operation's end
-    ends = {
-        stats.get("_c"): event.start_ns for pairs in threads for event, stats in pairs if event.name.startswith(END)
+    operation_ends = {
+        stats.get("_c"): event.start_ns
+        for pairs in threads
+        for event, stats in pairs
+        if event.name.startswith(END_PREFIX)
     }
     events = [
-        trace_event(event, stats, thread, on_device, operations, ends)
+        trace_event(event, stats, thread, on_device, operations, operation_ends)
         for thread, (pairs, (_, on_device)) in enumerate(zip(threads, lines, strict=True))
         for event, stats in pairs
     ]
@@ -294,13 +297,13 @@ def trace_event(
     thread: int,
     on_device: bool,
     operations: Mapping[str, Operation],
-    ends: Mapping[Any, int],
+    operation_ends: Mapping[Any, int],
 ) -> dict[str, Any] | None:
     """Return an event of the record; None for what is neither a span nor an operation of the step."""
     operation = operations.get(stats.get("hlo_op", ""))
     if operation is None and not event.name.startswith("lf/"):
         return None
-    end = max(event.start_ns + event.duration_ns, ends.get(stats.get("_p"), 0))
+    end = max(event.start_ns + event.duration_ns, operation_ends.get(stats.get("_p"), 0))
     common = {"ph": "X", "pid": 0, "tid": thread, "ts": event.start_ns / 1e3, "dur": (end - event.start_ns) / 1e3}
     if operation is None:
         return {**common, "cat": "cpu_op", "name": event.name}

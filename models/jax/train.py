@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from levelfield.worker import run
-from offered import check
-from surroundings import prepare
+from limits import check
+from process_environment import prepare
 
 if TYPE_CHECKING:
     from levelfield.worker import Recorder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from levelfield.worker import run
-from offered import check
+from limits import check
 
 if TYPE_CHECKING:
     from levelfield.worker import Recorder

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from levelfield.worker import Batch, Recorder
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Coordinates, Job
     from torch import nn
 
@@ -75,7 +75,7 @@ class Trainer:
         self.sequence = Sequence(job.training.sequence_length, job.layout.context, place.context, device)
         self.positions = self.sequence.places.expand(job.tuning.micro_batch, -1)
 
-    def weights(self) -> Iterable[Held]:
+    def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         return self.parameters.arrays()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from canonical import Part
     from levelfield.worker import Initializer
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Coordinates, Job
     from levelfield.worker.parameters import Parameters
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -86,7 +86,7 @@ class Weights:
             if getattr(parameter, "main_param", None) is not None:
                 parameter.main_param.view(-1).copy_(whole.view(-1)[self.owned(parameter)])
 
-    def arrays(self) -> Iterator[Held]:
+    def arrays(self) -> Iterator[LocalArray]:
         """Yield (name, whole shape, slices, float32 values), read back from the optimizer."""
         for local in self.parameters:
             whole = self.whole(local)

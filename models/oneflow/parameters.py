@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from levelfield.worker import Initializer
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Coordinates, Job, Layout
     from oneflow import nn
 
@@ -54,7 +54,7 @@ def fill(parts: Sequence[LocalParameter], initializer: Initializer) -> None:
         part.local.copy_(flow.tensor(initializer.array(part.name, part.shape, part.slices)))
 
 
-def as_arrays(parts: Sequence[LocalParameter]) -> Iterator[Held]:
+def as_arrays(parts: Sequence[LocalParameter]) -> Iterator[LocalArray]:
     """Yield (name, whole shape, slices, float32 values), read back from the model's own memory."""
     for part in parts:
         yield part.name, part.shape, part.slices, part.parameter.detach().to_local().numpy()

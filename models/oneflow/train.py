@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from levelfield.worker import run
-from meeting import await_master, forget_proxies
-from offered import check
+from limits import check
 from processor import choose_products
+from rendezvous import await_master, forget_proxies
 
 if TYPE_CHECKING:
     from levelfield.worker import Recorder

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from levelfield.worker import Batch, Recorder
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Coordinates, Job
     from numpy.typing import NDArray
 
@@ -52,7 +52,7 @@ class Trainer:
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
 
-    def weights(self) -> Iterable[Held]:
+    def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         return as_arrays(self.parts)
 

@@ -27,7 +27,7 @@ from tensor_parallel import SplitLayers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Coordinates, Job, Layout
     from paddle import nn
     from paddle.distributed.collective import Group
@@ -53,7 +53,7 @@ class Built(NamedTuple):
     group: Group | None
 
 
-def build(job: Job, place: Coordinates, report: Callable[[Iterable[Held]], None]) -> Built:
+def build(job: Job, place: Coordinates, report: Callable[[Iterable[LocalArray]], None]) -> Built:
     """Build what the training of this rank runs.
 
     report: called with the initial weights, read back before sharding takes the parameters apart.

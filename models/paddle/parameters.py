@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from levelfield.worker import Initializer, ParameterSpec
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Layout
     from numpy.typing import NDArray
     from paddle import nn
@@ -75,7 +75,7 @@ def fill(parts: Sequence[LocalParameter], initializer: Initializer) -> None:
         part.parameter.set_value(np.ascontiguousarray(values.T) if part.turned else values)
 
 
-def as_arrays(parts: Sequence[LocalParameter]) -> Iterator[Held]:
+def as_arrays(parts: Sequence[LocalParameter]) -> Iterator[LocalArray]:
     """Yield (name, whole shape, slices, float32 values), read back from the model's own memory."""
     for part in parts:
         yield part.name, part.shape, part.slices, part.canonical(part.parameter)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from levelfield.worker import Batch, Recorder
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from levelfield.worker.job import Coordinates, Job
 
 
@@ -134,7 +134,7 @@ class Trainer:
         """Return nothing: no model here has experts."""
         return ()
 
-    def weights(self) -> Iterable[Held]:
+    def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         self.gather()
         return as_arrays(self.parts)

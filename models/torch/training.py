@@ -31,7 +31,7 @@ from step.transfers import FiguresOnTheirWay, on_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from levelfield.worker.events import Held
+    from levelfield.worker.events import LocalArray
     from parallelism.context_parallel import SequenceShare
     from parallelism.expert_parallel import ExpertMesh
     from parallelism.pipeline import Pipeline
@@ -107,7 +107,7 @@ class Trainer:
         # a loss scale follows from a step's end; elsewhere than on CUDA the host waits for all that is launched
         self.runs_ahead = device.type == "cuda" and self.loss_scale.interval is None
 
-    def weights(self) -> Iterable[Held]:
+    def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         return as_arrays(self.model)
 

@@ -109,7 +109,7 @@ for name, (version, capability) in DEVICES.items():
     device = SimpleNamespace(client=SimpleNamespace(platform_version=version), compute_capability=capability)
     jax.local_devices = lambda: [device]
     for size, dtype in ((128, jnp.bfloat16), (256, jnp.bfloat16), (100, jnp.bfloat16), (128, jnp.float32)):
-        if attention.fused(jnp.zeros((1, 8, 2, size), dtype)):
+        if attention.has_cudnn_kernel(jnp.zeros((1, 8, 2, size), dtype)):
             print(name, size)
 """
 

@@ -61,7 +61,7 @@ decoder.auto_cast = rounding
 def unchecked(folder: Path, fault: str) -> Path:
     """A training with `fault` that does not refuse fp16."""
     script = planted(folder, "oneflow", fault)
-    allowing = "import offered\noffered.check_precision = lambda job: None\nimport train\n"
+    allowing = "import limits\nlimits.check_precision = lambda job: None\nimport train\n"
     script.write_text(script.read_text().replace("import train\n", allowing, 1))
     return script
 

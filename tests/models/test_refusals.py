@@ -108,10 +108,10 @@ def refused_job(change: dict[str, Any]) -> dict[str, Any]:
     return {**job, "accumulation": change.get("accumulation", job["accumulation"])}
 
 
-def offered(framework: str) -> ModuleType:
-    """models/<framework>/offered.py. On the path, its folder would hide names of models/torch."""
-    path = ROOT / "models" / framework / "offered.py"
-    spec = importlib.util.spec_from_file_location(f"{framework}_offered", path)
+def limits(framework: str) -> ModuleType:
+    """models/<framework>/limits.py. On the path, its folder would hide names of models/torch."""
+    path = ROOT / "models" / framework / "limits.py"
+    spec = importlib.util.spec_from_file_location(f"{framework}_limits", path)
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
@@ -125,7 +125,7 @@ def rows(frameworks: tuple[str, ...]) -> list[Any]:
 @pytest.mark.parametrize(("framework", "change", "words"), rows(CHECKED_ALONE))
 def test_a_check_that_needs_no_rank_refuses(framework: str, change: dict[str, Any], words: str) -> None:
     with pytest.raises(Unsupported, match=words):
-        offered(framework).check(parsed_job(refused_job(change)))
+        limits(framework).check(parsed_job(refused_job(change)))
 
 
 FIRST = [pytest.param(name, *REFUSED[name][0], id=name) for name in CHECKED_ALONE]
@@ -156,4 +156,4 @@ def test_what_cannot_be_done_is_unsupported(
 )
 def test_megatron_does_not_refuse_what_it_can_do(family: str, layout: dict[str, Any]) -> None:
     pipeline = {} if family == "mixture" else {"pipeline": 2}
-    offered("megatron").check(parsed_job(small_job(MODELS[family], Variant("all", {**layout, **pipeline}), 2)))
+    limits("megatron").check(parsed_job(small_job(MODELS[family], Variant("all", {**layout, **pipeline}), 2)))

@@ -25,7 +25,8 @@ from .slices import Slices, bounds_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Held = Tuple[str, Sequence[int], Slices, NDArray[np.float32]]
+    # (canonical name, whole shape, slices of this rank, its float32 values)
+    LocalArray = Tuple[str, Sequence[int], Slices, NDArray[np.float32]]
 
 Fields = Dict[str, Any]
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -53,7 +54,7 @@ class Recorder:
             {"event": "framework", "name": name, "version": version, "device": device, "details": details or {}}
         )
 
-    def weights(self, parameters: Iterable[Held]) -> None:
+    def weights(self, parameters: Iterable[LocalArray]) -> None:
         """Record checksums of this rank's initial weights: (name, whole shape, slices, local float32 values)."""
         rows = []
         for name, shape, slices, array in parameters:
@@ -123,7 +124,7 @@ class Recorder:
         counts = {str(layer): [int(count) for count in loads] for layer, loads in tokens}
         self._write({"event": "experts", "step": step, "tokens": counts})
 
-    def final_weights(self, parameters: Iterable[Held]) -> None:
+    def final_weights(self, parameters: Iterable[LocalArray]) -> None:
         """Record a sketch of this rank's weights after the last step, given as for `weights`."""
         rows = []
         for name, shape, slices, array in parameters:

@@ -11,7 +11,7 @@ from .events import Recorder
 from .job import Job, coordinates
 
 if TYPE_CHECKING:
-    from .events import Held
+    from .events import LocalArray
 
 
 MOST_COUNTERS = 512  # of one step's routing: layers x experts. More would fill the disk with the events of many ranks.
@@ -37,7 +37,7 @@ class Trainer(Protocol):
     def finish(self, batch: Batch) -> dict[str, Any]:
         """Wait for the step's end and return the arguments of Recorder.step."""
 
-    def weights(self) -> Iterable[Held]:
+    def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds between two steps."""
 
     def save(self, folder: str) -> None:

@@ -208,8 +208,8 @@ def small_job(work: Work, tuning: Tuning) -> SimpleNamespace:
 
 
 def own_check(framework: str) -> Callable[[SimpleNamespace], None]:
-    """The check of models/<framework>/offered.py, which imports the worker only."""
-    spec = importlib.util.spec_from_file_location(f"offered_{framework}", ROOT / f"models/{framework}/offered.py")
+    """The check of models/<framework>/limits.py, which imports the worker only."""
+    spec = importlib.util.spec_from_file_location(f"limits_{framework}", ROOT / f"models/{framework}/limits.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

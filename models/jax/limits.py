@@ -34,9 +34,9 @@ def check_layout(layout: Layout) -> None:
 
 
 def check_model(model: Model) -> None:
-    parts = [name for name, unused in UNUSED.items() if part(model, name) != unused]
-    if parts:
-        raise Unsupported(f"model parts {', '.join(parts)}: not written")
+    later_fields = [name for name, unused in UNUSED.items() if part(model, name) != unused]
+    if later_fields:
+        raise Unsupported(f"model parts {', '.join(later_fields)}: not written")
     if model.activation not in ACTIVATIONS:
         raise Unsupported(f"activation {model.activation}; this implementation has {', '.join(ACTIVATIONS)}")
 
