@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NEVER = 2**62  # steps
 # Of torch's model; its experts need an exchange of tokens that the engine does not know.
-PARTS = (
+OPTIONAL_PARTS = (
     "head_dim", "qkv_bias", "attention_bias", "norm_bias", "query_key_norm", "joint_query_key_norm", "sliding_window",
     "full_attention_interval", "rope_scaling", "rotary_dim", "no_rope_interval", "norm_place", "parallel_residual",
     "embedding_scale", "residual_scale", "logit_scale", "attention_scale",
@@ -89,7 +89,7 @@ def check(job: Job) -> None:
     check_no_graph(job)
     layout, precision = job.layout, job.training.precision
     check_layout(job, "data", "zero1", "zero2", "zero3")
-    check_parts(job, *PARTS)
+    check_parts(job, *OPTIONAL_PARTS)
     if layout.sharding_stage and layout.sharding_degree != layout.data:
         raise Unsupported(f"ZeRO over {layout.sharding_degree} of {layout.data} ranks: it is over all of them here")
     if precision == "fp8":

@@ -66,10 +66,10 @@ def hide_gathering(offload: DeepSpeedZeRoOffload) -> None:
     forward pass the operations of the first one: what is gathered in a block, for later ones too, depends on what is
     there already."""
     for name in ("pre_sub_module_forward_function", "post_sub_module_forward_function"):
-        setattr(offload, name, unseen(getattr(offload, name)))
+        setattr(offload, name, without_modes(getattr(offload, name)))
 
 
-def unseen(hook: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn.Module], None]:
+def without_modes(hook: Callable[[torch.nn.Module], None]) -> Callable[[torch.nn.Module], None]:
     """Return the hook without the modes that watch torch's operations."""
 
     def call(module: torch.nn.Module) -> None:

@@ -79,9 +79,9 @@ def whole_parameters(model: torch.nn.Module) -> Iterator[tuple[str, NDArray[np.f
         yield name, whole.detach().float().cpu().numpy()
 
 
-def save(model: torch.nn.Module, folder: str, writes: bool) -> None:
+def save(model: torch.nn.Module, folder: str, is_writer: bool) -> None:
     for name, whole in whole_parameters(model):
-        if writes:
+        if is_writer:
             np.save(Path(folder) / f"{name}.npy", whole)
 
 
@@ -100,7 +100,7 @@ def exact_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
     On a processor torch's norm in float32 is wrong by 3e-5 for a million elements.
     """
-    exact = torch.float64 if tensors[0].device.type == "cpu" else None
+    norm_dtype = torch.float64 if tensors[0].device.type == "cpu" else None
     return torch.linalg.vector_norm(  # type: ignore[no-any-return]
-        torch.stack(torch._foreach_norm(tensors, 2, exact)).double()
+        torch.stack(torch._foreach_norm(tensors, 2, norm_dtype)).double()
     )

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from configuration import check, clips_here
 from device import describe, memory, open_device, process_group
 from engine import open_engine
-from exchange import own_work
+from exchange import exchange_clock
 from levelfield.worker import Batch, Capture, Initializer, Recorder, SpotCheck, coordinates, learning_rate, train_steps
 from levelfield.worker.job import Coordinates, Job
 from model import kernels
@@ -35,7 +35,7 @@ def train(job: Job, recorder: Recorder) -> None:
     """Train as `job` says. Raises Unsupported, CorpusError, NonFinite and what the framework raises."""
     device = open_device(job)
     name, details = describe(device)
-    details = {**details, "torch": torch.__version__, "repeats": repeated(job)}
+    details = {**details, "torch": torch.__version__, "repeats": repeated_work(job)}
     details["attention_kernel"] = attention_kernel(job, device)
     details["kernels"] = kernels.choose(job, device)
     recorder.framework("deepspeed", deepspeed.__version__, name, details)
@@ -47,7 +47,7 @@ def train(job: Job, recorder: Recorder) -> None:
         train_steps(job, recorder, trainer)
 
 
-def repeated(job: Job) -> str:
+def repeated_work(job: Job) -> str:
     """Return what the backward pass repeats.
 
     ZeRO 3 takes the outputs of each module up, so that no second pass ends early.
@@ -64,10 +64,10 @@ class ZeroTrainer:
         self.spot_check = SpotCheck(job)
         self.engine = open_engine(job, place, Initializer(job), device)
         self.model = self.engine.module
-        self.stage, self.scaled = job.layout.sharding_stage, job.training.precision == "fp16"
+        self.stage, self.has_loss_scale = job.layout.sharding_stage, job.training.precision == "fp16"
         self.clips_here = clips_here(job)
-        self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
-        self.own_work = own_work(job, device, first_exchanging_stage=2)
+        self.has_dropout = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.exchange_clock = exchange_clock(job, device, first_exchanging_stage=2)
 
     def weights(self) -> Iterator[tuple[str, tuple[int, ...], tuple[slice, ...], NDArray[np.float32]]]:
         """Yield (name, whole shape, slices, float32 values): every rank reports all, gathered where it has a part."""
@@ -75,13 +75,13 @@ class ZeroTrainer:
             yield name, whole.shape, tuple(slice(0, size) for size in whole.shape), whole
 
     def save(self, folder: str) -> None:
-        save(self.model, folder, writes=self.job.rank == 0)
+        save(self.model, folder, is_writer=self.job.rank == 0)
 
     def launch(self, batch: Batch) -> None:
         """Do all of the step: the engine waits for the gradient's norm itself."""
-        if self.random:
+        if self.has_dropout:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
-        self.scale = self.engine.optimizer.loss_scale if self.scaled else 1.0
+        self.scale = self.engine.optimizer.loss_scale if self.has_loss_scale else 1.0
         self.rate = learning_rate(self.job.training.schedule, batch.step)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.rate
@@ -90,21 +90,25 @@ class ZeroTrainer:
         if self.clips_here:
             self.clip()
         self.engine.step()
-        self.own_work.exchanged()
+        self.exchange_clock.exchanged()
 
     def gradients(self, batch: Batch) -> torch.Tensor:
         """Run forward and backward over all micro-batches. Returns the global batch's mean loss."""
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
-        keep, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
-        sample = not self.job.tuning.compile and self.spot_check.wants(batch.step)
+        is_captured, total = self.capture.wants(batch.step), torch.zeros(1, device=self.device)
+        is_sampled = not self.job.tuning.compile and self.spot_check.wants(batch.step)
         # at ZeRO stage 3 the engine gives each module another tensor than the block has
-        sampling = sampled_forward(self.model, self.spot_check, self.stage < 3) if sample else contextlib.nullcontext()
+        sampling: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if is_sampled:
+            sampling = sampled_forward(self.model, self.spot_check, self.stage < 3)
         with sampling:
             for micro in self.spot_check.micro_batches(self.job.accumulation):
                 if micro:
                     self.engine.step()  # between micro-batches it only counts
                 capturing = (
-                    kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+                    kept_activations(self.model, self.capture)
+                    if is_captured and not micro
+                    else contextlib.nullcontext()
                 )
                 with capturing:
                     total += self.backward(inputs[micro], targets[micro], last=micro == self.job.accumulation - 1)
@@ -122,7 +126,7 @@ class ZeroTrainer:
         """
         loss = self.engine(inputs, targets, self.scale / self.job.accumulation)
         if last:
-            self.own_work.reaches_exchange()
+            self.exchange_clock.reaches_exchange()
         self.engine.backward(loss / (self.scale if self.stage else 1.0), scale_wrt_gas=False)
         return loss.detach() / self.scale  # type: ignore[no-any-return]
 
@@ -140,8 +144,8 @@ class ZeroTrainer:
         Every rank has the whole gradients of the global batch.
         """
         gradients = [whole for _, whole in whole_gradients(self.model)]
-        self.total = exact_norm(gradients)
-        torch._foreach_div_(gradients, clip_divisor(self.total, self.job.training.gradient_clip, 1.0))
+        self.gradient_norm = exact_norm(gradients)
+        torch._foreach_div_(gradients, clip_divisor(self.gradient_norm, self.job.training.gradient_clip, 1.0))
 
     def expert_tokens(self) -> tuple[()]:
         """Return nothing: `check` refuses a model with experts."""
@@ -154,7 +158,7 @@ class ZeroTrainer:
     def norm(self) -> float:
         """Return the gradient's norm before clipping, without the loss scale, which the engine's has without ZeRO."""
         if self.clips_here:
-            return float(self.total)
+            return float(self.gradient_norm)
         return float(self.engine.get_global_grad_norm()) / (1.0 if self.stage else self.scale)
 
     def finish(self, batch: Batch) -> dict[str, Any]:
@@ -162,12 +166,12 @@ class ZeroTrainer:
         skipped = not self.engine.was_step_applied()
         return {
             "loss": self.loss.item(),
-            "grad_norm": None if skipped and self.scaled else self.norm(),
+            "grad_norm": None if skipped and self.has_loss_scale else self.norm(),
             "tokens": batch.tokens,
             "learning_rate": self.rate,
             "tokens_checksum": batch.checksum,
             "memory": memory(self.device),
-            "loss_scale": self.scale if self.scaled else None,
+            "loss_scale": self.scale if self.has_loss_scale else None,
             "skipped": skipped,
-            "before_exchange_seconds": self.own_work.seconds(),
+            "before_exchange_seconds": self.exchange_clock.seconds(),
         }

@@ -66,7 +66,8 @@ class Part(NamedTuple):
         return self.view(tensor).reshape([bounds.stop - bounds.start for bounds in self.slices])
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
+        """Whether this rank has the canonical parameter whole."""
         return all(bounds.stop - bounds.start == size for bounds, size in zip(self.slices, self.shape, strict=True))
 
 
@@ -91,14 +92,14 @@ class Correspondence:
 
     def parts(self, name: str) -> list[Part]:
         """Return the parts in Megatron's parameter `name`, in order of rows. Raises KeyError for an unknown one."""
-        module, kind = name.rsplit(".", 1)
+        module, parameter_kind = name.rsplit(".", 1)
         prefix, module = self.layer(module)
         module, expert = self.expert(module)
-        if kind.startswith("layer_norm_"):
-            module, kind = FUSED_NORMS[module], kind[len("layer_norm_") :]
+        if parameter_kind.startswith("layer_norm_"):
+            module, parameter_kind = FUSED_NORMS[module], parameter_kind[len("layer_norm_") :]
         canonical, split = MODULES[module]
-        names = [f"{prefix}{n}.{kind}" for n in self.present(canonical)]
-        return self.stack(names, split, self.groups(module), expert)
+        names = [f"{prefix}{n}.{parameter_kind}" for n in self.present(canonical)]
+        return self.stack_parts(names, split, self.groups(module), expert)
 
     def layer(self, module: str) -> tuple[str, str]:
         """Return (prefix, rest): decoder.layers.1.mlp -> (layers.<first_layer + 1>., mlp)."""
@@ -124,7 +125,8 @@ class Correspondence:
     def groups(self, module: str) -> int:
         return self.model.kv_heads // self.ranks if module == "self_attention.linear_qkv" else 1
 
-    def stack(self, names: Sequence[str], split: int | None, groups: int, expert: int | None) -> list[Part]:
+    def stack_parts(self, names: Sequence[str], split: int | None, groups: int, expert: int | None) -> list[Part]:
+        """Return this rank's parts of parameters `names`, whose rows lie one after another in each group."""
         parts, start = [], 0
         for name in names:
             slices = self.slices(self.shapes[name], split, expert)
@@ -140,6 +142,6 @@ class Correspondence:
             return (slice(expert, expert + 1), *self.slices(shape[1:], split, None))
         slices = [slice(0, size) for size in shape]
         if split is not None and split < len(shape):
-            share = shape[split] // self.ranks
-            slices[split] = slice(self.rank * share, (self.rank + 1) * share)
+            rank_size = shape[split] // self.ranks
+            slices[split] = slice(self.rank * rank_size, (self.rank + 1) * rank_size)
         return tuple(slices)

@@ -20,10 +20,10 @@ class ContextAttention(DotProductAttention):
     """Attention of a rank's queries over the keys and values of all context-parallel ranks, which it gathers."""
 
     def __init__(self, config: TransformerConfig, **options: Any) -> None:
-        alone = copy.copy(config)
-        alone.context_parallel_size = 1  # with more, Megatron's own refuses
-        super().__init__(alone, **options)
-        self.earlier = (self.scale_mask_softmax.window_size or (None,))[0]
+        single_rank_config = copy.copy(config)
+        single_rank_config.context_parallel_size = 1  # with more, Megatron's own refuses
+        super().__init__(single_rank_config, **options)
+        self.window_before = (self.scale_mask_softmax.window_size or (None,))[0]
         self.scale_mask_softmax.window_size = None  # the mask below has it
 
     def forward(
@@ -41,12 +41,13 @@ class ContextAttention(DotProductAttention):
         group = self.pg_collection.cp
         # both [sequence, batch, kv_heads, head_dim]: the parts of the ranks, one after another
         key, value = (gather_from_sequence_parallel_region(tensor, group=group) for tensor in (key, value))
-        places = [Sequence(len(key), group.size(), rank, query.device).places for rank in range(group.size())]
-        ahead = torch.cat(places)[None, :] - places[group.rank()][:, None]  # [part, sequence]
-        hidden = ahead > 0
-        if self.earlier is not None:
-            hidden |= ahead < -self.earlier
-        mask = hidden[None, None]  # [1, 1, part, sequence]
+        ranks = range(group.size())
+        positions_by_rank = [Sequence(len(key), group.size(), rank, query.device).places for rank in ranks]
+        ahead = torch.cat(positions_by_rank)[None, :] - positions_by_rank[group.rank()][:, None]  # [part, sequence]
+        is_hidden = ahead > 0
+        if self.window_before is not None:
+            is_hidden |= ahead < -self.window_before
+        mask = is_hidden[None, None]  # [1, 1, part, sequence]
         mixed: torch.Tensor = super().forward(query, key, value, mask, **options)
         return mixed
 

@@ -54,7 +54,7 @@ class DefiniteRouter(TopKRouter):
         """Forget the tokens and losses of the step before. Called before the first micro-batch of a step."""
         self.tokens, self.loss = torch.zeros(self.num_experts, dtype=torch.int64), 0.0
         if self.record is not None:
-            self.record.begin()
+            self.record.begin_step()
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
         """Return the logits [..., experts], in float32 from float32."""
@@ -69,7 +69,7 @@ class DefiniteRouter(TopKRouter):
         scores = logits.sigmoid() if self.definition.scores == "sigmoid" else logits.softmax(-1)
         indices = self.choose(scores)  # [tokens, topk]
         if self.record is not None:
-            indices = self.record.settle(self.ranking(scores), indices, length, self.layer_number - 1)
+            indices = self.record.experts_to_take(self.ranking(scores), indices, length, self.layer_number - 1)
         gates = torch.zeros_like(scores).scatter(1, indices, self.gates(scores.gather(1, indices)))
         if self.record is not None:
             self.record.add_gates(gates, self.layer_number - 1)
@@ -95,10 +95,10 @@ class DefiniteRouter(TopKRouter):
         if groups is None:
             return ranking
         split: torch.Tensor = ranking.unflatten(-1, (groups.count, -1))  # [tokens, groups, experts of a group]
-        counted = max(1, self.topk // groups.chosen)
-        strength = split.sort(dim=-1, descending=True).values[..., :counted].sum(-1)  # [tokens, groups]
-        closed = torch.ones_like(strength, dtype=torch.bool).scatter(-1, best(strength, groups.chosen), False)
-        return split.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+        experts_counted = max(1, self.topk // groups.chosen)
+        strength = split.sort(dim=-1, descending=True).values[..., :experts_counted].sum(-1)  # [tokens, groups]
+        is_closed = torch.ones_like(strength, dtype=torch.bool).scatter(-1, best(strength, groups.chosen), False)
+        return split.masked_fill(is_closed[..., None], -torch.inf).flatten(-2)
 
     def gates(self, scores: torch.Tensor) -> torch.Tensor:
         if self.definition.normalised:
@@ -128,10 +128,10 @@ class DefiniteRouter(TopKRouter):
         """
         shares = scores / scores.sum(-1, keepdim=True) if self.definition.scores == "sigmoid" else scores
         chosen, batch = chosen.view(length, -1), chosen.shape[0] // length  # [sequence, batch * experts]
-        counts, _, places = get_tokens_per_expert_and_token_count(chosen, self.tp_cp_group)
+        counts, _, token_count = get_tokens_per_expert_and_token_count(chosen, self.tp_cp_group)
         coefficient = self.definition.auxiliary_loss
         sizes = {"topk": self.topk, "num_experts": self.num_experts, "moe_aux_loss_coeff": coefficient}
-        loss: torch.Tensor = switch_load_balancing_loss_func(shares.view(length, -1), counts, places, **sizes)
+        loss: torch.Tensor = switch_load_balancing_loss_func(shares.view(length, -1), counts, token_count, **sizes)
         return loss / batch
 
     def attach(self, gates: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -139,8 +139,8 @@ class DefiniteRouter(TopKRouter):
         if not loss.requires_grad:
             return gates
         self.loss = self.loss + loss.detach()
-        attached: torch.Tensor = MoEAuxLossAutoScaler.apply(gates, loss)
-        return attached
+        gates_with_loss: torch.Tensor = MoEAuxLossAutoScaler.apply(gates, loss)
+        return gates_with_loss
 
 
 def best(scores: torch.Tensor, number: int) -> torch.Tensor:

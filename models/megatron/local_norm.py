@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-KINDS: dict[str, type[nn.Module]] = {"LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm}
+NORM_CLASSES: dict[str, type[nn.Module]] = {"LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm}
 
 
 class LocalNorm:
@@ -27,7 +27,7 @@ class LocalNorm:
     def __new__(  # type: ignore[misc]  # Megatron calls a class and wants a module
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_unused: Any
     ) -> nn.Module:
-        norm = KINDS[config.normalization](hidden_size, eps=eps)
+        norm = NORM_CLASSES[config.normalization](hidden_size, eps=eps)
         parameters: Iterable[Any] = norm.parameters()
         for parameter in parameters:
             parameter.sequence_parallel = config.sequence_parallel

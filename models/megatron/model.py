@@ -39,27 +39,27 @@ def build(job: Job, place: Coordinates, device: torch.device) -> list[GPTModel]:
     One holds consecutive layers; interleaved, chunk c of stage s is the (c * stages + s)th part of the model.
     Parameters are in the precision they are multiplied in.
     """
-    accelerated = device.type == "cuda"
+    is_accelerated = device.type == "cuda"
     config = TransformerConfig(
         **architecture(job.model),
         **mixture(job.model),
-        **arithmetic(job, accelerated),
+        **arithmetic(job, is_accelerated),
         **execution(job),
         **messages(job),
     )
     numbers = range(job.tuning.virtual_pipeline)
-    return [build_chunk(job, place, config, number, accelerated).to(device) for number in numbers]
+    return [build_chunk(job, place, config, number, is_accelerated).to(device) for number in numbers]
 
 
-def build_chunk(job: Job, place: Coordinates, config: TransformerConfig, number: int, accelerated: bool) -> GPTModel:
+def build_chunk(job: Job, place: Coordinates, config: TransformerConfig, number: int, is_accelerated: bool) -> GPTModel:
     """Build one model chunk: the first of the first stage has the embedding, the last of the last stage the head."""
     model, virtual = job.model, config.virtual_pipeline_model_parallel_size
-    stage = number if virtual else None
-    spec = get_gpt_decoder_block_spec(config, accelerated, config.normalization, vp_stage=stage)
+    virtual_stage = number if virtual else None
+    spec = get_gpt_decoder_block_spec(config, is_accelerated, config.normalization, vp_stage=virtual_stage)
     experts = part(model, "experts")
     if experts is not None:
         spec = use_definite_router(spec, experts)
-    if not accelerated:
+    if not is_accelerated:
         spec = use_local_norm(spec)
         spec = use_context_attention(spec) if job.layout.context > 1 else spec
     chunk = GPTModel(
@@ -72,7 +72,7 @@ def build_chunk(job: Job, place: Coordinates, config: TransformerConfig, number:
         share_embeddings_and_output_weights=model.tied_embeddings,
         position_embedding_type=POSITIONS[model.positions],
         rotary_base=model.rope_base,
-        vp_stage=stage,
+        vp_stage=virtual_stage,
     )
     scale_positions(chunk, part(model, "rope_scaling"))
     return chunk
@@ -111,20 +111,20 @@ def architecture(model: Model) -> dict[str, Any]:
         "hidden_dropout": model.hidden_dropout,
         "attention_dropout": model.attention_dropout,
         # the values come from the worker; not initialising at all would leave parameters unmarked as tensor-parallel
-        "init_method": leave,
-        "embedding_init_method": leave,
-        "output_layer_init_method": leave,
+        "init_method": keep_values,
+        "embedding_init_method": keep_values,
+        "output_layer_init_method": keep_values,
     }
 
 
-def arithmetic(job: Job, accelerated: bool) -> dict[str, Any]:
+def arithmetic(job: Job, is_accelerated: bool) -> dict[str, Any]:
     """Return precision and kernels. Megatron's fused GELU is the tanh form, and its name for it is the erf form's."""
     precision, activation = job.training.precision, job.model.activation
-    fused = accelerated and (activation == "swiglu" or (activation == "gelu_tanh" and job.model.bias))
-    forms = {
+    is_fused = is_accelerated and (activation == "swiglu" or (activation == "gelu_tanh" and job.model.bias))
+    activation_functions = {
         "swiglu": functional.silu,
         "gelu": functional.gelu,
-        "gelu_tanh": functional.gelu if fused else functools.partial(functional.gelu, approximate="tanh"),
+        "gelu_tanh": functional.gelu if is_fused else functools.partial(functional.gelu, approximate="tanh"),
     }
     return {
         "params_dtype": DTYPES[precision],
@@ -133,14 +133,14 @@ def arithmetic(job: Job, accelerated: bool) -> dict[str, Any]:
         "fp16": precision == "fp16",
         "fp8": "hybrid" if precision == "fp8" else None,
         "fp8_recipe": "tensorwise",  # the delayed scales lose the first steps' gradients, see ../torch/step/fp8.py
-        "activation_func": forms[activation],
-        "bias_activation_fusion": fused,
-        "bias_dropout_fusion": accelerated,
+        "activation_func": activation_functions[activation],
+        "bias_activation_fusion": is_fused,
+        "bias_dropout_fusion": is_accelerated,
         "masked_softmax_fusion": False,  # transformer-engine's attention does not use it
-        "apply_rope_fusion": accelerated and job.model.positions == "rope",
+        "apply_rope_fusion": is_accelerated and job.model.positions == "rope",
         # it rounds the logits' gradients to bf16 in every precision
-        "cross_entropy_loss_fusion": accelerated and precision in ("bf16", "fp8"),
-        "gradient_accumulation_fusion": accelerated and has_fused_accumulation(),
+        "cross_entropy_loss_fusion": is_accelerated and precision in ("bf16", "fp8"),
+        "gradient_accumulation_fusion": is_accelerated and has_fused_accumulation(),
         "attention_backend": AttnBackend.flash if job.tuning.attention == "flash_attn" else AttnBackend.auto,
     }
 
@@ -182,7 +182,7 @@ def messages(job: Job) -> dict[str, Any]:
     }
 
 
-def leave(weight: torch.Tensor) -> torch.Tensor:
+def keep_values(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 

@@ -50,33 +50,33 @@ def replicate(job: Job, chunks: Sequence[GPTModel]) -> list[DistributedDataParal
 
     With more than one rank its communication overlaps the backward pass, and the distributed optimizer's the forward.
     """
-    config, several = chunks[0].config, job.layout.data * job.layout.context > 1
+    config, has_replicas = chunks[0].config, job.layout.data * job.layout.context > 1
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=job.layout.sharding_stage == 1,
-        overlap_grad_reduce=several,
-        overlap_param_gather=several and job.layout.sharding_stage == 1,
+        overlap_grad_reduce=has_replicas,
+        overlap_param_gather=has_replicas and job.layout.sharding_stage == 1,
     )
-    half = config.fp16 or config.bf16
-    chunks = [Float16Module(config, chunk) if half else chunk for chunk in chunks]
+    is_16_bit = config.fp16 or config.bf16
+    chunks = [Float16Module(config, chunk) if is_16_bit else chunk for chunk in chunks]
     for router in list_routers(chunks):
         router.float()  # its weight, and the counts beside it
     # a later chunk's gradients are ready while other chunks still compute: one bucket is enough for them
-    wrapped = [
+    ddp_chunks = [
         DistributedDataParallel(config, settings, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(chunks)
     ]
     config.finalize_model_grads_func = finalize_model_grads
     # what keeps gradients local until the last micro-batch: the interleaved schedule takes a list
-    contexts = [chunk.no_sync for chunk in wrapped] if len(wrapped) > 1 else wrapped[0].no_sync
-    config.no_sync_func = contexts if several else None
-    return wrapped
+    no_sync_contexts = [chunk.no_sync for chunk in ddp_chunks] if len(ddp_chunks) > 1 else ddp_chunks[0].no_sync
+    config.no_sync_func = no_sync_contexts if has_replicas else None
+    return ddp_chunks
 
 
-def make_optimizer(job: Job, wrapped: list[DistributedDataParallel]) -> MegatronOptimizer:
+def make_optimizer(job: Job, ddp_chunks: list[DistributedDataParallel]) -> MegatronOptimizer:
     """Make Megatron's optimizer over the wrapped chunks: AdamW, clipping, and fp16's dynamic loss scale."""
     training, scale = job.training, job.training.loss_scale
-    model, replication = wrapped[0].config, wrapped[0].ddp_config
+    model, replication = ddp_chunks[0].config, ddp_chunks[0].ddp_config
     config = OptimizerConfig(
         optimizer="adam",
         lr=training.schedule.peak_lr,
@@ -94,7 +94,7 @@ def make_optimizer(job: Job, wrapped: list[DistributedDataParallel]) -> Megatron
         loss_scale_window=scale.growth_interval if scale else 1000,
         hysteresis=1,  # halve at the first overflow
     )
-    optimizer = get_megatron_optimizer(config, wrapped, use_gloo_process_groups=False)
+    optimizer = get_megatron_optimizer(config, ddp_chunks, use_gloo_process_groups=False)
     model.grad_scale_func = optimizer.scale_loss
     return optimizer
 

@@ -25,54 +25,57 @@ class RouterRecord:
     """
 
     def __init__(self, record: ChoiceRecord, experts: Experts) -> None:
-        self.record, self.experts, self.step = record, experts, 0
+        self.record, self.experts, self.step = record, experts, 0  # the record of this rank, of all its routers
         self.passes: collections.Counter[bool] = collections.Counter()  # micro-batches, by whether there are gradients
         self.to_follow: torch.Tensor | None = None  # [accumulation, tokens, chosen]
-        self.notes: list[torch.Tensor] = []  # of each micro-batch: the choices, or (changed, margin)
+        self.notes: list[torch.Tensor] = []  # of each micro-batch: the choices, or (changed, margin) of `difference`
         self.gates: list[torch.Tensor] = []
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Start a step, before its first micro-batch."""
         self.step += 1
         self.passes, self.to_follow, self.notes, self.gates = collections.Counter(), None, [], []
 
-    def settle(self, ranking: torch.Tensor, choices: torch.Tensor, length: int, layer: int) -> torch.Tensor:
+    def experts_to_take(self, ranking: torch.Tensor, choices: torch.Tensor, length: int, layer: int) -> torch.Tensor:
         """Return the experts to take, [tokens, chosen], which are `choices` where none are to be followed.
 
         ranking: the scores to choose by, [tokens, experts]. Tokens lie sequence first. length: of this rank's part of
         the sequence.
         """
         if not self.passes:
-            self.to_follow = self.arrange(self.record.known(self.step, layer), length, choices.device)
-        final = torch.is_grad_enabled()
-        micro = self.passes[final]
-        self.passes[final] += 1
+            recorded = self.record.known(self.step, layer)  # those to follow; None where the router makes its own
+            self.to_follow = self.arrange_choices(recorded, length, choices.device)
+        has_gradients = torch.is_grad_enabled()
+        micro = self.passes[has_gradients]
+        self.passes[has_gradients] += 1
         followed = None if self.to_follow is None else self.to_follow[micro]
-        if final:
-            self.note(ranking, choices, followed, length)
+        if has_gradients:
+            self.add_note(ranking, choices, followed, length)
         return choices if followed is None else followed
 
     def add_gates(self, gates: torch.Tensor, layer: int) -> None:
-        """Note the gates of the tokens, [tokens, experts]. Called after `settle`."""
+        """Note the gates of the tokens, [tokens, experts]. Called after `experts_to_take`."""
         if torch.is_grad_enabled():
             self.gates.append(gates.detach().double().sum(-1).mean())
             if len(self.gates) == self.record.accumulation:
                 self.write(layer)
 
-    def arrange(self, choices: Chosen | None, length: int, device: torch.device) -> torch.Tensor | None:
+    def arrange_choices(self, choices: Chosen | None, length: int, device: torch.device) -> torch.Tensor | None:
         """Return recorded choices as this router takes them: [accumulation, tokens of this rank, chosen], sequence
         first."""
         if choices is None:
             return None
-        first = self.record.tensor_rank * length if choices.shape[2] > length else 0
+        first_token = self.record.tensor_rank * length if choices.shape[2] > length else 0
         # [accumulation, micro-batch, part of the sequence, chosen]
-        part = torch.from_numpy(choices)[:, :, first : first + length]
+        part = torch.from_numpy(choices)[:, :, first_token : first_token + length]
         return part.transpose(1, 2).flatten(1, 2).to(device)
 
-    def note(self, ranking: torch.Tensor, choices: torch.Tensor, followed: torch.Tensor | None, length: int) -> None:
+    def add_note(
+        self, ranking: torch.Tensor, choices: torch.Tensor, followed: torch.Tensor | None, length: int
+    ) -> None:
         if followed is not None:
             self.notes.append(torch.stack(difference(ranking, choices, followed, self.experts)).double())
-        elif self.record.is_whole:
+        elif self.record.is_whole:  # this rank has the whole batch: others' choices are not recorded
             # [batch, sequence, chosen]
             self.notes.append(choices.detach().cpu().view(length, -1, choices.shape[-1]).transpose(0, 1))
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def hold_what_is_sent() -> None:
+def keep_sent_memory() -> None:
     """Have every send that goes on while its stage computes hold its memory, until the process ends.
 
     Megatron frees a stage's output as soon as its sending has begun, by giving the tensor other memory. A send holds
@@ -19,12 +19,13 @@ def hold_what_is_sent() -> None:
     """
     start = p2p_communication._p2p_ops
 
-    def start_holding(
-        *, tensor_send_prev: torch.Tensor | None, tensor_send_next: torch.Tensor | None, **others: Any
+    def start_with_alias(
+        *, tensor_send_prev: torch.Tensor | None, tensor_send_next: torch.Tensor | None, **other_options: Any
     ) -> Any:
-        return start(tensor_send_prev=_alias(tensor_send_prev), tensor_send_next=_alias(tensor_send_next), **others)
+        sent = {"tensor_send_prev": _alias(tensor_send_prev), "tensor_send_next": _alias(tensor_send_next)}
+        return start(**sent, **other_options)
 
-    p2p_communication._p2p_ops = start_holding
+    p2p_communication._p2p_ops = start_with_alias
 
 
 def _alias(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The first canonical modules of Megatron's. Experts, routers and the head are not sampled.
 PRODUCTS = ("attention.query", "attention.output", "mlp.gate", "mlp.up", "mlp.down")
-SUMMED = ("attention.output", "mlp.down")  # over tensor-parallel ranks, inside the module
+SUMMED_PRODUCTS = ("attention.output", "mlp.down")  # over tensor-parallel ranks, inside the module
 NORMS = ("attention_norm", "mlp_norm", "attention.query_norm", "attention.key_norm", "final_norm")
 
 
@@ -35,22 +35,22 @@ class SampledForward:
         self.names = {id(parameter): parts[0].name.rpartition(".")[0] for parameter, parts in parameters}
 
     @contextlib.contextmanager
-    def hooked(self) -> Iterator[None]:
+    def install_hooks(self) -> Iterator[None]:
         """Sample the layers that the check draws, while the context lasts."""
         layers = {layer.layer_number - 1: layer for chunk in self.chunks for layer in chunk.decoder.layers}
-        drawn = self.check.layers(sorted(layers))
+        drawn_layers = self.check.layers(sorted(layers))
         with contextlib.ExitStack() as stack:
             for module in (module for chunk in self.chunks for module in chunk.modules()):
                 name = self.names.get(id(getattr(module, "weight", None)), "")
                 part = name.split(".", 2)[2] if name.startswith("layers.") else name
-                if part != name and int(name.split(".")[1]) not in drawn:
+                if part != name and int(name.split(".")[1]) not in drawn_layers:
                     continue
                 if part in NORMS:
                     stack.callback(self.watch_norm(name, module).remove)
                 elif part in PRODUCTS and self.is_visible(part, module):
                     stack.callback(self.watch_product(name, module).remove)
             if self.check.has_whole_sequences and not self.job.model.attention_dropout:
-                for number in drawn:
+                for number in drawn_layers:
                     core = layers[number].self_attention.core_attention
                     stack.callback(self.watch_attention(f"layers.{number}.attention", core).remove)
             yield
@@ -60,7 +60,7 @@ class SampledForward:
 
         Not where transformer-engine's layer holds the norm before it, nor where the module sums its ranks' products.
         """
-        is_summed = part in SUMMED and self.job.layout.tensor > 1
+        is_summed = part in SUMMED_PRODUCTS and self.job.layout.tensor > 1
         return not (is_summed or hasattr(module, "layer_norm_weight"))
 
     def watch_product(self, name: str, module: nn.Module) -> torch.utils.hooks.RemovableHandle:
@@ -78,8 +78,8 @@ class SampledForward:
             self.check.product(
                 name,
                 Copied(slices_at(x, rows)),
-                Copied(slices_at(_updated(layer.weight), columns)),
-                None if bias is None else Copied(slices_at(_updated(bias), columns)),
+                Copied(slices_at(_optimizer_values(layer.weight), columns)),
+                None if bias is None else Copied(slices_at(_optimizer_values(bias), columns)),
                 Copied(slices_at(slices_at(y, rows), columns, 1)),
             )
 
@@ -91,7 +91,10 @@ class SampledForward:
                 return
             x, y = inputs[0].flatten(0, -2), output.flatten(0, -2)
             rows, bias = self.check.places(ROWS, x.shape[0]), getattr(layer, "bias", None)
-            parameters = Copied(_updated(layer.weight)), None if bias is None else Copied(_updated(bias))
+            parameters = (
+                Copied(_optimizer_values(layer.weight)),
+                None if bias is None else Copied(_optimizer_values(bias)),
+            )
             self.check.norm(name, Copied(slices_at(x, rows)), *parameters, Copied(slices_at(y, rows)))
 
         return module.register_forward_hook(hook)
@@ -122,26 +125,27 @@ class SampledUpdate:
     """Some numbers of each parameter before the optimizer's step, and, by `finish`, after it."""
 
     def __init__(self, weights: Weights, check: SpotCheck, loss_scale: float) -> None:
-        self.check, self.rows = check, []
+        self.check, self.sampled_parameters = check, []
         for local in weights.parameters:
-            states = weights.states(local.parameter)
-            if states is None:
+            optimizer_states = weights.optimizer_states(local.parameter)
+            if optimizer_states is None:
                 continue
             part = local.parts[0]
             name = f"{part.name}[{part.slices[0].start}]" if len(part.shape) == 3 else part.name
-            (places,) = indices_on_device([check.updated_places(name, states[0].numel())], states[0].device)
-            before = [numbers_at(tensor, places) for tensor in states]
-            gradient = local.parameter.main_grad.view(-1)[weights.owned(local.parameter)]
+            values = optimizer_states[0]
+            (places,) = indices_on_device([check.updated_places(name, values.numel())], values.device)
+            before = [numbers_at(tensor, places) for tensor in optimizer_states]
+            gradient = local.parameter.main_grad.view(-1)[weights.owned_range(local.parameter)]
             before.insert(1, numbers_at(gradient, places) / loss_scale)
-            self.rows.append((name, len(part.shape), places, states, before))
+            self.sampled_parameters.append((name, len(part.shape), places, optimizer_states, before))
 
     def finish(self) -> None:
-        for name, dimensions, places, states, before in self.rows:
-            after = [Copied(numbers_at(tensor, places)) for tensor in states]
+        for name, dimensions, places, optimizer_states, before in self.sampled_parameters:
+            after = [Copied(numbers_at(tensor, places)) for tensor in optimizer_states]
             self.check.update(name, dimensions, [Copied(tensor) for tensor in before], after)
 
 
-def _updated(parameter: Any) -> torch.Tensor:
+def _optimizer_values(parameter: Any) -> torch.Tensor:
     """Return the optimizer's own values of a parameter, where this rank has all of them; else the parameter."""
     main = getattr(parameter, "main_param", None)
     values: torch.Tensor = parameter if main is None or main.numel() != parameter.numel() else main

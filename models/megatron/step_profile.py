@@ -29,7 +29,7 @@ PARTS = {
     "output_layer": "head and loss",
 }
 BLOCK = re.compile(r"(^|\.)layers\.\d+$")
-NORMS = ("layernorm", "rotary_pos_emb")
+ELEMENTWISE_ENDS = ("layernorm", "rotary_pos_emb")  # of modules' names: norms and the rotation's angles
 METHODS = (
     # What the schedule does besides the modules: copies of micro-batches, counts of tokens, the scale of the loss
     ("run_schedule", "elementwise"),
@@ -44,8 +44,8 @@ METHODS = (
 
 def open_profile(job: Job, trainer: Trainer, scratch: Path) -> TorchProfile:
     numbers = range(len(trainer.chunks))
-    losses = [(f"chunks.{number}.compute_language_model_loss", "head and loss") for number in numbers]
-    buffers = [(f"wrapped.{number}.zero_grad_buffer", "optimizer") for number in numbers]
+    loss_methods = [(f"chunks.{number}.compute_language_model_loss", "head and loss") for number in numbers]
+    buffer_methods = [(f"ddp_chunks.{number}.zero_grad_buffer", "optimizer") for number in numbers]
     # the name of a module, as near to the canonical one as it goes: layers.0.attention.linear_qkv
     modules = [
         (name.removeprefix("decoder.").replace("self_attention", "attention"), part, module)
@@ -53,12 +53,12 @@ def open_profile(job: Job, trainer: Trainer, scratch: Path) -> TorchProfile:
         for name, module in chunk.named_modules()
         if (part := find_part(name, module))
     ]
-    return TorchProfile(job, trainer, scratch, modules, (*METHODS, *losses, *buffers))
+    return TorchProfile(job, trainer, scratch, modules, (*METHODS, *loss_methods, *buffer_methods))
 
 
 def find_part(name: str, module: nn.Module) -> str | None:
     """Return the part of a module; None for one that is only a container."""
-    if name.endswith(NORMS):
+    if name.endswith(ELEMENTWISE_ENDS):
         return "elementwise"
     ends = [end for end in PARTS if name == end or name.endswith(f".{end}")]
     if ends:

@@ -48,7 +48,8 @@ class LocalParameter(NamedTuple):
 
 
 class Weights:
-    """This rank's parameters. optimizer: Megatron's, made from `chunks`. Every rank must call `arrays` and `save`."""
+    """This rank's parameters. optimizer: Megatron's, made from `chunks`. Every rank must call `local_arrays` and
+    `save`."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class Weights:
         if experts is not None:
             share = experts.count // self.job.layout.expert
             first_expert = parallel_state.get_expert_model_parallel_rank() * share
-        place = self.job.layout.tensor, self.place.tensor, first_layer, first_expert
-        table = Correspondence(model, self.shapes, *place)
-        return [LocalParameter(parameter, table.parts(name)) for name, parameter in chunk.named_parameters()]
+        ranks_and_offsets = self.job.layout.tensor, self.place.tensor, first_layer, first_expert
+        correspondence = Correspondence(model, self.shapes, *ranks_and_offsets)
+        return [LocalParameter(parameter, correspondence.parts(name)) for name, parameter in chunk.named_parameters()]
 
     @torch.no_grad()
     def fill(self, initializer: Initializer) -> None:
@@ -84,12 +85,12 @@ class Weights:
                 view.copy_(torch.from_numpy(initializer.array(part.name, part.shape, part.slices)).view(view.shape))
             parameter.copy_(whole)
             if getattr(parameter, "main_param", None) is not None:
-                parameter.main_param.view(-1).copy_(whole.view(-1)[self.owned(parameter)])
+                parameter.main_param.view(-1).copy_(whole.view(-1)[self.owned_range(parameter)])
 
-    def arrays(self) -> Iterator[LocalArray]:
+    def local_arrays(self) -> Iterator[LocalArray]:
         """Yield (name, whole shape, slices, float32 values), read back from the optimizer."""
         for local in self.parameters:
-            whole = self.whole(local)
+            whole = self.gather_whole(local)
             for part in local.parts:
                 yield part.name, part.shape, part.slices, part.values(whole).cpu().numpy()
 
@@ -101,50 +102,51 @@ class Weights:
                 np.lib.format.open_memmap(path, "w+", np.float32, self.shapes[name]).flush()
         dist.barrier()
         for local in self.parameters:
-            whole = self.whole(local)
+            whole = self.gather_whole(local)
             for part in local.parts if dist.get_rank(local.replicas) == 0 else ():
                 np.lib.format.open_memmap(files[part.name], "r+")[part.slices] = part.values(whole).cpu().numpy()
         dist.barrier()
 
-    def whole(self, local: LocalParameter) -> torch.Tensor:
+    def gather_whole(self, local: LocalParameter) -> torch.Tensor:
         """Return the float32 values of a parameter, in its shape, gathered from a distributed optimizer's ranks."""
         parameter = local.parameter
-        main = getattr(parameter, "main_param", parameter)
+        main_parameter = getattr(parameter, "main_param", parameter)
         values: torch.Tensor
         if not self.distributed:
-            values = main.detach()
+            values = main_parameter.detach()
             return values
-        flat, owned = torch.zeros(parameter.numel(), device=parameter.device), self.owned(parameter)
-        if main is not None:
-            flat[owned] = main.detach().view(-1)[owned if main is parameter else slice(None)]
+        flat, owned_range = torch.zeros(parameter.numel(), device=parameter.device), self.owned_range(parameter)
+        if main_parameter is not None:
+            main_range = owned_range if main_parameter is parameter else slice(None)
+            flat[owned_range] = main_parameter.detach().view(-1)[main_range]
         dist.all_reduce(flat, group=local.replicas)
         return flat.view(parameter.shape)
 
-    def owned(self, parameter: torch.nn.Parameter) -> slice:
+    def owned_range(self, parameter: torch.nn.Parameter) -> slice:
         """Return the range of the flat parameter that the optimizer of this rank keeps."""
         if not self.distributed:
             return slice(0, parameter.numel())
         for optimizer in self.optimizers:
             if parameter in optimizer.model_param_gbuf_map:
-                span = optimizer._get_model_param_range_map(parameter)["param"]
-                return slice(span.start, span.end)
+                parameter_range = optimizer._get_model_param_range_map(parameter)["param"]
+                return slice(parameter_range.start, parameter_range.end)
         return slice(0, 0)
 
-    def states(self, parameter: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    def optimizer_states(self, parameter: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Return the float32 (values, means, squares) of a parameter that this rank's optimizer updates.
 
         Under a distributed optimizer they are of the range that it owns. None where there are none, or none yet.
         """
-        main = getattr(parameter, "main_param", parameter)
+        main_parameter = getattr(parameter, "main_param", parameter)
         for optimizer in self.optimizers:
             if self.distributed:
                 if parameter not in optimizer.model_param_group_index_map:
                     continue
                 group, place = optimizer.model_param_group_index_map[parameter]
-                main = optimizer.optimizer.param_groups[group]["params"][place]
-            state = optimizer.optimizer.state.get(main, {})
+                main_parameter = optimizer.optimizer.param_groups[group]["params"][place]
+            state = optimizer.optimizer.state.get(main_parameter, {})
             if "exp_avg" in state:
-                return main, state["exp_avg"], state["exp_avg_sq"]
+                return main_parameter, state["exp_avg"], state["exp_avg_sq"]
         return None
 
     # ---- gradients: valid between the schedule's end and the optimizer's step
@@ -154,29 +156,30 @@ class Weights:
         gradient: torch.Tensor = parameter.main_grad
         if not self.distributed:
             return gradient
-        share, owned = torch.zeros_like(gradient), self.owned(parameter)
-        share.view(-1)[owned] = gradient.view(-1)[owned]
+        share, owned_range = torch.zeros_like(gradient), self.owned_range(parameter)
+        share.view(-1)[owned_range] = gradient.view(-1)[owned_range]
         return share
 
     def squares(self, loss_scale: float) -> list[tuple[str, float]]:
         """Return (name, this rank's share of the squared norm of its gradient): all ranks' add up to the whole's."""
-        places = [(local, part) for local in self.parameters for part in local.parts]
+        parameter_parts = [(local, part) for local in self.parameters for part in local.parts]
         norms = []
         for local in self.parameters:
             gradient = self.gradient(local.parameter)  # a copy under a distributed optimizer: one at a time
             norms += [torch.linalg.vector_norm(part.view(gradient), dtype=torch.float64) for part in local.parts]
         totals: dict[str, float] = collections.defaultdict(float)
-        for (local, part), square in zip(places, torch.stack(norms).square().tolist(), strict=True):
+        for (local, part), square in zip(parameter_parts, torch.stack(norms).square().tolist(), strict=True):
             expert = f"[{part.slices[0].start}]" if len(part.shape) == 3 else ""  # each routed expert has its own
-            totals[part.name + expert] += square / (loss_scale**2 * self.copies(local, part))
+            totals[part.name + expert] += square / (loss_scale**2 * self.equal_shares(local, part))
         return list(totals.items())
 
-    def copies(self, local: LocalParameter, part: Part) -> int:
+    def equal_shares(self, local: LocalParameter, part: Part) -> int:
         """Return how many ranks give the same square. With a tied head both ends of the pipeline have the same sum."""
         layout = self.job.layout
-        ends = 2 if layout.pipeline > 1 and self.job.model.tied_embeddings and part.name == "embedding.weight" else 1
+        is_at_both_ends = layout.pipeline > 1 and self.job.model.tied_embeddings and part.name == "embedding.weight"
+        stage_copies = 2 if is_at_both_ends else 1
         replicas = 1 if self.distributed else local.replicas.size()
-        return ends * (layout.tensor if part.whole else 1) * replicas
+        return stage_copies * (layout.tensor if part.is_whole else 1) * replicas
 
     def gradients(self, loss_scale: float) -> Iterable[tuple[str, np.ndarray]]:
         """Return (name, float32 gradient) of all parameters; for one process, which has them whole."""

@@ -19,18 +19,18 @@ class DeviceWork(OwnWork):
         return since.elapsed_time(until) / 1000  # type: ignore[no-any-return]  # both have passed: the step has ended
 
 
-def own_work(job: Job, device: torch.device, first_exchanging_stage: int) -> OwnWork:
-    """Return the clock for this layout.
+def exchange_clock(job: Job, device: torch.device, first_exchanging_stage: int) -> OwnWork:
+    """Return the clock of this rank's work before the exchange of gradients, for this layout.
 
     It measures nothing where ranks exchange before their last forward pass ends, or where the device has no such clock.
     first_exchanging_stage: the first ZeRO stage in which they do.
     """
     layout = job.layout
-    local = (
+    is_measured = (
         layout.data > 1
         and layout.pipeline == 1
         and layout.context == layout.expert == 1
         and layout.sharding_stage < first_exchanging_stage
     )
-    kinds = {"cpu": OwnWork, "cuda": DeviceWork}
-    return kinds.get(device.type, OwnWork)(local and device.type in kinds)
+    clock_classes = {"cpu": OwnWork, "cuda": DeviceWork}
+    return clock_classes.get(device.type, OwnWork)(is_measured and device.type in clock_classes)

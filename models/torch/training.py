@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from device import describe, memory, open_device, process_group
-from exchange import own_work
+from exchange import exchange_clock
 from levelfield.worker import Batch, Capture, Initializer, Recorder, SpotCheck, coordinates, learning_rate, train_steps
 from levelfield.worker.job import Coordinates, Job
 from model import kernels, onednn
@@ -97,7 +97,8 @@ class Trainer:
         self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends, capturable=job.tuning.graph)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
         self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
-        self.own_work = own_work(job, device, first_exchanging_stage=1)  # FSDP2 gathers parameters from stage 1 on
+        # FSDP2 gathers parameters from stage 1 on
+        self.exchange_clock = exchange_clock(job, device, first_exchanging_stage=1)
         self.graph: StepGraph | None = None
         if job.tuning.graph:
             from step.graph import StepGraph
@@ -130,7 +131,7 @@ class Trainer:
         else:
             figures, self.squares = self.graph.run(self.compute, inputs, targets)
         # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
-        self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.own_work.reading()))
+        self.launched.append((FiguresOnTheirWay(figures), memory(self.device), self.exchange_clock.reading()))
 
     def compute(
         self, inputs: torch.Tensor, targets: torch.Tensor, keep: bool = False, sample: bool = False
@@ -191,7 +192,7 @@ class Trainer:
             with micro_batch_context(self.runner, stage, last=micro == count - 1), capturing:
                 loss = self.runner(inputs[micro], targets[micro], scale)
                 if micro == count - 1:
-                    self.own_work.reaches_exchange()
+                    self.exchange_clock.reaches_exchange()
                 loss.backward()
             total += loss.detach()
         return total
@@ -205,7 +206,7 @@ class Trainer:
         figures = torch.stack((loss[0].double() / shares, squares.sum(), self.tallies.loss() / shares))
         if self.job.world_size > 1:
             dist.all_reduce(figures)
-            self.own_work.exchanged()
+            self.exchange_clock.exchanged()
         return figures
 
     def gradient_squares(self) -> Iterable[tuple[str, float]]:

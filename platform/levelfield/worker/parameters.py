@@ -24,12 +24,12 @@ class ParameterSpec(NamedTuple):
 Parameters = Dict[str, ParameterSpec]
 
 
-def list_parameters(model: Model, positions: int) -> Parameters:
-    """Return every parameter of the model, in the order of the forward pass. `positions`: the sequence length."""
+def list_parameters(model: Model, sequence_length: int) -> Parameters:
+    """Return every parameter of the model, in the order of the forward pass."""
     hidden = model.hidden_size
     specs: Parameters = {"embedding.weight": ParameterSpec((model.vocab_size, hidden), model.init_std)}
     if model.positions == "learned":
-        specs["position.weight"] = ParameterSpec((positions, hidden), model.init_std)
+        specs["position.weight"] = ParameterSpec((sequence_length, hidden), model.init_std)
     for layer in range(model.layers):
         for name, spec in _layer(model, layer).items():
             specs[f"layers.{layer}.{name}"] = spec
