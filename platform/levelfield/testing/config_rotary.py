@@ -29,7 +29,7 @@ _WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "la
 FULL, _SLIDING = "full_attention", "sliding_attention"
 GATED_ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 PLAIN_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-NEIGHBOURS = "it rotates neighbours: rows of queries and keys are in another order than in its weights"
+NEIGHBOURS = "its heads rotate neighbouring numbers: rows of queries and keys are in another order than in its weights"
 LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 PUBLISHED_CODE = frozenset({"auto_map"})  # code beside the weights, which is what is read here
 

@@ -31,7 +31,7 @@ _UNSUPPORTED_MODELS = {
     "gemma3_text": f"it has {_BOTH_NORMS}, and two rotary bases (rope_local_base_freq)",
     "gemma3": f"{_IMAGES}, and has {_BOTH_NORMS}",
     "glm4": f"it has {_BOTH_NORMS}, and rotates a part of each head (partial_rotary_factor)",
-    "gpt_oss": "it has attention sinks, a sliding window in every other layer, and clamped gates (swiglu_limit)",
+    "gpt_oss": "it has attention sinks, and clamped gates (swiglu_limit)",
     "gptj": f"{_HEAD_BIAS}, and its attention's matrices have none",
     "granitemoe": "its experts are not read (a granite without experts is)",
     "kimi_k2": _YARN_SCALE,
