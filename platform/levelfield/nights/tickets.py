@@ -81,7 +81,8 @@ class NightTickets:
         ticket = ticket.model_copy(
             update={"accepted": build.commit if build.has_commit else None, "since_night": night}
         )
-        command = self._command(ticket, series, finding.figure) if finding.word == "regression" else ()
+        is_bisectable = finding.word == "regression" and not self._ran_elsewhere(finding.run_id)
+        command = self._command(ticket, series, finding.figure) if is_bisectable else ()
         bisection, first_bad_commit = self._bisection(ticket, finding), None
         if bisection and bisection.first_bad:  # with author and subject, by this checkout
             first_bad_commit = next((entry for entry in ticket.commits if entry.commit == bisection.first_bad), None)
@@ -182,6 +183,14 @@ class NightTickets:
         except (LevelfieldError, OSError, ValueError) as error:
             return {"packages_unknown": f"a run's list cannot be read: {error}"}
         return {"packages": tuple(sorted(differences(*lists)))}
+
+    def _ran_elsewhere(self, run_id: str) -> bool:
+        """Return whether a launcher started the run on other machines: a bisection runs on this one."""
+        try:
+            plan = mapping(strict_json(read_regular(find_run(self.runs, run_id).plan, "plan")))
+        except (LevelfieldError, OSError, ValueError):
+            return False
+        return plan.get("launch") is not None
 
     def _command(self, ticket: Ticket, series: Series, figure: GatedFigure | None) -> tuple[str, ...]:
         """Return the command that bisects the commits; empty where there are none between the builds."""

@@ -128,6 +128,18 @@ def test_a_ticket_has_the_commits_with_author_and_subject_the_newest_first(
     )
 
 
+@pytest.mark.parametrize(("launch", "has_command"), [(None, True), ({"launcher": "slurm"}, False)])
+def test_a_run_of_other_machines_has_no_command_that_bisects_here(
+    launch: dict[str, str] | None, has_command: bool, night: Night
+) -> None:
+    finding = night.finding()
+    folder = night.runs / str(finding.run_id)
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"launch": launch}))
+    ticket = night.ticket(finding)
+    assert bool(ticket.command) is has_command and ticket.all_commits == 4
+
+
 def test_the_list_of_commits_is_bounded_and_all_are_counted(
     night: Night, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
