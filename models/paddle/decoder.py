@@ -64,21 +64,21 @@ class Positions(Piece):
 
 
 class Block(Piece):
-    """x + attention(norm(x)), then x + mlp(norm(x)); computed again in the backward pass with `recomputed`."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); computed again in the backward pass if `is_recomputed`."""
 
-    def __init__(self, model: Model, length: int, index: int, layers: Layers, recomputed: bool) -> None:
+    def __init__(self, model: Model, length: int, index: int, layers: Layers, is_recomputed: bool) -> None:
         super().__init__()
         self.index, self.prefix = index, f"layers.{index}."
-        self.recomputed, self.dropout = recomputed, model.hidden_dropout
+        self.is_recomputed, self.dropout = is_recomputed, model.hidden_dropout
         self.attention_norm = norm(model)
         self.attention = Attention(model, length, layers)
         self.mlp_norm = norm(model)
         self.mlp = mlp(model, layers)
-        self.random = bool(model.hidden_dropout or model.attention_dropout)
+        self.has_dropout = bool(model.hidden_dropout or model.attention_dropout)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        if self.recomputed:
-            return recompute(self.transform, x, preserve_rng_state=self.random)
+        if self.is_recomputed:
+            return recompute(self.transform, x, preserve_rng_state=self.has_dropout)
         return self.transform(x)
 
     def transform(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -108,9 +108,9 @@ class Head(Piece):
         return self.head(x)
 
 
-def describe_pieces(model: Model, length: int, layers: Layers, recomputed: bool) -> list[LayerDesc]:
+def describe_pieces(model: Model, length: int, layers: Layers, is_recomputed: bool) -> list[LayerDesc]:
     """Return the whole decoder's pieces, not yet built: a pipeline stage builds only its part."""
-    blocks = [LayerDesc(Block, model, length, index, layers, recomputed) for index in range(model.layers)]
+    blocks = [LayerDesc(Block, model, length, index, layers, is_recomputed) for index in range(model.layers)]
     if model.tied_embeddings:
         first = SharedLayerDesc("tied", Embedding, None, "weight", model, layers)
         last = SharedLayerDesc("tied", Embedding, Embedding.logits, "weight", model, layers)
@@ -124,8 +124,8 @@ class Decoder(nn.Layer):
 
     def __init__(self, descriptions: Sequence[LayerDesc]) -> None:
         super().__init__()
-        *before, head = descriptions
-        self.pieces = nn.LayerList([description.build_layer() for description in before])
+        *pieces_before_head, head = descriptions
+        self.pieces = nn.LayerList([description.build_layer() for description in pieces_before_head])
         self.head = None if isinstance(head, SharedLayerDesc) else head.build_layer()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import paddle
     from levelfield.worker.job import Job
-    from parallelize import Built
+    from parallelize import TrainingSetup
 
 
 class Evidence:
@@ -21,29 +21,29 @@ class Evidence:
 
     squares: list[tuple[str, float]] | None  # of the step: (name, share of the squared gradient norm)
 
-    def __init__(self, job: Job, built: Built) -> None:
+    def __init__(self, job: Job, setup: TrainingSetup) -> None:
         self.job, self.capture = job, Capture(job)
-        self.parts = {part.parameter.name: part for part in built.parts}
-        self.model, self.clip, self.squares = built.runner, built.clip, None
+        self.parts = {part.parameter.name: part for part in setup.parts}
+        self.model, self.clip, self.squares = setup.runner, setup.clip, None
         self.hooks: list[Any] = []
 
     def prepare(self, step: int) -> None:
         """Watch `step` if it is one of the chosen. Called before its forward pass."""
         self.squares = None
-        measured = step in self.job.gradient_steps
-        captured = self.capture.wants(step)
-        self.clip.watch = lambda pairs, squares: self.note(pairs, squares if measured else None, captured)
-        if captured:
+        wants_squares = step in self.job.gradient_steps
+        is_captured = self.capture.wants(step)
+        self.clip.watch = lambda pairs, squares: self.note(pairs, squares if wants_squares else None, is_captured)
+        if is_captured:
             self.hook_pieces()
 
     def note(
-        self, pairs: Sequence[tuple[paddle.Tensor, paddle.Tensor]], squares: paddle.Tensor | None, captured: bool
+        self, pairs: Sequence[tuple[paddle.Tensor, paddle.Tensor]], squares: paddle.Tensor | None, is_captured: bool
     ) -> None:
         """Note the gradients of this rank, before clipping, and their shares of the squared norms."""
         parts = [self.parts[parameter.name.removeprefix(SLICE)] for parameter, _ in pairs]
         if squares is not None:
             self.squares = list(zip([part.name for part in parts], squares.tolist(), strict=True))
-        if captured:
+        if is_captured:
             for part, (_, gradient) in zip(parts, pairs, strict=True):
                 self.capture.keep(f"gradient.{part.name}", part.canonical(gradient))
 
@@ -53,12 +53,12 @@ class Evidence:
         for piece in self.model.sublayers():
             name = f"layers.{piece.index}" if isinstance(piece, Block) else names.get(type(piece))
             if name is not None:
-                self.hooks.append(piece.register_forward_post_hook(self.keeper(name)))
-        self.hooks.append(self.model.register_forward_post_hook(self.keeper("logits")))
+                self.hooks.append(piece.register_forward_post_hook(self.capture_hook(name)))
+        self.hooks.append(self.model.register_forward_post_hook(self.capture_hook("logits")))
 
-    def keeper(self, name: str) -> Callable[[Any, Any, paddle.Tensor], None]:
+    def capture_hook(self, name: str) -> Callable[[Any, Any, paddle.Tensor], None]:
         return lambda _piece, _inputs, output: self.capture.keep(name, output.detach().astype("float32").numpy())
 
-    def first_micro_batch_done(self) -> None:
+    def remove_hooks(self) -> None:
         while self.hooks:
             self.hooks.pop().remove()

@@ -1,4 +1,4 @@
-"""The layers of both families, as one process has them; tensor_parallel.SplitLayers has the same, split over ranks.
+"""The layers of a decoder, as one process has them; tensor_parallel.SplitLayers has the same, split over ranks.
 
 Weights of linear layers are [in, out], Paddle's order; embeddings [rows, hidden].
 """
@@ -58,9 +58,9 @@ class RMSNorm(nn.Layer):
         self.epsilon = epsilon
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        exact = x.astype("float32")
-        scale = paddle.rsqrt(exact.square().mean(-1, keepdim=True) + self.epsilon)
-        return (exact * scale * self.weight).astype(x.dtype)
+        x_float32 = x.astype("float32")
+        scale = paddle.rsqrt(x_float32.square().mean(-1, keepdim=True) + self.epsilon)
+        return (x_float32 * scale * self.weight).astype(x.dtype)
 
 
 def norm(model: Model) -> nn.Layer:

@@ -1,4 +1,4 @@
-"""The two families' MLPs: GELU (Hendrycks and Gimpel, 2016) and SwiGLU (Shazeer, 2020)."""
+"""The MLPs of GPT and Llama: GELU (Hendrycks and Gimpel, 2016) and SwiGLU (Shazeer, 2020)."""
 
 from __future__ import annotations
 

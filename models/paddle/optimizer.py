@@ -41,9 +41,9 @@ class GlobalNorm(ClipGradBase):
         super().__init__()
         self.limit, self.replicas = limit, replicas
         self.watch = lambda pairs, squares: None
-        self.forget()
+        self.forget_norm()
 
-    def forget(self) -> None:
+    def forget_norm(self) -> None:
         self.norm = None
 
     def _dygraph_clip(self, params_grads: Sequence[tuple[paddle.Tensor, paddle.Tensor | None]]) -> Pairs:
@@ -69,7 +69,7 @@ class GlobalNorm(ClipGradBase):
 
 def adamw(parts: Sequence[LocalParameter], training: Training, clip: GlobalNorm) -> AdamW:
     """Make decoupled AdamW (Loshchilov and Hutter, 2019); decay on parameters of two or more dimensions only."""
-    decayed = {part.parameter.name for part in parts if len(part.shape) >= 2}
+    decayed_names = {part.parameter.name for part in parts if len(part.shape) >= 2}
     settings = training.optimizer
     return AdamW(
         learning_rate=0.0,
@@ -78,6 +78,6 @@ def adamw(parts: Sequence[LocalParameter], training: Training, clip: GlobalNorm)
         epsilon=settings.eps,
         parameters=[part.parameter for part in parts],
         weight_decay=settings.weight_decay,
-        apply_decay_param_fun=lambda name: name.removeprefix(SLICE) in decayed,
+        apply_decay_param_fun=lambda name: name.removeprefix(SLICE) in decayed_names,
         grad_clip=clip,
     )

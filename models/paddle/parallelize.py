@@ -19,7 +19,7 @@ from levelfield.worker import (
 )
 from optimizer import SLICE, GlobalNorm, adamw
 from paddle.distributed import fleet
-from parameters import as_arrays, fill, local_parameters
+from parameters import fill, local_arrays, local_parameters
 from pipeline import pipeline_layer
 from sharding import check_sharding, shard_gradients
 from tensor_parallel import SplitLayers
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Loss = Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
 
 
-class Built(NamedTuple):
+class TrainingSetup(NamedTuple):
     """What a training runs.
 
     adamw: has the moments, within `optimizer` or as it. group: this rank's tensor-parallel group, or None.
@@ -53,7 +53,7 @@ class Built(NamedTuple):
     group: Group | None
 
 
-def build(job: Job, place: Coordinates, report: Callable[[Iterable[LocalArray]], None]) -> Built:
+def build(job: Job, place: Coordinates, report: Callable[[Iterable[LocalArray]], None]) -> TrainingSetup:
     """Build what the training of this rank runs.
 
     report: called with the initial weights, read back before sharding takes the parameters apart.
@@ -65,14 +65,16 @@ def build(job: Job, place: Coordinates, report: Callable[[Iterable[LocalArray]],
     layers = SplitLayers(group) if group else Layers()
     loss = mean_loss(layers)
     model = build_model(job, layers, loss)
-    parameters = Initializer(job)
-    parts = local_parameters(model, parameters.parameters(job.model), job.layout, place.tensor)
-    fill(parts, parameters)
-    report(as_arrays(parts))
+    initializer = Initializer(job)
+    parts = local_parameters(model, initializer.parameters(job.model), job.layout, place.tensor)
+    fill(parts, initializer)
+    report(local_arrays(parts))
     clip = GlobalNorm(job.training.gradient_clip, replicas(parts, job.layout))
-    inner = adamw(parts, job.training, clip)
-    runner, optimizer = distribute(job, grid, model, inner)
-    return Built(runner=runner, optimizer=optimizer, adamw=inner, clip=clip, parts=parts, loss=loss, group=group)
+    local_adamw = adamw(parts, job.training, clip)
+    runner, optimizer = distribute(job, grid, model, local_adamw)
+    return TrainingSetup(
+        runner=runner, optimizer=optimizer, adamw=local_adamw, clip=clip, parts=parts, loss=loss, group=group
+    )
 
 
 def distribute(
@@ -107,8 +109,8 @@ def check(job: Job) -> None:
 
 
 def build_model(job: Job, layers: Layers, loss: Loss) -> nn.Layer:
-    recomputed = job.tuning.recompute == "full"
-    pieces = describe_pieces(job.model, job.training.sequence_length, layers, recomputed)
+    is_recomputed = job.tuning.recompute == "full"
+    pieces = describe_pieces(job.model, job.training.sequence_length, layers, is_recomputed)
     if job.layout.pipeline > 1:
         return pipeline_layer(pieces, job.model.layers, topology(), loss)
     return Decoder(pieces)
@@ -123,7 +125,7 @@ def replicas(parts: Sequence[LocalParameter], layout: Layout) -> dict[str, int]:
     """Return on how many ranks each parameter, or each slice of one in stage 3, is updated, by Paddle's name of it."""
     counts: dict[str, int] = {}
     for part in parts:
-        name, copies = part.parameter.name, part.ends * (layout.tensor if part.axis is None else 1)
+        name, copies = part.parameter.name, part.stage_count * (layout.tensor if part.axis is None else 1)
         counts[SLICE + name] = copies * (layout.data // layout.sharding_degree)
         # stage 3 keeps small parameters whole on every rank
         counts[name] = copies * layout.data if layout.sharding_stage == 3 else counts[SLICE + name]

@@ -25,7 +25,8 @@ class LocalParameter(NamedTuple):
     """A part of canonical parameter `name`, whose whole shape is `shape`.
 
     turned: the canonical order is [out, in], Paddle's [in, out]. axis: the canonical dimension that is split over
-    the tensor-parallel ranks, or None. ends: in how many pipeline stages the parameter lies.
+    the tensor-parallel ranks, or None. stage_count: in how many pipeline stages the
+    parameter lies.
     """
 
     name: str
@@ -34,7 +35,7 @@ class LocalParameter(NamedTuple):
     parameter: paddle.Tensor
     turned: bool
     axis: int | None
-    ends: int
+    stage_count: int
 
     def canonical(self, tensor: paddle.Tensor) -> NDArray[np.float32]:
         """Return a tensor of the parameter's shape as float32 array in canonical order."""
@@ -48,20 +49,24 @@ def local_parameters(
     """Return this rank's parameters, each once. specs: the worker's list of parameters, for their shapes."""
     pieces = [layer for layer in model.sublayers() if isinstance(layer, Piece)]
     pairs = [(piece.prefix + name, value) for piece in pieces for name, value in piece.named_parameters()]
-    tied = "head.weight" not in specs and layout.pipeline > 1
-    return [_locate(name, value, specs[name].shape, layout.tensor, tensor_rank, tied) for name, value in pairs]
+    is_shared_by_stages = "head.weight" not in specs and layout.pipeline > 1
+    ranks = layout.tensor, tensor_rank
+    return [_locate(name, value, specs[name].shape, *ranks, is_shared_by_stages) for name, value in pairs]
 
 
 def _locate(
-    name: str, parameter: paddle.Tensor, shape: tuple[int, ...], ranks: int, rank: int, tied: bool
+    name: str, parameter: paddle.Tensor, shape: tuple[int, ...], ranks: int, rank: int, is_shared_by_stages: bool
 ) -> LocalParameter:
     turned = len(shape) == 2 and name not in ("embedding.weight", "position.weight")
     axis = None
     if getattr(parameter, "is_distributed", False):
         axis = 1 - parameter.split_axis if turned else parameter.split_axis
-    slices = tuple(_part(size, ranks, rank) if place == axis else slice(0, size) for place, size in enumerate(shape))
-    ends = 2 if tied and name == "embedding.weight" else 1
-    return LocalParameter(name, tuple(shape), slices, parameter, turned, axis, ends)
+    whole = [slice(0, size) for size in shape]
+    slices = tuple(
+        _part(size, ranks, rank) if dimension == axis else whole[dimension] for dimension, size in enumerate(shape)
+    )
+    stage_count = 2 if is_shared_by_stages and name == "embedding.weight" else 1
+    return LocalParameter(name, tuple(shape), slices, parameter, turned, axis, stage_count)
 
 
 def _part(size: int, ranks: int, rank: int) -> slice:
@@ -75,18 +80,18 @@ def fill(parts: Sequence[LocalParameter], initializer: Initializer) -> None:
         part.parameter.set_value(np.ascontiguousarray(values.T) if part.turned else values)
 
 
-def as_arrays(parts: Sequence[LocalParameter]) -> Iterator[LocalArray]:
+def local_arrays(parts: Sequence[LocalParameter]) -> Iterator[LocalArray]:
     """Yield (name, whole shape, slices, float32 values), read back from the model's own memory."""
     for part in parts:
         yield part.name, part.shape, part.slices, part.canonical(part.parameter)
 
 
-def save(parts: Sequence[LocalParameter], folder: str, group: Group | None, writes: bool) -> None:
-    """Gather each whole parameter and write it as <folder>/<name>.npy on the ranks that `writes`."""
+def save(parts: Sequence[LocalParameter], folder: str, group: Group | None, is_writer: bool) -> None:
+    """Gather each whole parameter and write it as <folder>/<name>.npy on the ranks that `is_writer`."""
     for part in parts:
         local = part.canonical(part.parameter)
         whole = local if part.axis is None else np.concatenate(_gather(local, group), axis=part.axis)
-        if writes:
+        if is_writer:
             np.save(Path(folder) / f"{part.name}.npy", whole)
 
 

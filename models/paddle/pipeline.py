@@ -25,6 +25,6 @@ def pipeline_layer(
 def stage_starts(blocks: int, stages: int) -> list[int]:
     """Return where each stage starts among the pieces; earlier stages take the remainder of the blocks."""
     size, extra = divmod(blocks, stages)
-    before = 2  # embedding and positions come before the first block
-    starts = [before + stage * size + min(stage, extra) for stage in range(1, stages)]
-    return [0, *starts, before + blocks + 2]
+    pieces_before = 2  # embedding and positions come before the first block
+    starts = [pieces_before + stage * size + min(stage, extra) for stage in range(1, stages)]
+    return [0, *starts, pieces_before + blocks + 2]

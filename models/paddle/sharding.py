@@ -34,12 +34,12 @@ def shard_gradients(
     model: nn.Layer, optimizer: Optimizer, layout: Layout, grid: HybridCommunicateGroup
 ) -> tuple[nn.Layer, Optimizer]:
     """Return (model, optimizer) of which each gradient, and in stage 3 each parameter, lies on one sharding rank."""
-    replicated = layout.sharding_degree < layout.data
+    has_replicas = layout.sharding_degree < layout.data
     model, optimizer, _ = group_sharded_parallel(
         model,
         optimizer,
         LEVELS[layout.sharding_stage],
         group=grid.get_sharding_parallel_group(),
-        dp_group=grid.get_data_parallel_group() if replicated else None,
+        dp_group=grid.get_data_parallel_group() if has_replicas else None,
     )
     return model, optimizer

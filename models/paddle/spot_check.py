@@ -40,11 +40,11 @@ def sampled_passes(model: nn.Layer, check: SpotCheck) -> Iterator[None]:
     hooks of its module only.
     """
     pieces = [piece for piece in model.sublayers() if isinstance(piece, (Block, FinalNorm))]
-    drawn = check.layers([piece.index for piece in pieces if isinstance(piece, Block)])
+    drawn_layers = check.layers([piece.index for piece in pieces if isinstance(piece, Block)])
     passes = _Passes(check)
     with contextlib.ExitStack() as stack:
         for piece in pieces:
-            if isinstance(piece, Block) and piece.index not in drawn:
+            if isinstance(piece, Block) and piece.index not in drawn_layers:
                 continue
             for path, module in piece.named_sublayers():
                 method, function = passes.replacement(piece, path, module)
@@ -59,7 +59,7 @@ class _Passes:
 
     def __init__(self, check: SpotCheck) -> None:
         self.check = check
-        self.watched: set[str] = set()  # products whose backward pass is sampled
+        self.watched_products: set[str] = set()  # products whose backward pass is sampled
 
     def replacement(self, piece: Piece, path: str, module: nn.Layer) -> tuple[str, Callable[..., Any] | None]:
         """Return (method of the module, function in its place); an empty name where the module shows nothing."""
@@ -99,15 +99,15 @@ class _Passes:
                 check.product(
                     name,
                     on_host(rows_at(x, rows).astype(y.dtype)),  # auto_cast rounds x within the layer
-                    on_host(picked(layer.weight, columns, 1)).T,  # [in, out] in Paddle
-                    None if layer.bias is None else on_host(picked(layer.bias, columns)),
-                    on_host(picked(rows_at(y, rows), columns, 1)),
+                    on_host(select(layer.weight, columns, 1)).T,  # [in, out] in Paddle
+                    None if layer.bias is None else on_host(select(layer.bias, columns)),
+                    on_host(select(rows_at(y, rows), columns, 1)),
                     columns if is_whole else (),
                 )
             # the first run of what is recomputed has no backward pass
             has_backward = not (x.stop_gradient or y.stop_gradient)
-            if is_whole and has_input_alone and has_backward and name not in self.watched:
-                self.watched.add(name)
+            if is_whole and has_input_alone and has_backward and name not in self.watched_products:
+                self.watched_products.add(name)
                 self.watch_backward(name, layer, x, y)
             return y
 
@@ -116,14 +116,14 @@ class _Passes:
     def watch_backward(self, name: str, layer: nn.Linear, x: paddle.Tensor, y: paddle.Tensor) -> None:
         """Sample the gradient of x, which is that of y times W, once the backward pass has it."""
         rows, columns = self.check.rows(token_count(x)), self.check.places(ROWS, x.shape[-1])
-        weight = on_host(picked(layer.weight, columns))  # [columns, out]
+        weight = on_host(select(layer.weight, columns))  # [columns, out]
         gradients: list[NDArray[np.float32]] = []  # of y: the backward pass comes to it first
 
         def keep(gradient: paddle.Tensor) -> None:
             gradients.append(on_host(rows_at(gradient, rows)))
 
         def sample(gradient: paddle.Tensor) -> None:
-            self.check.input_gradient(name, gradients[0], weight, on_host(picked(rows_at(gradient, rows), columns, 1)))
+            self.check.input_gradient(name, gradients[0], weight, on_host(select(rows_at(gradient, rows), columns, 1)))
 
         y.register_hook(keep)
         x.register_hook(sample)
@@ -140,10 +140,10 @@ class _Passes:
                 check.attention(
                     name,
                     places,
-                    on_host(picked(query[sequence, :, head], places)),
+                    on_host(select(query[sequence, :, head], places)),
                     on_host(key[sequence, :, group]),
                     on_host(value[sequence, :, group]),
-                    on_host(picked(mixed[sequence, :, head], places)),
+                    on_host(select(mixed[sequence, :, head], places)),
                 )
             return mixed
 
@@ -160,7 +160,7 @@ class SampledUpdate:
     def __init__(self, check: SpotCheck, clip: GlobalNorm, optimizer: AdamW, parts: Sequence[LocalParameter]) -> None:
         self.check, self.optimizer = check, optimizer
         self.parts = {part.parameter.name: part for part in parts}
-        self.rows: list[tuple[paddle.Tensor, list[int], list[NDArray[np.float32]]]] = []
+        self.sampled_parameters: list[tuple[paddle.Tensor, list[int], list[NDArray[np.float32]]]] = []
         self.other_watch, clip.watch = clip.watch, self.note  # the next step begins with another one
 
     def note(self, pairs: Pairs, squares: paddle.Tensor) -> None:
@@ -169,10 +169,10 @@ class SampledUpdate:
             places = self.check.updated_places(parameter.name, parameter.size)
             before = self.values(parameter, places)
             before.insert(1, numbers_at(gradient, places))
-            self.rows.append((parameter, places, before))
+            self.sampled_parameters.append((parameter, places, before))
 
     def finish(self) -> None:
-        for parameter, places, before in self.rows:
+        for parameter, places, before in self.sampled_parameters:
             part = self.parts[parameter.name.removeprefix(SLICE)]
             self.check.update(part.name, len(part.shape), before, self.values(parameter, places))
 
@@ -190,16 +190,16 @@ def token_count(x: paddle.Tensor) -> int:
 
 def rows_at(x: paddle.Tensor, rows: list[int]) -> paddle.Tensor:
     """Return the rows [rows, hidden] of x [batch, sequence, hidden]."""
-    return picked(x.detach().flatten(0, 1), rows)
+    return select(x.detach().flatten(0, 1), rows)
 
 
-def picked(tensor: paddle.Tensor, places: list[int], axis: int = 0) -> paddle.Tensor:
+def select(tensor: paddle.Tensor, places: list[int], axis: int = 0) -> paddle.Tensor:
     return paddle.index_select(tensor.detach(), paddle.to_tensor(places), axis)
 
 
 def numbers_at(tensor: paddle.Tensor, places: list[int]) -> NDArray[np.float32]:
     """Return the numbers of a tensor at `places` of its memory."""
-    return on_host(picked(tensor.detach().flatten(), places))
+    return on_host(select(tensor.detach().flatten(), places))
 
 
 def on_host(tensor: paddle.Tensor) -> NDArray[np.float32]:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     Event = dict[str, Any]
     Order = Iterable[tuple[str, str | None]]  # (kind, name of the layer) of each node of a backward pass
 
-ENDS = ((Embedding, "embedding", "embedding"), (Positions, "embedding", "position"),
+END_LAYERS = ((Embedding, "embedding", "embedding"), (Positions, "embedding", "position"),
         (FinalNorm, "elementwise", "final_norm"), (Head, "head and loss", "head"))  # fmt: skip
 # Of a block: (layer, part). A block and attention by themselves add up and rotate.
-INSIDE = (
+BLOCK_LAYERS = (
     ("attention_norm", "elementwise"), ("attention", "elementwise"), ("mlp_norm", "elementwise"), ("mlp", "mlp"),
     ("attention.query", "attention projections"), ("attention.key", "attention projections"),
     ("attention.value", "attention projections"), ("attention.output", "attention projections"),
@@ -61,8 +61,8 @@ MESSAGES = (
     "reduce",
     "scatter",
 )
-BACKWARD, NODE, SUMS = "backward/", "Global_", "GradNodeAccumulation"
-DEVICE = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "CudaRuntime": "cuda_runtime"}
+BACKWARD_PREFIX, NODE_PREFIX, GRADIENT_SUM_NODE = "backward/", "Global_", "GradNodeAccumulation"
+DEVICE_CATEGORIES = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "CudaRuntime": "cuda_runtime"}
 
 
 def open_profile(job: Job, trainer: Trainer, scratch: Path) -> PaddleProfile:
@@ -107,21 +107,23 @@ class PaddleProfile:
         names = Names()
         stack.enter_context(replaced(core.eager, "run_backward", names.backward(core.eager.run_backward)))
         for layer, part, place in self.parts:
-            stack.enter_context(names.spanned(layer, part, place))
+            stack.enter_context(names.layer_spans(layer, part, place))
             if isinstance(layer, Embedding):  # where it is the head as well
-                stack.enter_context(replaced(layer, "logits", names.around(layer.logits, "head and loss", "head")))
-        attend = names.around(functional.scaled_dot_product_attention, "attention core", None)
+                stack.enter_context(
+                    replaced(layer, "logits", names.wrap_in_span(layer.logits, "head and loss", "head"))
+                )
+        attend = names.wrap_in_span(functional.scaled_dot_product_attention, "attention core", None)
         stack.enter_context(replaced(functional, "scaled_dot_product_attention", attend))
         for path, part, place in METHODS:
             *owners, method = path.split(".")
             owner = functools.reduce(getattr, owners, self.trainer)
-            stack.enter_context(replaced(owner, method, names.around(getattr(owner, method), part, place)))
+            stack.enter_context(replaced(owner, method, names.wrap_in_span(getattr(owner, method), part, place)))
         pipeline = getattr(self.trainer.runner, "_layers", None)
-        if losses := getattr(pipeline, "_loss_fn", None):
-            losses = [names.around(loss, "head and loss", "loss") for loss in losses]
-            stack.enter_context(replaced(pipeline, "_loss_fn", losses))
+        if loss_functions := getattr(pipeline, "_loss_fn", None):
+            loss_functions = [names.wrap_in_span(loss, "head and loss", "loss") for loss in loss_functions]
+            stack.enter_context(replaced(pipeline, "_loss_fn", loss_functions))
         for kind in MESSAGES if self.job.backend == "gloo" else ():
-            stack.enter_context(replaced(core.ProcessGroup, kind, as_message(getattr(core.ProcessGroup, kind), kind)))
+            stack.enter_context(replaced(core.ProcessGroup, kind, wrap_message(getattr(core.ProcessGroup, kind), kind)))
         return names.orders
 
     def span(self, name: str) -> AbstractContextManager[Any]:
@@ -129,9 +131,9 @@ class PaddleProfile:
         return event
 
     def traces(self) -> Iterator[tuple[int, list[bytes]]]:
-        sums = self.job.backend == "gloo" and self.job.layout.data > 1
+        sums_gradients = self.job.backend == "gloo" and self.job.layout.data > 1
         for number, source, orders in self.records:
-            trace = make_trace(json.loads(source.read_text())["traceEvents"], orders, sums)
+            trace = make_trace(json.loads(source.read_text())["traceEvents"], orders, sums_gradients)
             yield number, [json.dumps(trace).encode()]
 
 
@@ -139,11 +141,11 @@ def layer_parts(runner: nn.Layer) -> list[tuple[nn.Layer, str, str]]:
     """Return (layer, part, place) of each layer with a part."""
     parts = []
     for layer in runner.sublayers():
-        parts += [(layer, part, place) for kind, part, place in ENDS if isinstance(layer, kind)]
+        parts += [(layer, part, place) for kind, part, place in END_LAYERS if isinstance(layer, kind)]
         if isinstance(layer, Block):
             place = f"layers.{layer.index}"
             parts.append((layer, "elementwise", place))
-            for path, part in INSIDE:
+            for path, part in BLOCK_LAYERS:
                 parts.append((functools.reduce(getattr, path.split("."), layer), part, f"{place}.{path}"))
     return parts
 
@@ -155,23 +157,23 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self.open: list[tuple[str, RecordEvent]] = []
+        self.open_spans: list[tuple[str, RecordEvent]] = []
         # with the nodes themselves: a pointer is used again when its node is gone
         self.nodes: dict[int, tuple[str, Any]] = {}
         self.makers: dict[str, Any] = {}  # the node that made a tensor, by the tensor's name
         self.orders: list[Order] = []
 
     def begin(self, part: str, place: str | None, inputs: Any) -> None:
-        outer = self.open[-1][0] if self.open else ""
+        outer = self.open_spans[-1][0] if self.open_spans else ""
         if outer:
             self.claim(inputs, outer)
         # the core of attention has the place of the attention that calls it
         name = f"{part}/{place or outer.partition('/')[2]}"
-        self.open.append((name, RecordEvent(f"lf/{name}")))
-        self.open[-1][1].begin()
+        self.open_spans.append((name, RecordEvent(f"lf/{name}")))
+        self.open_spans[-1][1].begin()
 
     def end(self, outputs: Any) -> None:
-        name, event = self.open.pop()
+        name, event = self.open_spans.pop()
         self.claim(outputs, name)
         event.end()
 
@@ -182,19 +184,20 @@ class Names:
             node = waiting.pop()
             if node.node_ptr() not in self.nodes:
                 self.nodes[node.node_ptr()] = (name, node)
-                waiting += following(node)
+                waiting += next_nodes(node)
 
     def maker_nodes(self, tensors: Any) -> list[Any]:
         """Return the nodes that made the tensors. A tensor whose memory a pipeline has freed has lost its node."""
-        self.makers.update({tensor.name: tensor.grad_fn for tensor in flat(tensors) if tensor.grad_fn is not None})
-        return [self.makers[tensor.name] for tensor in flat(tensors) if tensor.name in self.makers]
+        made = [tensor for tensor in flat_tensors(tensors) if tensor.grad_fn is not None]
+        self.makers.update({tensor.name: tensor.grad_fn for tensor in made})
+        return [self.makers[tensor.name] for tensor in flat_tensors(tensors) if tensor.name in self.makers]
 
     def backward(self, run: Function) -> Function:
         """Return run_backward with a span that has the number of its order."""
 
         def call(tensors: Any, *others: Any) -> Any:
             self.orders.append(self.order(self.maker_nodes(tensors)))
-            with RecordEvent(f"{BACKWARD}{len(self.orders) - 1}"):
+            with RecordEvent(f"{BACKWARD_PREFIX}{len(self.orders) - 1}"):
                 return run(tensors, *others)
 
         return call
@@ -203,26 +206,26 @@ class Names:
         """Return (kind, name of the layer) of each node, as Paddle runs them: a sum of gradients at once, others in
         turn."""
         arrivals: collections.Counter[int] = collections.Counter()
-        waiting, seen = list(first), set()
+        waiting, visited = list(first), set()
         while waiting:
             node = waiting.pop()
-            if node.node_ptr() not in seen:
-                seen.add(node.node_ptr())
-                arrivals.update(source.node_ptr() for source in following(node))
-                waiting += following(node)
+            if node.node_ptr() not in visited:
+                visited.add(node.node_ptr())
+                arrivals.update(source.node_ptr() for source in next_nodes(node))
+                waiting += next_nodes(node)
         order, ready = [], collections.deque(first)
         while ready:
             node = ready.popleft()
             name, _ = self.nodes.get(node.node_ptr(), (None, None))
             order.append((node.name(), name))
-            for source in following(node):
+            for source in next_nodes(node):
                 arrivals[source.node_ptr()] -= 1
                 if not arrivals[source.node_ptr()]:
-                    (ready.appendleft if SUMS in source.name() else ready.append)(source)
+                    (ready.appendleft if GRADIENT_SUM_NODE in source.name() else ready.append)(source)
         return order
 
     @contextlib.contextmanager
-    def spanned(self, layer: nn.Layer, part: str, place: str) -> Iterator[None]:
+    def layer_spans(self, layer: nn.Layer, part: str, place: str) -> Iterator[None]:
         hooks = [
             layer.register_forward_pre_hook(lambda _, inputs: self.begin(part, place, inputs)),
             layer.register_forward_post_hook(lambda _, _inputs, outputs: self.end(outputs)),
@@ -233,7 +236,7 @@ class Names:
             for hook in hooks:
                 hook.remove()
 
-    def around(self, function: Function, part: str, place: str | None) -> Function:
+    def wrap_in_span(self, function: Function, part: str, place: str | None) -> Function:
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             self.begin(part, place, arguments)
@@ -247,18 +250,18 @@ class Names:
         return call
 
 
-def following(node: Any) -> list[Any]:
+def next_nodes(node: Any) -> list[Any]:
     return [source for source in node.next_functions if source is not None]
 
 
-def flat(values: Any) -> list[paddle.Tensor]:
+def flat_tensors(values: Any) -> list[paddle.Tensor]:
     """Return the tensors among nested lists and tuples."""
     if isinstance(values, paddle.Tensor):
         return [values]
-    return [tensor for value in values for tensor in flat(value)] if isinstance(values, (list, tuple)) else []
+    return [tensor for value in values for tensor in flat_tensors(value)] if isinstance(values, (list, tuple)) else []
 
 
-def as_message(function: Function, kind: str) -> Function:
+def wrap_message(function: Function, kind: str) -> Function:
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         with RecordEvent(f"gloo:{kind}"):
@@ -270,37 +273,37 @@ def as_message(function: Function, kind: str) -> Function:
 # ---- the record
 
 
-def make_trace(recorded: Sequence[Event], orders: Sequence[Order], sums: bool) -> dict[str, Any]:
+def make_trace(recorded: Sequence[Event], orders: Sequence[Order], sums_gradients: bool) -> dict[str, Any]:
     """Return a record as docs/explain.md says, from Paddle's.
 
-    sums: whether data-parallel ranks sum gradients by gloo.
+    sums_gradients: whether data-parallel ranks sum gradients by gloo.
     """
     spans = [span for span in map(plain_span, recorded) if span is not None]
     events = sorted(spans, key=lambda event: (event["ts"], -event["dur"]))
     begin = next(event for event in recorded if event.get("ph") == "X")
     return {
-        "traceEvents": list(trace_events(events, [collections.deque(order) for order in orders], sums)),
+        "traceEvents": list(trace_events(events, [collections.deque(order) for order in orders], sums_gradients)),
         "baseTimeNanoseconds": round((begin["ts"] - microseconds(begin, "start_time")) * 1e3),
         "host_name": os.environ.get("NODE_RANK", "0"),
     }
 
 
 def trace_events(
-    events: Iterable[Event], orders: Sequence[collections.deque[tuple[str, str | None]]], sums: bool
+    events: Iterable[Event], orders: Sequence[collections.deque[tuple[str, str | None]]], sums_gradients: bool
 ) -> Iterator[Event]:
     passes: list[Event] = []  # the backward passes that are open
     node: Event | None = None  # the last one
     for event in events:
         name = event["name"]
         passes = [span for span in passes if event["ts"] < span["ts"] + span["dur"]]
-        if name.startswith(BACKWARD):
+        if name.startswith(BACKWARD_PREFIX):
             passes.append(event)
-        elif name.startswith(NODE):
+        elif name.startswith(NODE_PREFIX):
             node = event
-            event["name"] = f"autograd::engine::evaluate_function: {name[len(NODE) :]}"
-            order = orders[int(passes[-1]["name"][len(BACKWARD) :])] if passes else None
-            event["args"] = place_node(name[len(NODE) :], order)
-        elif name == "scale kernel launch" and sums and node and SUMS in node["name"] and inside(event, node):
+            event["name"] = f"autograd::engine::evaluate_function: {name[len(NODE_PREFIX) :]}"
+            order = orders[int(passes[-1]["name"][len(BACKWARD_PREFIX) :])] if passes else None
+            event["args"] = place_node(name[len(NODE_PREFIX) :], order)
+        elif is_exchange(event, node) and sums_gradients and node:
             # Paddle's own exchange: it divides the gradients and sums them over the ranks, before the node ends
             yield {**node, "name": "gloo:all_reduce", "args": {}}
         category, name = categorise(event)
@@ -311,7 +314,7 @@ def trace_events(
 def place_node(kind: str, order: collections.deque[tuple[str, str | None]] | None) -> dict[str, str]:
     """Return the part and the place of the node that comes next; none where another kind of node was expected."""
     expected, name = order.popleft() if order else (None, None)
-    if SUMS in kind and expected == kind:
+    if GRADIENT_SUM_NODE in kind and expected == kind:
         return {}  # the sum of a gradient belongs to the node that computed it
     if expected != kind and order:
         order.clear()
@@ -319,7 +322,13 @@ def place_node(kind: str, order: collections.deque[tuple[str, str | None]] | Non
     return {"part": part, "where": place}
 
 
-def inside(event: Event, outer: Event) -> bool:
+def is_exchange(event: Event, node: Event | None) -> bool:
+    """Return whether the event begins the exchange of a gradient inside of the node that has summed it."""
+    is_scale = event["name"] == "scale kernel launch"
+    return bool(is_scale and node and GRADIENT_SUM_NODE in node["name"] and is_inside(event, node))
+
+
+def is_inside(event: Event, outer: Event) -> bool:
     return bool(outer["ts"] <= event["ts"] < outer["ts"] + outer["dur"])
 
 
@@ -342,9 +351,9 @@ def categorise(event: Event) -> tuple[str | None, str | None]:
     name, category = event["name"], event["cat"]
     if name.startswith(("lf/", "gloo:", "autograd::")):
         return "cpu_op", name
-    if category in DEVICE:
+    if category in DEVICE_CATEGORIES:
         event["args"] = {"correlation": event["args"].get("correlation id")}
-        return DEVICE[category], name
+        return DEVICE_CATEGORIES[category], name
     for kind, before, after in (("Operator", "", " dygraph"), ("OperatorInner", "Local_", ""),
                                 ("DygraphKernelLaunch", "", " kernel launch")):  # fmt: skip
         if category == kind and name.startswith(before) and name.endswith(after):

@@ -13,7 +13,7 @@ from device import describe, memory, open_device
 from evidence import Evidence
 from levelfield.worker import OwnWork, SpotCheck, coordinates, learning_rate, train_steps
 from parallelize import build
-from parameters import as_arrays, save
+from parameters import local_arrays, save
 from precision import LossScale, auto_cast
 from spot_check import SampledUpdate, sampled_passes
 from tensor_parallel import seed_private
@@ -41,32 +41,32 @@ class Trainer:
 
     def __init__(self, job: Job, place: Coordinates, recorder: Recorder) -> None:
         self.job, self.place = job, place
-        built = build(job, place, recorder.weights)
-        self.runner, self.optimizer, self.clip = built.runner, built.optimizer, built.clip
-        self.adamw, self.parts, self.loss, self.group = built.adamw, built.parts, built.loss, built.group
-        self.evidence, self.spot_check = Evidence(job, built), SpotCheck(job)
+        setup = build(job, place, recorder.weights)
+        self.runner, self.optimizer, self.clip = setup.runner, setup.optimizer, setup.clip
+        self.adamw, self.parts, self.loss, self.group = setup.adamw, setup.parts, setup.loss, setup.group
+        self.evidence, self.spot_check = Evidence(job, setup), SpotCheck(job)
         scaling = job.training.loss_scale if job.training.precision == "fp16" else None
         self.loss_scale = LossScale(scaling, distributed=job.world_size > 1)
-        self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.has_dropout = bool(job.model.hidden_dropout or job.model.attention_dropout)
         layout = job.layout
-        replicas = layout.data > 1 and layout.pipeline == 1 and layout.sharding_stage == 0
-        self.own_work = OwnWork(replicas and job.device == "cpu")  # the host runs ahead of any other device
+        has_replicas = layout.data > 1 and layout.pipeline == 1 and layout.sharding_stage == 0
+        self.exchange_clock = OwnWork(has_replicas and job.device == "cpu")  # the host runs ahead of any other device
 
     def launch(self, batch: Batch) -> None:
         """Run forward, backward, clipping and the optimizer's step."""
-        if self.random:
+        if self.has_dropout:
             self.seed(batch.step)
         self.scale = self.loss_scale.value()
-        self.clip.forget()
+        self.clip.forget_norm()
         self.evidence.prepare(batch.step)
         self.optimizer.set_lr(learning_rate(self.job.training.schedule, batch.step))
         inputs, targets = paddle.to_tensor(batch.inputs), paddle.to_tensor(batch.targets)
-        step = self.pipelined if self.job.layout.pipeline > 1 else self.accumulated
+        run_step = self.pipelined if self.job.layout.pipeline > 1 else self.accumulated
         with auto_cast(self.job.training.precision), self.sampling(batch.step):
-            self.total = step(inputs, targets).reshape([]).astype("float64")
+            self.total = run_step(inputs, targets).reshape([]).astype("float64")
         if self.job.world_size > 1:
             dist.all_reduce(self.total)
-            self.own_work.exchanged()
+            self.exchange_clock.exchanged()
 
     @contextlib.contextmanager
     def sampling(self, step: int) -> Iterator[None]:
@@ -92,9 +92,9 @@ class Trainer:
             with self.communication(last=micro == count - 1):
                 loss = self.loss(self.runner(inputs[micro]), targets[micro]) / count
                 if micro == count - 1:
-                    self.own_work.reaches_exchange()
+                    self.exchange_clock.reaches_exchange()
                 self.loss_scale.backward(loss)
-            self.evidence.first_micro_batch_done()
+            self.evidence.remove_hooks()
             total += loss.detach()
         self.loss_scale.step(self.optimizer)
         self.optimizer.clear_grad()
@@ -113,17 +113,17 @@ class Trainer:
         norm = None if self.clip.norm is None else self.clip.norm.item()
         # Of logits that are not numbers Paddle's cross-entropy is ln(vocabulary size); their gradients show it.
         loss = self.total.item() / self.job.world_size if math.isfinite(norm or 0) else math.nan
-        owner = self.place.tensor == 0 and self.place.pipeline == 0
+        counts_tokens = self.place.tensor == 0 and self.place.pipeline == 0
         return {
             "loss": loss,
             "grad_norm": norm,
-            "tokens": batch.tokens if owner else 0,
+            "tokens": batch.tokens if counts_tokens else 0,
             "learning_rate": learning_rate(self.job.training.schedule, batch.step),
             "tokens_checksum": batch.checksum,
             "memory": memory(self.job),
             "loss_scale": self.scale,
             "skipped": norm is None,
-            "before_exchange_seconds": self.own_work.seconds(),
+            "before_exchange_seconds": self.exchange_clock.seconds(),
         }
 
     def gradient_squares(self) -> Iterable[tuple[str, float]]:
@@ -137,7 +137,7 @@ class Trainer:
     def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds."""
         self.gather()
-        return as_arrays(self.parts)
+        return local_arrays(self.parts)
 
     def gather(self) -> None:
         """Make the parameters whole, of which each rank has slices only in sharding stage 3."""
@@ -146,17 +146,17 @@ class Trainer:
 
     def save(self, folder: str) -> None:
         self.gather()
-        save(self.parts, folder, self.group, writes=self.place.data == 0 and self.place.tensor == 0)
+        save(self.parts, folder, self.group, is_writer=self.place.data == 0 and self.place.tensor == 0)
 
     def seed(self, step: int) -> None:
         """Start the random numbers of this step: equal on the ranks of a tensor-parallel group, but for its heads."""
         place = self.place
         common = f"dropout {self.job.training.seed} {step} {place.data} {place.pipeline}"
         if self.group is not None:
-            seed_private(number(f"{common} {place.tensor}"))
-        paddle.seed(number(common))  # last: starting the private numbers starts the common ones too
+            seed_private(seed_number(f"{common} {place.tensor}"))
+        paddle.seed(seed_number(common))  # last: starting the private numbers starts the common ones too
 
 
-def number(text: str) -> int:
+def seed_number(text: str) -> int:
     """Return a seed below 2**31 that follows from the text."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
