@@ -9,7 +9,7 @@ import numpy as np
 import oneflow as flow
 from layers import Columns, Rows, dropout
 from oneflow import nn
-from precision import exact
+from precision import to_float32
 
 if TYPE_CHECKING:
     from levelfield.worker.architecture import Model
@@ -30,14 +30,14 @@ class Attention(nn.Module):
         self.value = Columns(stage, model.hidden_size, narrow, model.bias)
         self.output = Rows(stage, inner, model.hidden_size, model.bias)
 
-    def forward(self, x: flow.Tensor, tables: Tables) -> flow.Tensor:
-        """Attend. x and the result: [batch, sequence, hidden]. tables: of x's stage."""
-        x = self.stage.whole(x)
+    def forward(self, x: flow.Tensor, constants: AttentionConstants) -> flow.Tensor:
+        """Attend. x and the result: [batch, sequence, hidden]. constants: of x's stage."""
+        x = self.stage.make_whole(x)
         # query [batch, heads, sequence, head_dim], key and value [batch, kv_heads, sequence, head_dim]
         query, key, value = (self.heads(layer(x)) for layer in (self.query, self.key, self.value))
-        if tables.rotary is not None:
-            query, key = rotate(query, tables.rotary), rotate(key, tables.rotary)
-        return self.output(self.mix(query, key, value, tables.mask))
+        if constants.rotary is not None:
+            query, key = rotate(query, constants.rotary), rotate(key, constants.rotary)
+        return self.output(self.mix(query, key, value, constants.mask))
 
     def heads(self, x: flow.Tensor) -> flow.Tensor:
         """Split x into heads: [batch, sequence, n head_dim] -> [batch, n, sequence, head_dim]."""
@@ -52,14 +52,14 @@ class Attention(nn.Module):
         query = query.reshape(batch, self.kv_heads, self.groups * length, size)
         # [batch, kv_heads, groups sequence, sequence], then [batch, heads, sequence, sequence]
         scores = flow.matmul(query, key.transpose(2, 3)) * (1 / math.sqrt(size))
-        scores = exact(scores).reshape(batch, heads, length, length) + mask
-        weights = dropout(flow.softmax(scores, -1), self.dropout, self.stage.private)
+        scores = to_float32(scores).reshape(batch, heads, length, length) + mask
+        probabilities = dropout(flow.softmax(scores, -1), self.dropout, self.stage.private_generator)
         # [batch, kv_heads, groups sequence, head_dim]
-        mixed = flow.matmul(weights.reshape(batch, self.kv_heads, self.groups * length, length), value)
+        mixed = flow.matmul(probabilities.reshape(batch, self.kv_heads, self.groups * length, length), value)
         return mixed.reshape(batch, heads, length, size).permute(0, 2, 1, 3).reshape(batch, length, heads * size)
 
 
-class Tables:
+class AttentionConstants:
     """What attention on one stage needs beside parameters: the causal mask, and RoPE's tables or None."""
 
     def __init__(self, stage: Stage, model: Model, length: int) -> None:

@@ -1,4 +1,4 @@
-"""The layers of both families, on global tensors. Weights are [out, in]."""
+"""The layers of a decoder, on global tensors. Weights are [out, in]."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import oneflow as flow
 from oneflow import nn
 from oneflow.nn import functional
-from precision import like
+from precision import cast_like
 
 if TYPE_CHECKING:
     from levelfield.worker.architecture import Model
@@ -24,7 +24,7 @@ class Columns(nn.Module):
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
         y = flow.matmul(x, self.weight.T)
-        return y if self.bias is None else y + like(self.bias, y)
+        return y if self.bias is None else y + cast_like(self.bias, y)
 
 
 class Rows(nn.Module):
@@ -37,8 +37,8 @@ class Rows(nn.Module):
         self.bias = stage.parameter((outputs,)) if bias else None
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        y = self.stage.whole(flow.matmul(x, self.weight.T))
-        return y if self.bias is None else y + like(self.bias, y)
+        y = self.stage.make_whole(flow.matmul(x, self.weight.T))
+        return y if self.bias is None else y + cast_like(self.bias, y)
 
 
 class Embedding(nn.Module):
@@ -50,7 +50,7 @@ class Embedding(nn.Module):
         self.weight = stage.parameter((rows, hidden), axis=0)
 
     def forward(self, tokens: flow.Tensor) -> flow.Tensor:
-        return self.stage.whole(flow._C.gather(self.weight, tokens, 0))
+        return self.stage.make_whole(flow._C.gather(self.weight, tokens, 0))
 
 
 class Positions(nn.Module):

@@ -1,4 +1,4 @@
-"""The two families' MLPs: GELU (Hendrycks and Gimpel, 2016) and SwiGLU (Shazeer, 2020)."""
+"""The MLPs of GPT and Llama: GELU (Hendrycks and Gimpel, 2016) and SwiGLU (Shazeer, 2020)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class GeluMLP(nn.Module):
         super().__init__()
         self.up = Columns(stage, model.hidden_size, model.ffn_hidden_size, model.bias)
         self.down = Rows(stage, model.ffn_hidden_size, model.hidden_size, model.bias)
-        self.form = {"gelu": "none", "gelu_tanh": "tanh"}[model.activation]
+        self.approximation = {"gelu": "none", "gelu_tanh": "tanh"}[model.activation]
         self.stage = stage
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        return self.down(functional.gelu(self.up(self.stage.whole(x)), approximate=self.form))
+        return self.down(functional.gelu(self.up(self.stage.make_whole(x)), approximate=self.approximation))
 
 
 class SwigluMLP(nn.Module):
@@ -39,7 +39,7 @@ class SwigluMLP(nn.Module):
         self.stage = stage
 
     def forward(self, x: flow.Tensor) -> flow.Tensor:
-        x = self.stage.whole(x)
+        x = self.stage.make_whole(x)
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 

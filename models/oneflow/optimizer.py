@@ -26,10 +26,10 @@ class LocalAdamW:
         self.locals = [Parameter(part.local) for part in parts]
         self.replicas = np.array([part.replicas for part in parts], dtype=np.float64)
         settings = training.optimizer
-        wide = [local for local in self.locals if local.dim() >= 2]
-        narrow = [local for local in self.locals if local.dim() < 2]
+        decayed = [local for local in self.locals if local.dim() >= 2]
+        undecayed = [local for local in self.locals if local.dim() < 2]
         self.adamw = flow.optim.AdamW(
-            [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}],
+            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}],
             lr=0.0,
             betas=(settings.beta1, settings.beta2),
             eps=settings.eps,

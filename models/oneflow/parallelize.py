@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 def build(job: Job) -> tuple[Decoder, list[Stage]]:
     """Build the decoder, and return it with its pipeline stages."""
     stages = [Stage(job, index) for index in range(job.layout.pipeline)]
-    recomputed = job.tuning.recompute == "full"
+    is_recomputed = job.tuning.recompute == "full"
     training = job.training
-    return Decoder(job.model, training.sequence_length, stages, recomputed, training.precision), stages
+    return Decoder(job.model, training.sequence_length, stages, is_recomputed, training.precision), stages

@@ -54,15 +54,15 @@ def fill(parts: Sequence[LocalParameter], initializer: Initializer) -> None:
         part.local.copy_(flow.tensor(initializer.array(part.name, part.shape, part.slices)))
 
 
-def as_arrays(parts: Sequence[LocalParameter]) -> Iterator[LocalArray]:
+def local_arrays(parts: Sequence[LocalParameter]) -> Iterator[LocalArray]:
     """Yield (name, whole shape, slices, float32 values), read back from the model's own memory."""
     for part in parts:
         yield part.name, part.shape, part.slices, part.parameter.detach().to_local().numpy()
 
 
-def save(model: nn.Module, folder: str, writes: bool) -> None:
-    """Gather each whole parameter and write it as <folder>/<name>.npy on the rank that `writes`."""
+def save(model: nn.Module, folder: str, is_writer: bool) -> None:
+    """Gather each whole parameter and write it as <folder>/<name>.npy on the rank that `is_writer`."""
     for name, parameter in model.named_parameters():
         whole = parameter.detach().numpy()
-        if writes:
+        if is_writer:
             np.save(Path(folder) / f"{name}.npy", whole)

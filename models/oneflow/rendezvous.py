@@ -25,12 +25,12 @@ def forget_proxies() -> None:
 def await_master(job: Job) -> None:
     """Wait until rank 0 answers: a rank that asks too early is made to wait ten seconds by OneFlow."""
     address = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
-    end = time.monotonic() + (PATIENCE_SECONDS if job.rank else 0.0)
-    while time.monotonic() < end and not answers(address):
+    deadline = time.monotonic() + (PATIENCE_SECONDS if job.rank else 0.0)
+    while time.monotonic() < deadline and not is_answering(address):
         time.sleep(PERIOD_SECONDS)
 
 
-def answers(address: tuple[str, int]) -> bool:
+def is_answering(address: tuple[str, int]) -> bool:
     try:
         socket.create_connection(address, timeout=PATIENCE_SECONDS).close()
     except OSError:
@@ -38,7 +38,7 @@ def answers(address: tuple[str, int]) -> bool:
     return True
 
 
-def leave(job: Job, barrier: Callable[[], None], total: Callable[[float], float]) -> None:
+def wait_for_all_ranks(job: Job, barrier: Callable[[], None], total: Callable[[float], float]) -> None:
     """Return when no rank needs this one any more.
 
     A barrier is not enough: rank 0 serves it, and if it leaves at once the others' barriers fail for want of an

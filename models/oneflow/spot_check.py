@@ -34,16 +34,16 @@ def sampled_passes(model: Decoder, check: SpotCheck) -> Iterator[None]:
 
     Their modules have another `forward` until then.
     """
-    held = [block.index for block in model.layers if block.stage.is_local]
+    local_layers = [block.index for block in model.layers if block.stage.is_local]
     passes = _Passes(check)
     with contextlib.ExitStack() as stack:
-        for block in (model.layers[index] for index in check.layers(held)):
+        for block in (model.layers[index] for index in check.layers(local_layers)):
             for path, module in block.named_modules():
                 method, function = passes.replacement(f"layers.{block.index}.{path}", module, block)
                 if method:
                     setattr(module, method, function)
                     stack.callback(delattr, module, method)
-        if model.last.is_local:
+        if model.last_stage.is_local:
             model.final_norm.forward = passes.norm("final_norm", model.final_norm)
             stack.callback(delattr, model.final_norm, "forward")
         yield
@@ -54,7 +54,7 @@ class _Passes:
 
     def __init__(self, check: SpotCheck) -> None:
         self.check = check
-        self.watched: set[str] = set()  # products whose backward pass is sampled
+        self.watched_products: set[str] = set()  # products whose backward pass is sampled
 
     def replacement(self, name: str, module: nn.Module, block: Block) -> tuple[str, Callable[..., Any] | None]:
         """Return (method of the module, function in its place); an empty name where the module shows nothing."""
@@ -98,8 +98,8 @@ class _Passes:
                     name, inputs[rows], on_host(layer.weight)[columns], bias, output[rows][:, columns], places
                 )
             # the first run of what is recomputed has no backward pass
-            if has_backward and x.requires_grad and y.requires_grad and name not in self.watched:
-                self.watched.add(name)
+            if has_backward and x.requires_grad and y.requires_grad and name not in self.watched_products:
+                self.watched_products.add(name)
                 self.watch_backward(name, layer, x, y)
             return y
 
@@ -151,15 +151,15 @@ class SampledUpdate:
 
     def __init__(self, optimizer: LocalAdamW, check: SpotCheck, scale: float) -> None:
         self.optimizer, self.check = optimizer, check
-        self.rows: list[tuple[str, int, flow.Tensor, list[int], list[NDArray[np.float32]]]] = []
+        self.sampled_parameters: list[tuple[str, int, flow.Tensor, list[int], list[NDArray[np.float32]]]] = []
         for part, local in zip(optimizer.parts, optimizer.locals, strict=True):
             places = check.updated_places(part.name, local.numel())
             before = self.values(local, places)
             before.insert(1, numbers_at(local.grad, places) / np.float32(scale))
-            self.rows.append((part.name, len(part.shape), local, places, before))
+            self.sampled_parameters.append((part.name, len(part.shape), local, places, before))
 
     def finish(self) -> None:
-        for name, dimensions, local, places, before in self.rows:
+        for name, dimensions, local, places, before in self.sampled_parameters:
             self.check.update(name, dimensions, before, self.values(local, places))
 
     def values(self, local: flow.Tensor, places: list[int]) -> list[NDArray[np.float32]]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from levelfield.worker.job import Job
     from numpy.typing import NDArray
 
-WHOLE = flow.sbp.broadcast
+REPLICATED = flow.sbp.broadcast  # whole on every process: how a tensor lies, or SBP, in OneFlow's terms
 
 
 class Stage:
@@ -32,41 +32,41 @@ class Stage:
         self.is_local = job.rank in ranks
         self.rank = coordinates(job).tensor
         # random numbers for what is split over the tensor-parallel processes: OneFlow's own are equal on all of them
-        self.private = flow.Generator(job.device) if self.tensor > 1 else None
+        self.private_generator = flow.Generator(job.device) if self.tensor > 1 else None
 
     def sbp(self, data: flow.sbp.sbp, tensor: flow.sbp.sbp) -> list[flow.sbp.sbp]:
         """Return OneFlow's SBP of a tensor, from its SBP over the data-parallel and over the tensor-parallel ones."""
-        return [way for way, ranks in ((data, self.data), (tensor, self.tensor)) if ranks > 1] or [WHOLE]
+        return [sbp for sbp, ranks in ((data, self.data), (tensor, self.tensor)) if ranks > 1] or [REPLICATED]
 
     def parameter(self, shape: tuple[int, ...], axis: int | None = None) -> Parameter:
         """Make a parameter, not yet filled, that is split along `axis` over the tensor-parallel processes."""
-        way = WHOLE if axis is None else flow.sbp.split(axis)
-        values = flow.empty(*shape, placement=self.placement, sbp=self.sbp(WHOLE, way))
+        sbp = REPLICATED if axis is None else flow.sbp.split(axis)
+        values = flow.empty(*shape, placement=self.placement, sbp=self.sbp(REPLICATED, sbp))
         return Parameter(values)
 
     def constant(self, array: NDArray[np.generic]) -> flow.Tensor:
         """Return a tensor that is the same on every process."""
-        return flow.tensor(array, placement=self.placement, sbp=self.sbp(WHOLE, WHOLE))
+        return flow.tensor(array, placement=self.placement, sbp=self.sbp(REPLICATED, REPLICATED))
 
     def batch(self, array: NDArray[np.int64]) -> flow.Tensor:
         """Return the whole batch, of which each data-parallel process brings its `array`."""
         local = flow.tensor(array)
-        return local.to_global(placement=self.placement, sbp=self.sbp(flow.sbp.split(0), WHOLE))
+        return local.to_global(placement=self.placement, sbp=self.sbp(flow.sbp.split(0), REPLICATED))
 
-    def take(self, x: flow.Tensor) -> flow.Tensor:
+    def move_here(self, x: flow.Tensor) -> flow.Tensor:
         """Return x on this stage, split as it is, from whichever stage it lies on; its gradient goes back there."""
         if x.placement == self.placement:
             return x
         return x.to_global(placement=self.placement, sbp=x.sbp)
 
-    def whole(self, x: flow.Tensor) -> flow.Tensor:
+    def make_whole(self, x: flow.Tensor) -> flow.Tensor:
         """Return x [batch, ...] whole on every tensor-parallel process, from parts or summands; so is its gradient."""
         if self.tensor == 1:
             return x
-        ways = self.sbp(flow.sbp.split(0), WHOLE)
-        return x.to_global(sbp=ways, grad_sbp=ways)
+        sbp = self.sbp(flow.sbp.split(0), REPLICATED)
+        return x.to_global(sbp=sbp, grad_sbp=sbp)
 
-    def everywhere(self, x: flow.Tensor) -> flow.Tensor:
+    def replicated_sum(self, x: flow.Tensor) -> flow.Tensor:
         """Return a number, whole on every process of this stage from its summands; so is its gradient."""
-        ways = self.sbp(WHOLE, WHOLE)
-        return x.to_global(sbp=ways, grad_sbp=ways)
+        sbp = self.sbp(REPLICATED, REPLICATED)
+        return x.to_global(sbp=sbp, grad_sbp=sbp)

@@ -10,12 +10,12 @@ import oneflow as flow
 from device import describe, memory
 from head_loss import mean_loss
 from levelfield.worker import Capture, Initializer, SpotCheck, coordinates, learning_rate, train_steps
-from meeting import leave
 from optimizer import LocalAdamW
 from parallelize import build
-from parameters import as_arrays, fill, local_parameters, save
-from precision import LossScale, exact
-from randomness import number
+from parameters import fill, local_arrays, local_parameters, save
+from precision import LossScale, to_float32
+from randomness import seed_number
+from rendezvous import wait_for_all_ranks
 from spot_check import SampledUpdate, sampled_passes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def train(job: Job, recorder: Recorder) -> None:
     trainer = Trainer(job, coordinates(job))
     recorder.weights(trainer.weights())
     train_steps(job, recorder, trainer)
-    leave(job, flow.comm.barrier, lambda number: trainer.total([number])[0])
+    wait_for_all_ranks(job, flow.comm.barrier, lambda number: trainer.total([number])[0])
 
 
 class Trainer:
@@ -48,23 +48,23 @@ class Trainer:
         self.parts = local_parameters(self.model, job, place)
         fill(self.parts, Initializer(job))
         self.optimizer = LocalAdamW(self.parts, job.training)
-        self.everyone = flow.placement(job.device, list(range(job.world_size)))
-        self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.all_ranks = flow.placement(job.device, list(range(job.world_size)))
+        self.has_dropout = bool(job.model.hidden_dropout or job.model.attention_dropout)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
 
     def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds."""
-        return as_arrays(self.parts)
+        return local_arrays(self.parts)
 
     def save(self, folder: str) -> None:
-        save(self.model, folder, writes=self.job.rank == 0)
+        save(self.model, folder, is_writer=self.job.rank == 0)
 
     def launch(self, batch: Batch) -> None:
         """Run forward, backward, clipping and the optimizer's step; none where fp16's gradients are not finite."""
-        keep = self.keeper() if self.capture.wants(batch.step) else None
-        sample = self.spot_check.wants(batch.step)
-        with sampled_passes(self.model, self.spot_check) if sample else contextlib.nullcontext():
-            loss = self.gradients(batch, keep or ignore)
+        keep = self.capture_function() if self.capture.wants(batch.step) else None
+        is_sampled = self.spot_check.wants(batch.step)
+        with sampled_passes(self.model, self.spot_check) if is_sampled else contextlib.nullcontext():
+            loss = self.gradients(batch, keep or keep_nothing)
         self.optimizer.take_gradients()
         if keep is not None:
             for name, gradient in self.optimizer.gradients():
@@ -73,14 +73,14 @@ class Trainer:
         self.loss, square = self.reduce(loss)
         self.norm = (math.sqrt(square) if square >= 0 else square) / self.loss_scale.value
         self.rate = learning_rate(self.job.training.schedule, batch.step)
-        update = SampledUpdate(self.optimizer, self.spot_check, self.loss_scale.value) if sample else None
+        update = SampledUpdate(self.optimizer, self.spot_check, self.loss_scale.value) if is_sampled else None
         self.update()
         if update is not None:
             update.finish()
 
     def update(self) -> None:
         """Run the optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
-        if self.loss_scale.interval is not None and not math.isfinite(self.norm):
+        if self.loss_scale.growth_interval is not None and not math.isfinite(self.norm):
             self.optimizer.drop_gradients()
             return
         divisor = max(1.0, self.norm / self.job.training.gradient_clip)
@@ -93,16 +93,17 @@ class Trainer:
         In a pipeline all forward passes go before the first backward pass, so that its stages work at the same time
         (GPipe; Huang et al., 2019).
         """
-        pipelined = len(self.stages) > 1
+        is_pipelined = len(self.stages) > 1
         head = self.model.head_weight()
         total: Any = 0.0
         for micro in range(self.job.accumulation):
-            seed = self.seed(batch.step, micro) if self.random else None
-            loss = self.forward(head, batch.inputs[micro], batch.targets[micro], keep if not micro else ignore, seed)
-            if not pipelined:
+            seed = self.seed(batch.step, micro) if self.has_dropout else None
+            keep_here = keep if micro == 0 else keep_nothing
+            loss = self.forward(head, batch.inputs[micro], batch.targets[micro], keep_here, seed)
+            if not is_pipelined:
                 loss.backward()
-            total = total + (loss if pipelined else loss.detach())
-        if pipelined:
+            total = total + (loss if is_pipelined else loss.detach())
+        if is_pipelined:
             total.backward()
         return total
 
@@ -118,7 +119,7 @@ class Trainer:
         logits = self.model.logits(hidden, head)  # [batch, sequence, vocabulary]
         keep("logits", logits)
         share = self.job.accumulation / self.loss_scale.value
-        return last.everywhere(mean_loss(logits, last.batch(targets))) / share
+        return last.replicated_sum(mean_loss(logits, last.batch(targets))) / share
 
     def reduce(self, loss: flow.Tensor) -> tuple[float, float]:
         """Return (mean loss times scale, squared gradient norm times scale squared) of the global batch."""
@@ -130,16 +131,16 @@ class Trainer:
     def total(self, figures: Sequence[float]) -> list[float]:
         """Return the sums of `figures` over all ranks."""
         local = flow.tensor(figures, dtype=flow.float64, device=self.job.device)
-        summands = local.to_global(placement=self.everyone, sbp=flow.sbp.partial_sum)
+        summands = local.to_global(placement=self.all_ranks, sbp=flow.sbp.partial_sum)
         sums: list[float] = summands.to_global(sbp=flow.sbp.broadcast).to_local().numpy().tolist()
         return sums
 
-    def keeper(self) -> Keep:
-        return lambda name, tensor: self.capture.keep(name, exact(tensor.detach()).numpy())
+    def capture_function(self) -> Keep:
+        return lambda name, tensor: self.capture.keep(name, to_float32(tensor.detach()).numpy())
 
     def seed(self, step: int, micro: int) -> int:
         """Return the seed of one micro-batch's random numbers: another one for each data-parallel rank."""
-        return number(f"dropout {self.job.training.seed} {step} {micro} {self.place.data}") // 2
+        return seed_number(f"dropout {self.job.training.seed} {step} {micro} {self.place.data}") // 2
 
     def gradient_squares(self) -> Iterable[tuple[str, float]]:
         """Return (name, this rank's share of its squared gradient norm) of the launched step."""
@@ -152,20 +153,21 @@ class Trainer:
 
     def finish(self, batch: Batch) -> dict[str, Any]:
         """Return what to record of the step."""
-        owner = self.place.tensor == 0 and self.place.pipeline == 0
-        scale, scaled, finite = self.loss_scale.value, self.loss_scale.interval is not None, math.isfinite(self.norm)
-        self.loss_scale.update(finite)
+        counts_tokens = self.place.tensor == 0 and self.place.pipeline == 0
+        scale, has_loss_scale = self.loss_scale.value, self.loss_scale.growth_interval is not None
+        is_finite = math.isfinite(self.norm)
+        self.loss_scale.update(is_finite)
         return {
             "loss": self.loss / scale,
-            "grad_norm": self.norm if finite or not scaled else None,
-            "tokens": batch.tokens if owner else 0,
+            "grad_norm": self.norm if is_finite or not has_loss_scale else None,
+            "tokens": batch.tokens if counts_tokens else 0,
             "learning_rate": self.rate,
             "tokens_checksum": batch.checksum,
             "memory": memory(),
-            "loss_scale": scale if scaled else None,
-            "skipped": scaled and not finite,
+            "loss_scale": scale if has_loss_scale else None,
+            "skipped": has_loss_scale and not is_finite,
         }
 
 
-def ignore(name: str, tensor: flow.Tensor) -> None:
+def keep_nothing(name: str, tensor: flow.Tensor) -> None:
     """Keep nothing of a tensor, as in most steps."""
