@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
+from levelfield.cli.terminal import Terminal
 from levelfield.contracts.vendor import Vendor
 from levelfield.errors import UsageError
 from levelfield.plan.request import Entry, UserRequest
@@ -54,6 +55,18 @@ def test_each_line_is_led_by_its_group_and_one_failure_stops_no_other() -> None:
     codes, lines = run_all(4, one=say("a\nb\n"), two=say("c\r\n", 3), three=crash, four=say("d\n", 4))
     assert codes == {"one": 0, "two": 3, "three": 5, "four": 4}
     assert sorted(lines) == ["four: d", "one: a", "one: b", "two: c\r"]
+
+
+def test_the_lines_of_an_entry_leave_room_for_its_name_and_its_error_is_a_sentence() -> None:
+    def fail(narrow: Terminal) -> int:
+        narrow.say("word " * 60)
+        raise UsageError("a key is wrong")
+
+    groups, lines, terminal = {"an entry of a name with 34 letters": ()}, list[str](), Terminal()
+    codes = run_groups(groups, 1, lambda name, jobs: terminal.run_entry(name, fail), lines.append)
+    *said, error = [line.partition(": ")[2] for line in lines]
+    assert len(said) > 5 and max(map(len, lines)) <= 80
+    assert list(codes.values()) == [2] and error == "levelfield: error: a key is wrong"
 
 
 def test_a_line_that_arrives_in_parts_is_written_once() -> None:
