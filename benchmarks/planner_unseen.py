@@ -10,9 +10,9 @@
     python benchmarks/planner_unseen.py --check         fit without writing; exit 4 when the files hold other values
     python benchmarks/planner_unseen.py --quick         fit on a few runs, write nothing, and print a few
 
-Half of the runs in benchmarks/data and of configs/published, chosen by the digest of their names or by their order,
-sets the rates of platform/levelfield/specs/constants.py. The errors are those of the other half. A sweep is a set of
-runs of one model by one program on equal devices.
+Half of the runs in unseen_runs.json and of configs/published, chosen by the digest of their names or by their order,
+and of the dense ones in recent_runs.json set the rates of platform/levelfield/specs/constants.py. The errors are those
+of the other half. A sweep is a set of runs of one model by one program on equal devices.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from levelfield.catalog.registry import Registry
+from levelfield.specs.residuals import RESIDUALS_FILE
 from pages.accuracy_page import page, tables
 from pages.goals import REGRET, errors_by_description, goals, goals_lines, goals_of_later_runs
 from pages.own_bound import bounded
-from pages.program_fit import Rates, fitted_rates, interval, timed_points, timed_runs, without_own, written
+from pages.program_fit import Rates, fit_rows, fitted_rates, timed_runs, written
+from pages.row_errors import residuals, residuals_text
 from pages.unseen import CONTEXT_RUNS, RUNS, Judged, Questions, Sweep, judge_runs, runs_of, spread, sweeps_of
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "planner-accuracy.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "planner-accuracy.md"
 
 
 def main() -> int:
@@ -68,10 +71,10 @@ def main() -> int:
 def refit(write: bool) -> bool:
     """Fit the rates. Return whether the file holds them. Once they are written the platform has to be loaded again."""
     registry = Registry()
-    rows = timed_runs(runs_of(RUNS), Questions(registry)) + timed_points(registry)
+    rows = fit_rows(registry)
     rates = fitted_rates(row for row in rows if row.fitted)
     print(_rates_line(rates))
-    path, text = written(rates, interval(without_own(rows)))
+    path, text = written(rates)
     if path.read_text() == text:
         return True
     if write:
@@ -91,6 +94,7 @@ def repage(write: bool) -> list[Path]:
     registry = Registry()
     described = errors_by_description(registry)
     files = {PAGE: page(goals(registry), context, described, registry)}
+    files[ROOT / RESIDUALS_FILE] = residuals_text(residuals(registry))
     files.update(
         {
             PAGE.parent / "data" / name: text

@@ -10,14 +10,14 @@ from pathlib import Path
 import planner_host
 from levelfield.catalog.registry import Registry
 from pages.chip_ratios import ratio_lines, ratio_rows
-from pages.goals import REGRET, Goal, goals_table
+from pages.goals import REGRET, Goal, goals_of_later_runs, goals_table
 from pages.own_bound import Bounded, bound_rows
 from pages.own_runs import own_runs, own_runs_table
 from pages.points import points_of
 from pages.program_fit import LEFT_OUT, RANGES, committed_rates
 from pages.residuals import medians_table
-from pages.row_errors import row_errors_lines
-from pages.unseen import Judged, Sweep, spread, sweeps_of
+from pages.row_errors import residuals, row_errors_lines
+from pages.unseen import LATER_RUNS, Judged, Questions, Sweep, judge_runs, runs_of, spread, sweeps_of
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "data" / "planner_recipes.csv"
 
@@ -75,13 +75,21 @@ def page(
         "",
         "Predictions beside published runs, runs on chips and runs on a host. Written by",
         "`python benchmarks/planner_unseen.py --fit`; do not edit. Sources: benchmarks/data and configs/published. One",
-        "half of the published runs sets four rates for all programs; errors are those of the other half.",
+        "half of the published runs, of recent ones of the dense ones on NVIDIA's chips, sets four rates for all",
+        "programs; errors are those of the other half.",
         "",
         *goals_table(goals),
         "",
         "The rows: [groups](data/planner_unseen_groups.csv), [rates](data/planner_constants.csv),",
         "[order of layouts](data/planner_sweeps.csv), [rows off by over a fifth](data/planner_far_rows.csv),",
         "[rehearsed plans beside their bound](data/planner_own_plans.csv).",
+        "",
+        "## Runs that were found last",
+        "",
+        "43 runs of 2023 to 2026, in no fit (`benchmarks/data/later_runs.json`); speed and memory are of the 32 that",
+        "state all settings. `python benchmarks/planner_unseen.py --runs FILE --rows` prints those of any file.",
+        "",
+        *goals_table(goals_of_later_runs(judge_runs(runs_of(LATER_RUNS), Questions(registry)), registry)),
         "",
         "## The framework's own constants",
         "",
@@ -100,7 +108,7 @@ def page(
         "",
         *ratio_lines(registry),
         "",
-        *row_errors_lines(registry),
+        *row_errors_lines(residuals(registry)),
         "",
         *_context(context),
         "",

@@ -14,14 +14,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import MachineRates
 from levelfield.predict.setup import TrainingSetup, training_setup
 from levelfield.predict.timing import predicted_step
 from levelfield.specs import constants as constants_file
-from levelfield.specs.constants import FITTED_FIELDS, SPEED_INTERVAL, Pace
+from levelfield.specs.constants import FITTED_FIELDS, SPEED_VENDORS, Pace
 from pages.points import Point, halves, points_of, throughput
-from pages.unseen import Questions, Run
+from pages.unseen import RECENT_RUNS, RUNS, Questions, Run, runs_of
 
 CUT = 0.5
 # The range of each rate.
@@ -70,6 +71,15 @@ class Timed:
 def timed_runs(runs: Iterable[Run], questions: Questions) -> list[Timed]:
     """Return the runs whose speed counts."""
     return [_timed_run(run, questions) for run in runs if run.rate and run.speed_stated and run.group not in LEFT_OUT]
+
+
+def fit_rows(registry: Registry) -> list[Timed]:
+    """Return all rows of the fit and those that are held out of it: of the recent runs those of dense models, as parts
+    of mixtures are not modelled, on chips of vendors whose programs are described."""
+    questions = Questions(registry)
+    recent = [run for run in runs_of(RECENT_RUNS) if not run.is_mixture]
+    recent = [run for run in recent if find_chip(registry, run.listed_chip)[0].name in SPEED_VENDORS]
+    return [*timed_runs([*runs_of(RUNS), *recent], questions), *timed_points(registry)]
 
 
 def _timed_run(run: Run, questions: Questions) -> Timed:
@@ -173,28 +183,13 @@ def without_own(rows: list[Timed]) -> list[tuple[Timed, float]]:
     return errors
 
 
-def interval(alone: list[tuple[Timed, float]]) -> tuple[float, float]:
-    """Return the published over the predicted speeds between which 90 of 100 rows of the fitted half lie, each by rates
-    that its program's rows did not set."""
-    ratios = sorted(math.exp(-off) for row, off in alone if row.fitted)
-    low, high = (ratios[math.ceil(share * len(ratios)) - 1] for share in (0.05, 0.95))
-    return float(f"{low:.3g}"), float(f"{high:.3g}")
-
-
-def covered(offs: Iterable[float]) -> float:
-    """Return the share of rows within the interval of the platform."""
-    low, high = SPEED_INTERVAL
-    inside = [low <= math.exp(-off) <= high for off in offs]
-    return sum(inside) / len(inside)
-
-
 def committed_rates() -> Rates:
     """Return the rates in the platform, which are the defaults of Pace."""
     return {name: Pace.model_fields[name].default for name in FITTED_FIELDS}
 
 
-def written(rates: Rates, within: tuple[float, float]) -> tuple[Path, str]:
-    """Return the file with the rates, and its text with these and the interval. All other words stay."""
+def written(rates: Rates) -> tuple[Path, str]:
+    """Return the file with the rates, and its text with these. All other words stay."""
     path = Path(constants_file.__file__)
     text = path.read_text()
     for name, value in rates.items():
@@ -202,4 +197,4 @@ def written(rates: Rates, within: tuple[float, float]) -> tuple[Path, str]:
         text, count = pattern.subn(rf"\g<1>{value:g}\g<2>", text)
         if count != 1:
             raise SystemExit(f"{path.name}: found {count} defaults of {name}, expected one")
-    return path, re.sub(r"\nSPEED_INTERVAL = .*", f"\nSPEED_INTERVAL = ({within[0]:g}, {within[1]:g})", text)
+    return path, text

@@ -110,6 +110,15 @@ class Run:
         return self.has_all_settings and not self.row["quality"].startswith("throughput unit")
 
     @property
+    def listed_chip(self) -> str:
+        """The chip, or the listed one that has its dies."""
+        return LIKE[self.row["chip"]][0] if self.row["chip"] in LIKE else str(self.row["chip"])
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.row["model_settings"].get("experts") is not None
+
+    @property
     def devices(self) -> int:
         return int(self.row["nodes"] * self.row["devices_per_node"])
 

@@ -30,6 +30,7 @@ from levelfield.specs.chips import ChipOverlay, ChipsFile
 from levelfield.specs.constants import Constants
 from levelfield.specs.derivation import Extension, split_name
 from levelfield.specs.implementation import ImplementationFile
+from levelfield.specs.residuals import RESIDUALS_FILE, Residual, read_residuals
 from levelfield.specs.selector import split_label, versioned_framework
 from levelfield.specs.vendor import VendorFile
 from levelfield.user_folders import config_folder
@@ -302,6 +303,11 @@ class Registry:
         if framework not in self.planner_constants_files:
             return None
         return self.document(Constants, "planner's constants", framework, self.planner_constants_files, "framework")
+
+    @cached_property
+    def planner_residuals(self) -> tuple[Residual, ...]:
+        """The published runs beside their plans."""
+        return read_residuals(checkout() / RESIDUALS_FILE)
 
     @cached_property
     def overlay(self) -> ChipOverlay | None:

@@ -52,14 +52,14 @@ def _plans_json(
     request: PlanRequest, plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: RatioBase
 ) -> dict[str, object]:
     ratios = (dict(zip(("speed_over_base", "no_ratio"), base.ratio(plan), strict=True)) for plan in plans)
-    errors = (plan.plan.row_errors for plan in plans)
+    errors = (plan.plan.error for plan in plans)
     rows = (
         plan_content(plan.plan, [plan.row] if plan.row else [])
         | {
-            "error_of_such_rows": row_error.median_error if row_error else None,
-            "such_rows": row_error.run_count if row_error else 0,
+            "error_of_such_rows": error.median_error if error else None,
+            "such_rows": error.same_runs if error else 0,
         }
-        for plan, row_error in zip(plans, errors, strict=True)
+        for plan, error in zip(plans, errors, strict=True)
     )
     return {
         "schema": "levelfield.planned_chips/1",
@@ -105,7 +105,7 @@ def _sheets(
 
 
 def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
-    row, (ratio, _), errors = plan.row, base.ratio(plan), plan.plan.row_errors
+    row, (ratio, _), error = plan.row, base.ratio(plan), plan.plan.median_error
     if row is None:
         return ("none fits", *[NONE] * 6)
     is_within_error = (
@@ -117,7 +117,7 @@ def _cells(plan: ChipPlan, base: RatioBase) -> tuple[str, ...]:
         str(row.tuning.recomputation),
         f"{row.memory.total / GIB:.1f}" + ("*" if is_tight(plan.plan.question, row.memory.total) else ""),
         f"{plan.speed:,.0f}" if plan.speed else NONE,
-        f"{errors.median_error:.0%}" if errors else NONE,
+        NONE if error is None else f"{error:.0%}",
         f"{ratio:.2f}" if ratio else "within" if is_within_error else NONE,
     )
 
@@ -133,16 +133,15 @@ def _notes(plans: Sequence[ChipPlan], refusals: Mapping[str, UsageError], base: 
         "GiB: of the fullest device; recompute: activation checkpointing; tokens/s: per device; error: "
         "median error of published runs like the row" + (f"; ratio: over {base.chip_name}" if base.chip_name else "")
     )
-    errors = ((plan.chip_name, plan.plan.row_errors, plan.plan) for plan in plans if plan.row)
+    errors = ((plan.chip_name, plan.plan.error, plan.plan) for plan in plans if plan.row)
     yield from _merge_notes(
         [
             (
                 name,
-                f"error: of {row_error.run_count} run(s) by {plan.request.framework} in {plan.precision} on "
-                f"{plan.vendor}",
+                f"error: of {error.same_runs} run(s) by {plan.request.framework} in {plan.precision} on {plan.vendor}",
             )
-            for name, row_error, plan in errors
-            if row_error
+            for name, error, plan in errors
+            if error and error.same_runs
         ],
         names,
     )
@@ -183,7 +182,7 @@ def _training_sheet(plans: Sequence[ChipPlan], tokens: float) -> Sheet:
     The interval of the days is that of the speed.
     """
     prices, rows, notes = plans[0].plan.request.prices, [], []
-    header = ("chip", "days", "90 % interval", "device-hours", "MWh", *([prices.currency] if prices else []))
+    header = ("chip", "days", "expected", "device-hours", "MWh", *([prices.currency] if prices else []))
     for plan in plans:
         if plan.row and plan.speed:
             bill, end_bills = plan.plan.bill(plan.row), plan.plan.bill_bounds(plan.row)

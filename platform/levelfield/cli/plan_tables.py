@@ -14,7 +14,7 @@ from levelfield.predict.layout_search import LayoutEstimate, LayoutQuestion, is_
 from levelfield.predict.machines import ASSUMED_SOURCE
 from levelfield.report.sheets import LabelledText, labelled_line, pad_row
 from levelfield.report.words import GIB, NONE, parameters_in_words, significant, wrapped
-from levelfield.specs.constants import SPEED_INTERVAL, SPEED_VENDORS
+from levelfield.specs.constants import SPEED_VENDORS
 from levelfield.specs.readable_json import json_text
 from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.studies.chip_planner import AnsweredPlan
@@ -92,27 +92,18 @@ def _legend(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[Labe
         yield "assumed", "speed over row 1's, by assumed rates; they give no speed and no MFU"
         return
     yield "tokens/s", "; ".join(["per device", *prediction_error_lines(plan)])
+    yield "program", plan.program
     yield "MFU", f"by formula {HEADLINE_FORMULA}, of the {plan.precision} peak"
 
 
 def prediction_error_lines(plan: AnsweredPlan) -> Iterator[str]:
     """Yield how far published runs were from the predicted speed; nothing on a host."""
-    if plan.question.on_host:
+    if plan.error is None:
         return
-    if plan.question.work.model.experts is not None:
-        yield "MoE: not calibrated; some rows are off by more than a third"
-    elif plan.vendor not in SPEED_VENDORS:
-        yield _not_calibrated(plan)
-    else:
-        low, high = SPEED_INTERVAL
-        yield f"90 % of published runs reach {100 * low:.0f}-{100 * high:.0f} % of the predicted speed"
-
-
-def _not_calibrated(plan: AnsweredPlan) -> str:
-    """Say what is known of the error of a plan whose vendor's runs set no rates."""
-    errors = plan.row_errors
-    error = f"median error {errors.median_error:.0%} over {errors.run_count} run(s)" if errors else "error unknown"
-    return f"{plan.vendor}: not calibrated; {error}".replace("%", " %")
+    low, high, runs = 100 * plan.error.low, 100 * plan.error.high, plan.error.nearest_runs
+    yield f"expected at {low:.0f}-{high:.0f} % of it, as the {runs} nearest published runs"
+    if plan.vendor not in SPEED_VENDORS:
+        yield f"{plan.vendor}: not calibrated; {plan.error.vendor_runs} of them on its chips"
 
 
 def _training_lines(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> Iterator[str]:
@@ -144,8 +135,7 @@ def _bill_interval_text(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> s
     """Return the intervals of the figures, by that of the speed, for the row that a default run takes."""
     row = plan.ranking.rows.prefer_margin()[0]
     if (bounds := plan.bill_bounds(row)) is None:
-        near = "no published run is near to this one"
-        return f"no interval: {near if plan.vendor in SPEED_VENDORS else _not_calibrated(plan)}"
+        return "no interval: no published run is near to this one"
     figures: dict[str, list[float | None]] = {
         "days": [bound.days for bound in bounds],
         "MWh": [bound.megawatt_hours for bound in bounds],
@@ -154,9 +144,9 @@ def _bill_interval_text(plan: AnsweredPlan, rows: Sequence[LayoutEstimate]) -> s
     intervals = ", ".join(
         f"{' to '.join(map(significant, bound_pair))} {unit}" for unit, bound_pair in figures.items() if all(bound_pair)
     )
-    low, high = SPEED_INTERVAL
+    low, high = (end / row.tokens_per_second for end in plan.interval(row) or ())
     number = next((f"row {n}" for n, other in enumerate(rows, 1) if other == row), f"{row.layout}, not shown here")
-    return f"{number}, 90 % interval: {intervals} (speed {100 * low:.0f}-{100 * high:.0f} % of the predicted)"
+    return f"{number}, expected: {intervals} (speed {100 * low:.0f}-{100 * high:.0f} % of the predicted)"
 
 
 def training_notes(plan: AnsweredPlan, bill: TrainingBill) -> Iterator[str]:

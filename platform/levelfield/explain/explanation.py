@@ -46,11 +46,11 @@ from levelfield.rundir.event_lines import (
     truncated_number,
 )
 from levelfield.specs.base import dump, load
-from levelfield.specs.constants import speed_interval
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.layout import Layout
 from levelfield.specs.paths import RunPaths
 from levelfield.specs.plan import MAX_RECORD_BYTES, Hardware, PeakUsed, Plan
+from levelfield.specs.residuals import RunKind, plan_error
 from levelfield.specs.step_parts import PredictedStep, StepParts
 from levelfield.specs.vendor import PeakDtype
 
@@ -142,7 +142,10 @@ def predict_step(plan: Plan, parts: StepParts, registry: Registry, host: HostRat
             )
         else:
             question = host_question(registry, framework, plan.work, devices, None, host)
-        interval = speed_interval(plan.hardware.vendor, question.on_host, plan.work.model.experts is not None)
+        precision, is_mixture = plan.work.training.precision, plan.work.model.experts is not None
+        run_kind = RunKind(plan.hardware.vendor, chip.name, framework, precision, is_mixture)
+        error = None if question.on_host else plan_error(registry.planner_residuals, run_kind, False)
+        interval = (error.low, error.high) if error and error.vendor_runs else None
         return compare_with_prediction(parts, predict(question, plan.tuning).time._asdict(), interval)
     except (UsageError, UnknownLink) as error:
         return PredictedStep(reason=str(error))

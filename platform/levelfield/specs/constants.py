@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -92,10 +91,10 @@ class Pace(Value):
     `benchmarks/planner_unseen.py --fit` writes the defaults of FITTED_FIELDS, from half of the published runs.
     """
 
-    matmul_efficiency: float = Field(default=0.967, gt=0, le=1.2)  # of the achievable rate of matrix products
-    memory_efficiency: float = Field(default=0.62, gt=0, le=1)  # of the memory's rate
-    network_efficiency: float = Field(default=0.75, gt=0, le=1.2)  # of the rate of the links between nodes
-    launch_seconds: float = Field(default=2.1e-05, ge=0, le=1e-4)  # that a call of the framework costs beside its work
+    matmul_efficiency: float = Field(default=0.952, gt=0, le=1.2)  # of the achievable rate of matrix products
+    memory_efficiency: float = Field(default=0.661, gt=0, le=1)  # of the memory's rate
+    network_efficiency: float = Field(default=0.741, gt=0, le=1.2)  # of the rate of the links between nodes
+    launch_seconds: float = Field(default=2.39e-05, ge=0, le=1e-4)  # that a call of the framework costs beside its work
     # It is stated: NCCL's ring reaches 0.8 of NVLink's rate on A100 and H100.
     communication_efficiency: float = Field(default=0.8, gt=0, le=1.2)
     unfused: tuple[Unfused, ...] = ()
@@ -117,63 +116,12 @@ class Pace(Value):
     dispatch: Dispatch = "experts"
 
 
-# Published speeds over predicted ones, of dense models by programs whose runs set no rate: 90 of 100 are within these.
-SPEED_INTERVAL = (0.752, 1.14)
-# The vendors of the chips in these runs. For chips of others nobody knows how far the planner may be off
+# The vendors of the chips whose runs set the rates. For chips of others nobody knows how far a ratio of two may be off
 # (tests/core/predict/test_planner_unseen.py).
 SPEED_VENDORS = ("nvidia",)
 # How far the planned ratio of two chips of these vendors was from the published one, of dense models by one program:
 # the median and the largest error, and the number of pairs of chips (docs/planner-accuracy.md).
 CHIP_RATIO_ERRORS, CHIP_PAIRS = (0.14, 0.35), 9
-
-
-class RowKind(NamedTuple):
-    """What a published run and a row of a plan have in common."""
-
-    vendor: str  # of the chip
-    framework: str
-    precision: str
-    is_mixture: bool
-    is_program: bool  # planned with the constants of the program that ran it, and not with the framework's own
-
-
-class RowErrors(NamedTuple):
-    """How far plans were from published runs of one kind."""
-
-    median_error: float  # the median size of planned over published speed less 1
-    run_count: int
-
-
-# Of published runs that set no rate (docs/planner-accuracy.md; tests/core/predict/test_planner_unseen.py).
-ROW_ERRORS: Mapping[RowKind, RowErrors] = {
-    RowKind("amd", "torch", "bf16", False, False): RowErrors(0.27, 3),
-    RowKind("amd", "torch", "bf16", False, True): RowErrors(0.53, 3),
-    RowKind("nvidia", "deepspeed", "bf16", False, False): RowErrors(0.03, 1),
-    RowKind("nvidia", "deepspeed", "bf16", False, True): RowErrors(0.04, 1),
-    RowKind("nvidia", "megatron", "bf16", False, False): RowErrors(0.28, 73),
-    RowKind("nvidia", "megatron", "bf16", False, True): RowErrors(0.05, 73),
-    RowKind("nvidia", "megatron", "bf16", True, False): RowErrors(0.19, 5),
-    RowKind("nvidia", "megatron", "bf16", True, True): RowErrors(0.11, 5),
-    RowKind("nvidia", "megatron", "fp16", False, False): RowErrors(0.09, 2),
-    RowKind("nvidia", "megatron", "fp16", False, True): RowErrors(0.06, 2),
-    RowKind("nvidia", "megatron", "fp8", False, False): RowErrors(0.14, 79),
-    RowKind("nvidia", "megatron", "fp8", False, True): RowErrors(0.08, 79),
-    RowKind("nvidia", "megatron", "fp8", True, False): RowErrors(0.2, 87),
-    RowKind("nvidia", "megatron", "fp8", True, True): RowErrors(0.17, 87),
-    RowKind("nvidia", "megatron", "nvfp4", False, False): RowErrors(0.14, 18),
-    RowKind("nvidia", "megatron", "nvfp4", False, True): RowErrors(0.08, 18),
-    RowKind("nvidia", "torch", "bf16", False, False): RowErrors(0.1, 55),
-    RowKind("nvidia", "torch", "bf16", False, True): RowErrors(0.05, 55),
-    RowKind("nvidia", "torch", "bf16", True, False): RowErrors(0.29, 3),
-    RowKind("nvidia", "torch", "bf16", True, True): RowErrors(0.12, 3),
-    RowKind("nvidia", "torch", "fp8", False, False): RowErrors(0.2, 17),
-    RowKind("nvidia", "torch", "fp8", False, True): RowErrors(0.1, 17),
-}
-
-
-def speed_interval(vendor: str, is_host: bool, is_mixture: bool) -> tuple[float, float] | None:
-    """Return SPEED_INTERVAL for a plan on a vendor's chip; None where no published run says how far it may be off."""
-    return SPEED_INTERVAL if vendor in SPEED_VENDORS and not (is_host or is_mixture) else None
 
 
 # The fields of Pace that are fitted, for all programs and chips together.

@@ -160,7 +160,7 @@ class PlannedPart(Value):
     of: tuple[StepPart, ...]  # the parts; empty for the whole step
     measured_ms: float = Field(ge=0)
     planned_ms: float = Field(ge=0)
-    # Where 90 of 100 published runs lie, by the whole step's interval; None where no published run says it.
+    # Where published runs near to it expect it, by the whole step's interval; None where none is near.
     low_ms: float | None = Field(ge=0)
     high_ms: float | None = Field(ge=0)
     is_off: bool  # the measured time is outside, with its own interval, by more than explain/step_difference.py allows

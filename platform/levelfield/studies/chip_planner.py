@@ -33,18 +33,14 @@ from levelfield.specs.base import MAX_RANKS
 from levelfield.specs.case import Scale, Work
 from levelfield.specs.constants import (
     CHIP_RATIO_ERRORS,
-    ROW_ERRORS,
-    SPEED_INTERVAL,
     SPEED_VENDORS,
     AttentionKernel,
     Constants,
-    RowErrors,
-    RowKind,
-    speed_interval,
 )
 from levelfield.specs.host_rates import HostRates
 from levelfield.specs.implementation import RECOMPUTE_FIRST_LAYERS, Refusable
 from levelfield.specs.prices import Prices
+from levelfield.specs.residuals import PlanError, RunKind, plan_error
 from levelfield.specs.run_figures import HEADLINE_FORMULA
 from levelfield.specs.selector import Selector
 from levelfield.specs.tuning import Tuning
@@ -107,6 +103,8 @@ class AnsweredPlan:
     assumed: tuple[str, ...]  # sentences about what the user gave no value for
     remarks: tuple[str, ...]  # `assumed`, and what the question itself assumes
     assumes_rates: bool  # the rows are in the order that rates of another chip give, so no speed is known
+    error: PlanError | None  # None without a speed, and on a host
+    program: str  # the code that the rows assume
     ranking: LayoutRanking
     not_offered: Sequence[LayoutEstimate]  # rows that need what the framework does not offer
 
@@ -124,17 +122,14 @@ class AnsweredPlan:
         return row.tokens_per_second * flops / (peak.tflops * 1e12)
 
     def interval(self, row: LayoutEstimate) -> list[float] | None:
-        """Return the two speeds between which 90 of 100 runs are; None where no published run is near: mixtures, hosts,
-        unknown rates, other makers' chips."""
-        shares = speed_interval(self.vendor, self.question.on_host, self.question.work.model.experts is not None)
-        return [share * row.tokens_per_second for share in shares] if shares and not self.assumes_rates else None
+        """Return the two speeds between which a run is expected by the nearest published ones; None on a host, and
+        without a speed."""
+        return [share * row.tokens_per_second for share in (self.error.low, self.error.high)] if self.error else None
 
     @property
-    def row_errors(self) -> RowErrors | None:
-        """How far published runs like these rows were from their plans; None without such runs or a speed."""
-        is_mixture, is_program = self.question.work.model.experts is not None, self.request.program is not None
-        kind = RowKind(self.vendor, self.request.framework, self.precision, is_mixture, is_program)
-        return None if self.assumes_rates else ROW_ERRORS.get(kind)
+    def median_error(self) -> float | None:
+        """The median error of published runs that differ in the chip alone; None without any or a speed."""
+        return self.error.median_error if self.error else None
 
     def bill(self, row: LayoutEstimate, share: float = 1.0) -> TrainingBill:
         """Return what the training on --tokens takes. share: its speed, over the row's."""
@@ -155,10 +150,9 @@ class AnsweredPlan:
     def bill_bounds(self, row: LayoutEstimate) -> tuple[TrainingBill, TrainingBill] | None:
         """Return what the training takes at the fast and at the slow end of the row's interval of speed; None without
         an interval."""
-        if self.request.tokens is None or self.interval(row) is None:
+        if self.request.tokens is None or self.error is None:
             return None
-        low, high = SPEED_INTERVAL
-        return self.bill(row, high), self.bill(row, low)
+        return self.bill(row, self.error.high), self.bill(row, self.error.low)
 
 
 @dataclass(frozen=True)
@@ -178,7 +172,7 @@ def chip_plan(plan: AnsweredPlan) -> ChipPlan:
     row = next(iter(plan.ranking.rows.prefer_margin()), None)
     speed = None if row is None or plan.assumes_rates else row.tokens_per_second
     reason = None if plan.vendor in SPEED_VENDORS else f"{plan.vendor}: not calibrated"
-    if reason and plan.row_errors is None:
+    if reason and plan.median_error is None:
         reason += "; error unknown"
     return ChipPlan(plan, row, plan.chip.name, speed, reason)
 
@@ -197,7 +191,7 @@ class RatioBase:
         difference is larger."""
         if not plan.speed or not self.speed or plan.chip_name == self.chip_name:
             return None
-        error = max(self.error, plan.plan.row_errors.median_error if plan.plan.row_errors else 0.0)
+        error = max(self.error, plan.plan.median_error or 0.0)
         return error if max(plan.speed / self.speed, self.speed / plan.speed) - 1 <= error else None
 
     def ratio(self, plan: ChipPlan) -> tuple[float | None, str | None]:
@@ -212,8 +206,7 @@ class RatioBase:
 def ratio_base(plans: Sequence[ChipPlan]) -> RatioBase:
     """Return the base of plans in the order of their chips: the first with a speed, or without a calibrated one."""
     first = next((plan for plan in plans if plan.speed or plan.not_calibrated_reason), plans[0])
-    errors = first.plan.row_errors
-    error = max(CHIP_RATIO_ERRORS[0], errors.median_error if errors else 0.0)
+    error = max(CHIP_RATIO_ERRORS[0], first.plan.median_error or 0.0)
     if first.not_calibrated_reason:
         return RatioBase(
             first.speed, None, f"{first.chip_name}, the first chip, is of {first.not_calibrated_reason}", error
@@ -299,11 +292,19 @@ class ChipPlanner:
             assumed,
             (*assumed, *calibrated, *self._remarks(question)),
             assumes_rates=bool(self.assumed_rates),
+            error=None if self.assumed_rates or question.on_host else self._error(question),
+            program=_program_text(question.constants, request.program),
             ranking=ranking,
             not_offered=unsupported_rows(question)[: request.extra_rows]
             if request.extra_rows and not request.constraints.layout
             else (),
         )
+
+    def _error(self, question: LayoutQuestion) -> PlanError | None:
+        """Return how far published runs near to the rows were from their plans."""
+        framework, is_mixture = question.constants.framework, question.work.model.experts is not None
+        kind = RunKind(self.vendor.name, self.chip.name, framework, self.precision, is_mixture)
+        return plan_error(self.registry.planner_residuals, kind, self.request.program is not None)
 
     def _chip_assumptions(self) -> Iterator[str]:
         """Yield what is assumed of the chip."""
@@ -457,6 +458,14 @@ def _host_rates_text(rates: HostRates) -> str:
         load = f"other programs used {host_use.other_cores:.2f} of {host_use.cores} cores"
     limit_text = f" (limit: {host_use.limit:.2g}), so the host may be faster" if host_use.is_noticeable else ""
     return f"this host's rates as measured on {date}, {age} ago, while {load}{limit_text}"
+
+
+def _program_text(constants: Constants, program: str | None) -> str:
+    """Return the code that the rows assume, in words."""
+    if program:
+        return f"{program}, {constants.programs[program].title}"
+    others = f"; `--program` takes {', '.join(constants.programs)}" if constants.programs else ""
+    return f"models/{constants.framework}, as `run` trains it{others}"
 
 
 def _program_constants(constants: Constants, request: PlanRequest) -> Constants:

@@ -64,10 +64,11 @@ def test_a_bill_has_the_interval_of_the_speed(capsys: pytest.CaptureFixture[str]
     roomy = next(number for number, row in enumerate(rows) if not row["is_tight"])
     assert roomy > 0, "the fastest row leaves too little memory"
     least, most = (significant(end["cost"]) for end in rows[roomy]["training_interval"])
-    *_, interval = in_one_line(plan_output(capsys, *CASE, *question)).partition(f" row {roomy + 1}, 90 % interval:")
+    *_, interval = in_one_line(plan_output(capsys, *CASE, *question)).partition(f" row {roomy + 1}, expected:")
     assert f" {least} to {most} EUR" in interval
     mixture = ("mixtral_8x7b", "--chip", "H100", "--devices", "64", "--top", "1", *question)
-    assert plan_values(capsys, *mixture)["rows"][0]["training_interval"] is None
+    slow, fast = plan_values(capsys, *mixture)["rows"][0]["training_interval"]
+    assert fast["seconds"] > slow["seconds"] > 0
 
 
 def test_the_interval_is_of_the_row_that_leaves_memory_free_also_where_it_is_not_shown(
@@ -82,11 +83,9 @@ def test_the_interval_is_of_the_row_that_leaves_memory_free_also_where_it_is_not
     assert f" {low:.1f} to {high:.1f} days" in interval
 
 
-def test_a_chip_whose_maker_has_no_run_in_the_fit_has_no_interval(
-    capsys: pytest.CaptureFixture[str], prices: str
-) -> None:
-    row = plan_values(capsys, "llama3_8b", "--chip", "MI300X", "--tokens", "300B", "--top", "2")["rows"][0]
-    assert row["tokens_per_second_interval"] is row["training_interval"] is None and row["training"]["seconds"] > 0
+def test_a_chip_without_public_rates_has_no_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    row = plan_values(capsys, "llama3_8b", "--chip", "Ascend-910B1", "--tokens", "300B", "--top", "2")["rows"][0]
+    assert row["tokens_per_second_interval"] is row["training_interval"] is row["training"] is None
 
 
 def test_a_plan_without_a_layout_says_that_it_has_no_cost(capsys: pytest.CaptureFixture[str], prices: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from levelfield.catalog.chip_names import find_chip
 from levelfield.catalog.registry import Registry
 from levelfield.predict.machines import Link, MachineRates
-from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_ERRORS, ROW_ERRORS, SPEED_VENDORS
+from levelfield.specs.constants import CHIP_PAIRS, CHIP_RATIO_ERRORS, SPEED_VENDORS
 from levelfield.specs.layout import parse_layout
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,12 +52,8 @@ def test_speed_and_memory_of_the_held_out_half(unseen: ModuleType, planned_runs:
 
 @pytest.fixture(scope="module")
 def rows(unseen: ModuleType) -> list[Any]:
-    program_fit = import_module("pages.program_fit")
-    registry = Registry()
-    return [
-        *program_fit.timed_runs(unseen.runs_of(unseen.RUNS), unseen.Questions(registry)),
-        *program_fit.timed_points(registry),
-    ]
+    assert unseen  # its folder is on the path
+    return list(import_module("pages.program_fit").fit_rows(Registry()))
 
 
 def test_the_interval_is_of_the_vendors_whose_chips_set_the_rates(unseen: ModuleType, rows: list[Any]) -> None:
@@ -81,8 +77,26 @@ def test_the_ratio_of_two_chips_is_off_as_plan_says(unseen: ModuleType) -> None:
         assert error.off == pytest.approx((1 + error.one.speed_off) / (1 + error.other.speed_off) - 1)
 
 
-def test_rows_like_a_plans_are_off_as_plan_says(unseen: ModuleType) -> None:
-    assert import_module("pages.row_errors").row_errors(Registry()) == ROW_ERRORS
+def test_the_residuals_of_the_platform_are_those_of_its_plans(unseen: ModuleType) -> None:
+    row_errors, registry = import_module("pages.row_errors"), Registry()
+    rows = row_errors.residuals(registry)
+    assert rows == registry.planner_residuals and len(rows) > 300
+    fitted = {row.name for row in import_module("pages.program_fit").fit_rows(registry) if row.fitted}
+    assert len(fitted) > 150 and {row.run for row in rows}.isdisjoint(fitted), "these set the rates"
+
+
+def test_the_interval_holds_for_publications_that_are_not_in_it(unseen: ModuleType) -> None:
+    assert unseen  # its folder is on the path
+    row_errors, registry = import_module("pages.row_errors"), Registry()
+    rows = registry.planner_residuals
+    inside = row_errors.covered(rows, True)
+    assert 0.8 <= statistics.mean(inside) <= 0.95
+    halved = tuple(replace(row, over_program=row.over_program / 2) for row in rows if row.publication == "mlperf51")
+    others = tuple(row for row in rows if row.publication != "mlperf51")
+    planted = row_errors.covered((*others, *halved), True)
+    assert not any(planted[len(others) :]), "no run of half its speed is within the interval of the others"
+    assert not row_errors.covers(None, 1.0)
+    assert not row_errors.covers(row_errors.plan_error(rows, rows[0].kind, True), math.nan)
 
 
 def test_a_program_whose_runs_set_no_rate(rows: list[Any]) -> None:
@@ -98,7 +112,7 @@ def test_a_fit_finds_planted_rates(rows: list[Any]) -> None:
     """Rows whose published rates are those of other rates give these, and one wild row among them changes little."""
     program_fit = import_module("pages.program_fit")
     planted = {"matmul_efficiency": 0.8, "memory_efficiency": 0.8, "network_efficiency": 0.5, "launch_seconds": 1e-5}
-    some = [replace(row, rate=row.rate * math.exp(row.off(planted))) for row in rows if row.fitted][::4]
+    some = [replace(row, rate=row.rate * math.exp(row.off(planted))) for row in rows if row.fitted][::3]
     some[0] = replace(some[0], rate=some[0].rate * 3)
     fitted = program_fit.fitted_rates(some)
     for name, value in planted.items():
@@ -120,19 +134,8 @@ def test_a_program_without_its_own_rows_is_not_in_its_fit(rows: list[Any], monke
     assert len(alone) == len(rows)
 
 
-def test_an_interval_holds_90_of_100_rows_and_sees_wider_errors(rows: list[Any]) -> None:
-    program_fit = import_module("pages.program_fit")
-    alone = [(row, n / 100) for n, row in enumerate(row for row in rows if row.fitted)]
-    low, high = program_fit.interval(alone)
-    assert low == pytest.approx(math.exp(-1.43), rel=0.02) and high == pytest.approx(math.exp(-0.07), rel=0.02)
-    assert program_fit.interval([(row, 2 * off) for row, off in alone])[0] < low
-    assert program_fit.covered([0.0, 0.1, 2.0, -2.0]) == 0.5 and program_fit.covered([math.nan]) == 0
-    held_out = [row.off({}) for row in rows if not row.fitted]
-    assert 0.8 <= program_fit.covered(held_out) <= 0.97
-
-
 def test_what_is_set_aside_is_in_no_fit(rows: list[Any]) -> None:
-    assert sum(row.fitted for row in rows) == 151 and sum(not row.fitted for row in rows) == 141
+    assert sum(row.fitted for row in rows) == 198 and sum(not row.fitted for row in rows) == 183
 
 
 def test_no_group_is_off_by_more_than_a_fifth_in_the_middle(unseen: ModuleType, planned_runs: list[Any]) -> None:
@@ -219,7 +222,7 @@ def test_the_first_ranked_layout_ran_in_all_sweeps(unseen: ModuleType, planned_r
     assert len(sweeps) == 11 and all(s.first_ran for s in sweeps)
     assert sum(s.regret <= 0.1 for s in sweeps) >= 8
     taus = sorted(s.tau for s in sweeps if s.tau is not None)
-    assert taus[len(taus) // 2] > 0.75
+    assert taus[len(taus) // 2] > 0.7
 
 
 @pytest.fixture(scope="module")
@@ -389,7 +392,7 @@ def test_a_wrong_row_is_found(unseen: ModuleType, fault: Any) -> None:
     assert "bridge2606-H100-LLAMA3.1_405B-1024-FP8" in _wrong(rows)
 
 
-def test_the_recent_runs_are_predicted_without_any_fit(unseen: ModuleType) -> None:
+def test_the_recent_runs_are_predicted(unseen: ModuleType) -> None:
     rows = unseen.judge_runs(unseen.runs_of(unseen.RECENT_RUNS), unseen.Questions(Registry()))
     count, middle, high = unseen.spread(j.speed_off for j in rows)
     assert count > 170 and middle < 0.15 and high < 0.40
