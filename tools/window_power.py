@@ -53,7 +53,7 @@ LATE_PRODUCT = f"""\
 {PRODUCT}"""
 JOINT = '    linear = getattr(layers[0], "step_linear", None)'
 LATE_JOINT = f"    if Linear.step in layers[0].late:\n        return None\n{JOINT}"
-LAUNCH = "        if self.random:\n            torch.manual_seed"
+LAUNCH = "        if self.has_dropout:\n            torch.manual_seed"
 BUILT = "        self.casts = StepCasts("
 
 

@@ -17,7 +17,7 @@ from levelfield.worker.job import Coordinates, Job
 from model import kernels
 from model.attention_kernel import attention_kernel
 from partition import exact_norm, save, squared_norm, whole_gradients, whole_parameters
-from step.activations import keep_gradients, kept_activations
+from step.activations import capture_activations, capture_gradients
 from step.optimizer import clip_divisor
 from step.recompute import repeats
 from step.spot_check import sampled_forward
@@ -106,7 +106,7 @@ class ZeroTrainer:
                 if micro:
                     self.engine.step()  # between micro-batches it only counts
                 capturing = (
-                    kept_activations(self.model, self.capture)
+                    capture_activations(self.model, self.capture)
                     if is_captured and not micro
                     else contextlib.nullcontext()
                 )
@@ -133,7 +133,7 @@ class ZeroTrainer:
     def take_evidence(self, step: int) -> None:
         """Keep the whole gradients, where they are captured, and their norms, before the engine's step changes them."""
         if self.capture.wants(step):
-            keep_gradients(self.capture, whole_gradients(self.model), self.scale)
+            capture_gradients(self.capture, whole_gradients(self.model), self.scale)
         if step in self.job.gradient_steps:
             scale = self.scale**2
             self.squares = [(name, squared_norm(whole) / scale) for name, whole in whole_gradients(self.model)]

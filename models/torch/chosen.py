@@ -1,4 +1,4 @@
-"""The choices of one mixture's layer, micro-batch by micro-batch: recorded, or known ones in their place.
+"""The choices of one mixture's layer, micro-batch by micro-batch: recorded, or replaced by those to follow.
 
 levelfield.worker.choices says why a training follows the choices of another one.
 """
@@ -23,36 +23,36 @@ class ChosenLayer:
     """
 
     def __init__(self, record: ChoiceRecord, layer: int, experts: Experts) -> None:
-        self.known: torch.Tensor | None  # the choices to follow in this step; None: this layer's own count
-        self.found: list[Any]  # of each micro-batch so far: its choices, or what `difference` returns
+        self.to_follow: torch.Tensor | None  # the choices to follow in this step; None: this layer's own count
+        self.notes: list[Any]  # of each micro-batch so far: its choices, or what `difference` returns
         self.gates: list[torch.Tensor]
         self.record, self.layer, self.experts, self.accumulation = record, layer, experts, record.accumulation
-        self.passes, self.repeated = 0, 0
-        self.known, self.found, self.gates = None, [], []
+        self.passes, self.repeated_passes = 0, 0
+        self.to_follow, self.notes, self.gates = None, [], []
 
-    def settled(self, ranking: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+    def experts_to_take(self, ranking: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
         """Return the experts to take, [batch, sequence, chosen].
 
         ranking: the scores that `choice` was made by, [batch, sequence, experts].
         """
         if in_backward_pass():
-            micro = self.repeated % self.accumulation
-            self.repeated += 1
-            return choice if self.known is None else self.known[micro]
+            micro = self.repeated_passes % self.accumulation
+            self.repeated_passes += 1
+            return choice if self.to_follow is None else self.to_follow[micro]
         step, micro = divmod(self.passes, self.accumulation)
         self.passes += 1
         if micro == 0:
             followed = self.record.known(step + 1, self.layer)
-            self.known = None if followed is None else torch.from_numpy(followed).to(choice.device)
-            self.found, self.gates = [], []
-        if self.known is None:
-            self.found.append(choice.detach().cpu())
+            self.to_follow = None if followed is None else torch.from_numpy(followed).to(choice.device)
+            self.notes, self.gates = [], []
+        if self.to_follow is None:
+            self.notes.append(choice.detach().cpu())
         else:
-            self.found.append(difference(ranking, choice, self.known[micro], self.experts))
-        return choice if self.known is None else self.known[micro]
+            self.notes.append(difference(ranking, choice, self.to_follow[micro], self.experts))
+        return choice if self.to_follow is None else self.to_follow[micro]
 
-    def weighed(self, gates: torch.Tensor) -> None:
-        """Take note of the gates of the settled choices, [batch, sequence, chosen]. Call it after `settled`."""
+    def add_gates(self, gates: torch.Tensor) -> None:
+        """Take note of the gates of the experts taken, [batch, sequence, chosen]. Call it after `experts_to_take`."""
         if in_backward_pass():
             return
         self.gates.append(gates.detach().double().sum(-1).mean())
@@ -60,13 +60,15 @@ class ChosenLayer:
             self.write(self.passes // self.accumulation)
 
     def write(self, step: int) -> None:
-        if self.known is None:
-            if self.record.is_whole:
-                self.record.chosen(step, self.layer, torch.cat(self.found).numpy())
+        if self.to_follow is None:
+            if self.record.is_whole:  # this rank has the whole batch: others' choices are not recorded
+                self.record.chosen(step, self.layer, torch.cat(self.notes).numpy())
         elif self.record.tensor_rank == 0:  # of ranks with equal tokens one records
-            changed, margin = torch.stack([torch.stack(pair).double() for pair in self.found]).unbind(1)
+            changed, margin = torch.stack([torch.stack(pair).double() for pair in self.notes]).unbind(1)
             gates = torch.stack(self.gates).mean().item()
-            self.record.compared(step, self.layer, self.known.numel(), int(changed.sum()), margin.max().item(), gates)
+            self.record.compared(
+                step, self.layer, self.to_follow.numel(), int(changed.sum()), margin.max().item(), gates
+            )
 
 
 def in_backward_pass() -> bool:
@@ -79,8 +81,8 @@ def difference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (how many of `choice` are not in `followed`, the widest margin of a token).
 
-    The margin is what the own experts' scores have more than the known ones', as a part of their sum. With groups it is
-    that of the groups where they differ, and within the known groups that of the experts.
+    The margin is what the own experts' scores have more than those of the followed ones, as a part of their sum. With
+    groups it is that of the groups where they differ, and within the followed groups that of the experts.
     """
     changed = (choice[..., :, None] != followed[..., None, :]).all(-1).sum()
     groups = experts.router.groups
@@ -88,16 +90,16 @@ def difference(
         return changed, margin(ranking, choice, followed)
     strength = strength_of_groups(ranking, experts)
     group_of = followed // (ranking.shape[-1] // groups.count)
-    their = best(strength.scatter(-1, group_of, float("inf")), groups.chosen)
-    ours = best(in_groups(ranking, their, groups.count), choice.shape[-1])
-    between = margin(strength, best(strength, groups.chosen), their)
-    return changed, torch.maximum(between, margin(ranking, ours, followed))
+    followed_groups = best(strength.scatter(-1, group_of, float("inf")), groups.chosen)
+    own_choice = best(in_groups(ranking, followed_groups, groups.count), choice.shape[-1])
+    group_margin = margin(strength, best(strength, groups.chosen), followed_groups)
+    return changed, torch.maximum(group_margin, margin(ranking, own_choice, followed))
 
 
 def margin(scores: torch.Tensor, choice: torch.Tensor, followed: torch.Tensor) -> torch.Tensor:
     """Return the widest margin between the scores of two choices, without a sign: to choose less is a fault, too."""
-    best_sum, known_sum = (scores.gather(-1, experts).double().sum(-1) for experts in (choice, followed))
-    return ((best_sum - known_sum).abs() / best_sum.abs().clamp_min(1e-30)).max()
+    choice_sum, followed_sum = (scores.gather(-1, experts).double().sum(-1) for experts in (choice, followed))
+    return ((choice_sum - followed_sum).abs() / choice_sum.abs().clamp_min(1e-30)).max()
 
 
 def chosen_layer(layer: int, experts: Experts) -> ChosenLayer | None:

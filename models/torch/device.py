@@ -47,8 +47,8 @@ def process_group(job: Job, device: torch.device, alone: bool = False) -> Iterat
     if job.world_size == 1 and not alone:
         yield
         return
-    bound = None if job.device == "cpu" else device
-    dist.init_process_group(job.backend, "env://", rank=job.rank, world_size=job.world_size, device_id=bound)
+    group_device = None if job.device == "cpu" else device
+    dist.init_process_group(job.backend, "env://", rank=job.rank, world_size=job.world_size, device_id=group_device)
     yield
     # Not after an error: the others may never arrive.
     if dist.get_backend() == "gloo":

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     Operation = tuple[Callable[[], object], str | None]
 
 FLOAT_BYTES = 4
-MOST_REPEATS, REPEATED_BYTES = 20, 2**24
+MAX_REPEATS, REPEATED_BYTES = 20, 2**24
 SIZES = {"cpu": [2**power for power in range(10, 27, 4)], "accelerator": [2**power for power in range(10, 31, 4)]}
 SHORT_SIZES = {"cpu": [2**10, 2**20, 2**22], "accelerator": [2**10, 2**20, 2**26]}
-ENOUGH_SECONDS = {True: 0.1, False: 0.5}  # of one message, short or not: larger ones are left out
+MAX_MESSAGE_SECONDS = {True: 0.1, False: 0.5}  # of one message, short or not: larger ones are left out
 MATMUL_SECONDS = {True: 0.5, False: 2.0}
 BARRIERS = 20
 
@@ -49,7 +49,7 @@ def measure(job: Job, recorder: Recorder, options: argparse.Namespace) -> None:
         dist.barrier()
         recorder.measured("barrier", {"seconds": blocks(device, dist.barrier, BARRIERS)})
         for name, make in OPERATIONS.items():
-            collective(recorder, device, name, make, sizes, ENOUGH_SECONDS[options.short])
+            collective(recorder, device, name, make, sizes, MAX_MESSAGE_SECONDS[options.short])
         if options.pairs:
             pairs(job, recorder, device, sizes)
 
@@ -74,9 +74,9 @@ def collective(
     name: str,
     make: Callable[[torch.Tensor], Operation],
     sizes: Sequence[int],
-    enough: float,
+    max_seconds: float,
 ) -> None:
-    """Record one operation at every size until a message takes longer than `enough` seconds.
+    """Record one operation at every size until a message takes longer than `max_seconds`.
 
     All ranks leave out the same sizes, which are in bytes.
     """
@@ -92,7 +92,7 @@ def collective(
                 "wrong": wrong,
             },
         )
-        if slowest(device, statistics.median(seconds)) > enough:
+        if slowest(device, statistics.median(seconds)) > max_seconds:
             return
 
 
@@ -104,7 +104,7 @@ def message(size: int, device: torch.device) -> torch.Tensor:
 
 
 def repeats_of(size: int) -> int:
-    return max(2, min(MOST_REPEATS, REPEATED_BYTES // size))
+    return max(2, min(MAX_REPEATS, REPEATED_BYTES // size))
 
 
 def difference(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
@@ -115,7 +115,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> str | None:
     return f"element {place} of {actual.numel()}: found {actual[place].item():g}, expected {expected[place].item():g}"
 
 
-def reduced(whole: torch.Tensor) -> Operation:
+def make_all_reduce(whole: torch.Tensor) -> Operation:
     """All-reduce of the numbers times rank + 1: sums of small whole numbers are exact."""
     values = whole * (dist.get_rank() + 1)
     dist.all_reduce(values)
@@ -124,7 +124,7 @@ def reduced(whole: torch.Tensor) -> Operation:
     return lambda: dist.all_reduce(values), wrong
 
 
-def gathered(whole: torch.Tensor) -> Operation:
+def make_all_gather(whole: torch.Tensor) -> Operation:
     """All-gather of a part from every rank, times rank + 1."""
     ranks, gathered = dist.get_world_size(), torch.empty_like(whole)
     part = whole[: whole.numel() // ranks].clone()
@@ -134,7 +134,7 @@ def gathered(whole: torch.Tensor) -> Operation:
     return lambda: dist.all_gather_into_tensor(gathered, mine), wrong
 
 
-def scattered(whole: torch.Tensor) -> Operation:
+def make_reduce_scatter(whole: torch.Tensor) -> Operation:
     """Reduce-scatter of the numbers times rank + 1."""
     rank, size = dist.get_rank(), whole.numel() // dist.get_world_size()
     part, mine = torch.empty_like(whole[:size]), whole * (rank + 1)
@@ -144,7 +144,7 @@ def scattered(whole: torch.Tensor) -> Operation:
     return lambda: dist.reduce_scatter_tensor(part, mine), wrong
 
 
-def sent_to_all(whole: torch.Tensor) -> Operation:
+def make_broadcast(whole: torch.Tensor) -> Operation:
     """Broadcast from rank 0; the other ranks begin with zeros."""
     received = whole.clone() if dist.get_rank() == 0 else torch.zeros_like(whole)
     dist.broadcast(received, 0)
@@ -157,10 +157,10 @@ def sum_of_factors() -> int:
 
 
 OPERATIONS = {
-    "all_reduce": reduced,
-    "all_gather": gathered,
-    "reduce_scatter": scattered,
-    "broadcast": sent_to_all,
+    "all_reduce": make_all_reduce,
+    "all_gather": make_all_gather,
+    "reduce_scatter": make_reduce_scatter,
+    "broadcast": make_broadcast,
 }
 
 
@@ -172,8 +172,8 @@ def pairs(job: Job, recorder: Recorder, device: torch.device, sizes: Sequence[in
     per_node = int(os.environ["LOCAL_WORLD_SIZE"])
     members = list(range(0, job.world_size, per_node))
     members = members if len(members) > 1 else list(range(job.world_size))
-    for matches in rounds(members):
-        partner = next((a + b - job.rank for a, b in matches if job.rank in (a, b)), None)
+    for pairs_of_round in rounds(members):
+        partner = next((a + b - job.rank for a, b in pairs_of_round if job.rank in (a, b)), None)
         for size in (sizes[0], sizes[-1]) if partner is not None else ():
             exchange(job, recorder, device, partner, size)  # type: ignore[arg-type]  # with a partner only
         dist.barrier()
@@ -184,8 +184,8 @@ def rounds(members: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     seats: list[Any] = [*members, None] if len(members) % 2 else list(members)
     for _ in range(len(seats) - 1):
         half = len(seats) // 2
-        matches = zip(seats[:half], reversed(seats[half:]), strict=True)
-        yield [pair for pair in matches if None not in pair]
+        pairs_of_round = zip(seats[:half], reversed(seats[half:]), strict=True)
+        yield [pair for pair in pairs_of_round if None not in pair]
         seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
@@ -197,13 +197,13 @@ def exchange(job: Job, recorder: Recorder, device: torch.device, partner: int, s
     first = job.rank < partner
     expected = (torch.arange(max(1, size // FLOAT_BYTES), device=device) % 7 + 1).float()
     values = expected.clone() if first else torch.zeros_like(expected)
-    turns = (dist.send, dist.recv) if first else (dist.recv, dist.send)
+    calls = (dist.send, dist.recv) if first else (dist.recv, dist.send)
 
-    def there_and_back() -> None:
-        for turn in turns:
-            turn(values, partner)
+    def send_and_return() -> None:
+        for call in calls:
+            call(values, partner)
 
-    seconds = [both / 2 for both in blocks(device, there_and_back, repeats_of(size))]
+    seconds = [there_and_back / 2 for there_and_back in blocks(device, send_and_return, repeats_of(size))]
     if first:
         ranks, wrong = [job.rank, partner], difference(values, expected)
         recorder.measured(

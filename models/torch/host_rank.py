@@ -102,12 +102,12 @@ def rate(amount: float, seconds: float, work: Work) -> float:
 
 def mean_seconds(work: Work, seconds: float) -> float:
     """Return the mean time of the repeats that begin within `seconds`, at least one."""
-    start, repeats, passed = time.perf_counter(), 0, 0.0
-    while passed < seconds or not repeats:
+    start, repeats, elapsed = time.perf_counter(), 0, 0.0
+    while elapsed < seconds or not repeats:
         work()
         repeats += 1
-        passed = time.perf_counter() - start
-    return passed / repeats
+        elapsed = time.perf_counter() - start
+    return elapsed / repeats
 
 
 def meet() -> None:
@@ -126,10 +126,10 @@ def collectives() -> dict[str, dict[int, float]]:
     return {
         name: {size: message(make, size) / ways for size in MESSAGE_BYTES}
         for name, make, ways in (
-            ("all_reduce", reduced, 1),
-            ("all_gather", gathered, 1),
-            ("reduce_scatter", scattered, 1),
-            ("send_recv", sent_and_returned, 2),
+            ("all_reduce", make_all_reduce, 1),
+            ("all_gather", make_all_gather, 1),
+            ("reduce_scatter", make_reduce_scatter, 1),
+            ("send_recv", make_send_and_return, 2),
         )
     }
 
@@ -150,22 +150,22 @@ def seconds_of(work: Work, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def reduced(count: int) -> Work:
+def make_all_reduce(count: int) -> Work:
     whole = torch.ones(count)
     return lambda: dist.all_reduce(whole)
 
 
-def gathered(count: int) -> Work:
+def make_all_gather(count: int) -> Work:
     whole, part = torch.ones(count), torch.ones(count // dist.get_world_size())
     return lambda: dist.all_gather_into_tensor(whole, part)
 
 
-def scattered(count: int) -> Work:
+def make_reduce_scatter(count: int) -> Work:
     whole, part = torch.ones(count), torch.ones(count // dist.get_world_size())
     return lambda: dist.reduce_scatter_tensor(part, whole)
 
 
-def sent_and_returned(count: int) -> Work:
+def make_send_and_return(count: int) -> Work:
     """Return what sends a message from one neighbour to the other and back."""
     whole, rank = torch.ones(count), dist.get_rank()
     turns = (dist.send, dist.recv) if rank < rank ^ 1 else (dist.recv, dist.send)

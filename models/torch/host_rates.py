@@ -67,12 +67,12 @@ def measure(processes: int, threads: int, options: argparse.Namespace) -> dict[s
             for rank in range(processes)
         ]
         try:
-            printed = [rank.communicate(timeout=RANK_LIMIT_SECONDS)[0] for rank in ranks]
+            outputs = [rank.communicate(timeout=RANK_LIMIT_SECONDS)[0] for rank in ranks]
         finally:
             end(ranks)
-    if wrong := [rank.returncode for rank in ranks if rank.returncode]:
-        sys.exit(f"a process of {processes} ended with exit status {wrong[0]}")
-    reports = [json.loads(text.splitlines()[-1]) for text in printed]
+    if failures := [rank.returncode for rank in ranks if rank.returncode]:
+        sys.exit(f"a process of {processes} ended with exit status {failures[0]}")
+    reports = [json.loads(text.splitlines()[-1]) for text in outputs]
     return {
         key: slowest([shares[key] for shares in reports], key in ("operation", "collectives")) for key in reports[0]
     }

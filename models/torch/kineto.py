@@ -51,8 +51,8 @@ class TorchProfile:
         methods: Sequence[tuple[str, str]],
     ) -> None:
         self.job, self.trainer, self.scratch, self.methods = job, trainer, scratch, methods
-        self.kept: list[tuple[int, Path]] = []  # a recorded step and its file
-        self.modules = as_compiled(modules) if job.tuning.compile else modules
+        self.recorded_files: list[tuple[int, Path]] = []  # a recorded step and its file
+        self.modules = outside_compiled_blocks(modules) if job.tuning.compile else modules
 
     def align(self) -> None:
         if self.job.device != "cpu":
@@ -73,19 +73,19 @@ class TorchProfile:
         # Now, because the next record takes over the memory of this one's kernels: they then have no time.
         path = self.scratch / f"trace{number}.json"
         recorded.export_chrome_trace(str(path))
-        self.kept.append((number, path))
+        self.recorded_files.append((number, path))
 
     def name_parts(self, stack: contextlib.ExitStack) -> None:
         """Record each module and each method that has a part as a span `lf/PART/NAME`, until the stack is left."""
         for name, part, module in self.modules:
-            stack.enter_context(spanned(module, f"lf/{part}/{name}"))
+            stack.enter_context(module_spans(module, f"lf/{part}/{name}"))
             if hasattr(module, "attend"):
-                stack.enter_context(around(module, "attend", f"lf/attention core/{name}"))
+                stack.enter_context(method_spans(module, "attend", f"lf/attention core/{name}"))
         for path, part in self.methods:
             *owners, method = path.split(".")
             owner = functools.reduce(member, owners, self.trainer)
             if callable(getattr(owner, method, None)):
-                stack.enter_context(around(owner, method, f"lf/{part}/{path}"))
+                stack.enter_context(method_spans(owner, method, f"lf/{part}/{path}"))
 
     def span(self, name: str) -> contextlib.AbstractContextManager[Any]:
         return Span(f"lf/{name}")
@@ -103,12 +103,12 @@ class TorchProfile:
 
     def traces(self) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Yield each recorded step and the lines of its record, with the node's number in place of names and paths."""
-        for number, path in self.kept:
+        for number, path in self.recorded_files:
             with path.open("rb") as source:
-                yield number, (NAMES.sub(named_by_number, line) for line in source)
+                yield number, (NAMES.sub(use_node_number, line) for line in source)
 
 
-def as_compiled(modules: Sequence[Entry]) -> list[Entry]:
+def outside_compiled_blocks(modules: Sequence[Entry]) -> list[Entry]:
     """Return the modules without those inside of a compiled block, whose work has no part.
 
     Hooks there would compile the block again, and its kernels join modules.
@@ -117,12 +117,12 @@ def as_compiled(modules: Sequence[Entry]) -> list[Entry]:
     return [(name, "unexplained" if name.startswith("layers.") else part, module) for name, part, module in parts]
 
 
-def named_by_number(match: re.Match[bytes]) -> bytes:
+def use_node_number(match: re.Match[bytes]) -> bytes:
     return match[1] + os.environ.get("NODE_RANK", "0").encode() + b'"'
 
 
 @contextlib.contextmanager
-def spanned(module: nn.Module, name: str) -> Iterator[None]:
+def module_spans(module: nn.Module, name: str) -> Iterator[None]:
     """Record a span around each forward pass of the module while the context lasts."""
     spans: list[Any] = []
 
@@ -144,7 +144,7 @@ def spanned(module: nn.Module, name: str) -> Iterator[None]:
             hook.remove()
 
 
-def around(owner: object, method: str, name: str) -> contextlib.AbstractContextManager[None]:
+def method_spans(owner: object, method: str, name: str) -> contextlib.AbstractContextManager[None]:
     """Record a span around each call of a method of one object, until the context is left."""
     original = getattr(owner, method)
 

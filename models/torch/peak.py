@@ -64,8 +64,8 @@ def onednn_over_mkl(seconds: float) -> float:
         for pair, measured in zip(pairs, times, strict=True):
             for run, durations in zip(pair, measured, strict=True):
                 durations.append(duration(run))
-    by_mkl, by_onednn = (sum(min(measured[i][1:]) for measured in times) for i in (0, 1))
-    return by_mkl / by_onednn
+    mkl_seconds, onednn_seconds = (sum(min(measured[i][1:]) for measured in times) for i in (0, 1))
+    return mkl_seconds / onednn_seconds
 
 
 def layer_products(tokens: int, inputs: int, outputs: int) -> Iterator[tuple[Product, Product]]:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 BLOCKS = 3
 BUDGET_SECONDS = 4.0  # for all operations of a rank, and as long again for its messages
-FEWEST, MOST = 3, 50  # repeats; more would let the values of an update in place vanish or overflow
+MIN_REPEATS, MAX_REPEATS = 3, 50  # repeats; more would let the values of an update in place vanish or overflow
 COPIED_BYTES = {"cpu": 2**27, "accelerator": 2**30}  # more than the caches hold
-MOST_BYTES = 2**30  # of the arguments of one operation
-MOST_KEPT = 2**20  # elements of a tensor of whole numbers whose values are kept: indices choose what is read
+MAX_BYTES = 2**30  # of the arguments of one operation
+MAX_KEPT_NUMBERS = 2**20  # of a tensor of whole numbers, whose values are used again: indices choose what is read
 MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 NO_WORK = ("profiler", "prim", "prims")
 TYPES = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "c10::BFloat16", torch.float16: "c10::Half"}
@@ -46,13 +46,13 @@ KINDS = {  # of a collective by its name in torch
 
 
 class Shape(NamedTuple):
-    """A tensor without its values. kept: the values of whole numbers."""
+    """A tensor without its values, but for those of whole numbers, which may be indices."""
 
     size: tuple  # type: ignore[type-arg]
     stride: tuple  # type: ignore[type-arg]
     dtype: torch.dtype
     device: torch.device
-    kept: object = None
+    whole_numbers: object = None
 
     @property
     def extent(self) -> int:
@@ -65,8 +65,8 @@ class Shape(NamedTuple):
 
     def tensor(self) -> torch.Tensor:
         """Return another tensor like it, of random values between 0.1 and 1.1."""
-        if self.kept is not None:
-            return self.kept.clone()  # type: ignore[attr-defined, no-any-return]
+        if self.whole_numbers is not None:
+            return self.whole_numbers.clone()  # type: ignore[attr-defined, no-any-return]
         flat = torch.zeros(self.extent, dtype=self.dtype, device=self.device)
         if self.dtype.is_floating_point:
             flat.copy_(torch.rand(self.extent, device=self.device).add_(0.1))
@@ -77,8 +77,10 @@ def shape_of(tensor: object) -> object:
     """Return the Shape of a tensor; other values as they are."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
-    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() <= MOST_KEPT
-    values = tensor.detach().clone() if whole else None
+    keeps_values = (
+        not (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() <= MAX_KEPT_NUMBERS
+    )
+    values = tensor.detach().clone() if keeps_values else None
     return Shape(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, values)
 
 
@@ -130,12 +132,12 @@ class StepCalls(TorchDispatchMode):
         kind = next((TYPES[leaf.dtype] for leaf in inputs if leaf.dtype in TYPES), "")
         key = (function.name().split(".")[0], kind, tuple(tuple(leaf.shape) for leaf in inputs if leaf.dim()))
         variant = tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in tensors)
-        seen = self.calls[key]
-        if variant not in seen:
+        variants_by_shape = self.calls[key]
+        if variant not in variants_by_shape:
             shapes = tree.tree_map(shape_of, (args, kwargs))
             results = [leaf for leaf in tree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            seen[variant] = [Call(function, shapes, sizes(tensors), sizes(results)), 0]
-        seen[variant][1] += 1
+            variants_by_shape[variant] = [Call(function, shapes, sizes(tensors), sizes(results)), 0]
+        variants_by_shape[variant][1] += 1
 
     def message(self, function: OpOverload, args: tuple[Any, ...]) -> None:
         kind = KINDS.get(function.name().split("::")[1].split(".")[0])
@@ -164,17 +166,17 @@ def measure(device: torch.device, step: Callable[[], object]) -> dict[str, Any]:
 
     step: runs a step. All ranks do this at the same time: a rank of a processor has its share of the machine.
     """
-    with StepCalls() as seen:
+    with StepCalls() as step_calls:
         step()
     synchronize(device)
     end = time.perf_counter() + 3 * BUDGET_SECONDS
-    budget = BUDGET_SECONDS / max(1, sum(map(len, seen.calls.values())))
+    budget = BUDGET_SECONDS / max(1, sum(map(len, step_calls.calls.values())))
     operations: list[dict[str, Any]]
     left_out: list[str]
     timings: list[tuple[Any, int]]  # (seconds, or why there are none; how often)
     operations, left_out = [], []
     with torch.no_grad():
-        for (name, kind, dims), variants in seen.calls.items():
+        for (name, kind, dims), variants in step_calls.calls.items():
             timings = [(alone(device, call, budget, end), count) for call, count in variants.values()]
             call = next(iter(variants.values()))[0]
             facts = {"name": name, "dtype": kind, "dims": dims, "given": call.dims, "results": call.results}
@@ -183,15 +185,15 @@ def measure(device: torch.device, step: Callable[[], object]) -> dict[str, Any]:
                 continue
             whole = sum(seconds * count for seconds, count in timings) / sum(count for _, count in timings)
             operations.append({**facts, "seconds": whole})
-        copied = copy(device)
-        messages = messages_alone(device, seen.messages) if dist.is_initialized() else []
-    return {"operations": operations, "left_out": sorted(set(left_out)), "copy": copied, "messages": messages}
+        copy_rate = copy(device)
+        messages = messages_alone(device, step_calls.messages) if dist.is_initialized() else []
+    return {"operations": operations, "left_out": sorted(set(left_out)), "copy": copy_rate, "messages": messages}
 
 
 def alone(device: torch.device, call: Call, seconds: float, end: float) -> float | str:
     """Return the best seconds of one call of an operation, or why there are none."""
     leaves = tree.tree_leaves(call.arguments, is_leaf=is_shape)
-    if sum(leaf.bytes for leaf in leaves if is_shape(leaf)) > MOST_BYTES:
+    if sum(leaf.bytes for leaf in leaves if is_shape(leaf)) > MAX_BYTES:
         return "larger than what is repeated"
     if time.perf_counter() > end:
         return "no time was left"
@@ -214,17 +216,17 @@ def best_seconds(device: torch.device, work: Callable[[], object], seconds: floa
         return kernel_seconds(device, work)
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < FEWEST or (time.perf_counter() < end and len(times) < MOST):
+    while len(times) < MIN_REPEATS or (time.perf_counter() < end and len(times) < MAX_REPEATS):
         times.append(block(device, work, 1))
     return min(times)
 
 
 def kernel_seconds(device: torch.device, work: Callable[[], object]) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        for _ in range(FEWEST):
+        for _ in range(MIN_REPEATS):
             work()
         synchronize(device)
-    return sum(event.self_device_time_total for event in recorded.key_averages()) / FEWEST / 1e6  # type: ignore[no-any-return]
+    return sum(event.self_device_time_total for event in recorded.key_averages()) / MIN_REPEATS / 1e6  # type: ignore[no-any-return]
 
 
 def copy(device: torch.device) -> dict[str, float]:
@@ -238,9 +240,9 @@ def messages_alone(device: torch.device, local_messages: dict[Message, tuple[str
     """Return the seconds of each distinct collective that all of its ranks have, in one order on all: so none waits."""
     dtype: Any  # its name, then itself
     results: list[dict[str, Any]]
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, sorted(local_messages))
-    shared = sorted({key for keys in every for key in keys if all(key in every[rank] for rank in key[3])})
+    message_keys: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(message_keys, sorted(local_messages))
+    shared = sorted({key for keys in message_keys for key in keys if all(key in message_keys[rank] for rank in key[3])})
     budget, results = BUDGET_SECONDS / max(1, len(shared)), []
     for key in shared:
         if key in local_messages:
@@ -250,7 +252,7 @@ def messages_alone(device: torch.device, local_messages: dict[Message, tuple[str
             dtype = getattr(torch, dtype.rpartition(".")[2])
             work = collective(kind, torch.ones(count, dtype=dtype, device=device), group)
             first = slowest(device, block(device, work, 1), group)
-            repeats = int(min(MOST, max(1, budget / BLOCKS / max(first, 1e-6))))
+            repeats = int(min(MAX_REPEATS, max(1, budget / BLOCKS / max(first, 1e-6))))
             seconds = min(blocks(device, work, repeats))
             size = count * dtype.itemsize
             results.append({"kind": kind, "bytes": size, "ranks": list(ranks), "seconds": seconds, "count": times})

@@ -66,7 +66,7 @@ def choose(
     router = experts.router
     chosen = best(within_groups(scores + bias, experts), experts.chosen)
     if record is not None:
-        chosen = record.settled(scores.detach() + bias, chosen)
+        chosen = record.experts_to_take(scores.detach() + bias, chosen)
     gates = scores.gather(-1, chosen)
     if router.normalised:
         gates = gates / gates.sum(-1, keepdim=True)
@@ -97,17 +97,17 @@ def within_groups(scores: torch.Tensor, experts: Experts) -> torch.Tensor:
 
 def strength_of_groups(scores: torch.Tensor, experts: Experts) -> torch.Tensor:
     """Return the score of each group: [..., experts] -> [..., groups]."""
-    split: torch.Tensor
     groups: RouterGroups = experts.router.groups  # type: ignore[assignment]  # this router has groups
-    split, counted = scores.detach().unflatten(-1, (groups.count, -1)), max(1, experts.chosen // groups.chosen)
-    return split.sort(dim=-1, descending=True).values[..., :counted].sum(-1)
+    grouped: torch.Tensor = scores.detach().unflatten(-1, (groups.count, -1))
+    experts_counted = max(1, experts.chosen // groups.chosen)
+    return grouped.sort(dim=-1, descending=True).values[..., :experts_counted].sum(-1)
 
 
 def in_groups(scores: torch.Tensor, open_groups: torch.Tensor, count: int) -> torch.Tensor:
     """Return the scores, minus infinity outside of the open groups, which are given by their numbers."""
     is_open = torch.zeros(*scores.shape[:-1], count, dtype=torch.bool, device=scores.device)
-    split: torch.Tensor = scores.detach().unflatten(-1, (count, -1))
-    return split.masked_fill(~is_open.scatter_(-1, open_groups, True)[..., None], -math.inf).flatten(-2)
+    grouped: torch.Tensor = scores.detach().unflatten(-1, (count, -1))
+    return grouped.masked_fill(~is_open.scatter_(-1, open_groups, True)[..., None], -math.inf).flatten(-2)
 
 
 def with_room(chosen: torch.Tensor, count: int, capacity: int | None) -> torch.Tensor | None:

@@ -42,19 +42,19 @@ METHODS = (
     ("engine.optimizer.unscale_and_clip_grads", "gradient clipping"),
 )
 # The same of the model, or of each of its chunks where stages are interleaved
-ENDS = (("embed", "embedding"), ("scores", "head and loss"))  # also where the embedding is the head
+END_METHODS = (("embed", "embedding"), ("scores", "head and loss"))  # also where the embedding is the head
 
 
 def open_profile(job: Job, trainer: Any, scratch: Path) -> TorchProfile:
     modules: Iterator[tuple[str, Any, nn.Module]]
     trainer.graph = None  # the further steps launch each kernel by itself: in a graph none has a part
-    modules = ((name, part_of(name, module), module) for name, module in trainer.model.named_modules())
+    modules = ((name, find_part(name, module), module) for name, module in trainer.model.named_modules())
     owners = [f"model.chunks.{number}" for number, _ in enumerate(getattr(trainer.model, "chunks", ()))] or ["model"]
-    ends = [(f"{owner}.{method}", part) for owner in owners for method, part in ENDS]
+    ends = [(f"{owner}.{method}", part) for owner in owners for method, part in END_METHODS]
     return TorchProfile(job, trainer, scratch, [entry for entry in modules if entry[1]], (*METHODS, *ends))
 
 
-def part_of(name: str, module: nn.Module) -> str | None:
+def find_part(name: str, module: nn.Module) -> str | None:
     """Return the part of a module; None for one that is only a container."""
     ends = {**PARTS, **(MIXTURE if hasattr(module, "tally") or ".mlp." in name else {})}
     last = name.rsplit(".", 1)[-1]

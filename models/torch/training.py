@@ -17,12 +17,12 @@ from levelfield.worker.job import Coordinates, Job
 from model import kernels, onednn
 from model.attention_kernel import attention_kernel
 from model.casts import StepCasts
-from model.parameters import as_arrays, save
+from model.parameters import local_arrays, save
 from model.tallies import Tallies
 from parallelism.data_parallel import free_first_buckets, gradients_in_buckets, micro_batch_context
 from parallelism.mesh import Grid
 from parallelism.parallelize import build, check, divided_parameters
-from step.activations import keep_gradients, kept_activations
+from step.activations import capture_activations, capture_gradients
 from step.optimizer import LocalAdamW, LossScale, clip_divisor
 from step.recompute import compile_seconds, compiled_part, repeats
 from step.spot_check import MicroBatchGradients, SampledUpdate, sampled_forward
@@ -96,7 +96,7 @@ class Trainer:
         self.stage_ranks = job.layout.data * job.layout.context * job.layout.tensor
         self.optimizer = LocalAdamW(self.model, job.training, self.stage_ranks, ends, capturable=job.tuning.graph)
         self.loss_scale = LossScale(job.training.loss_scale if job.training.precision == "fp16" else None)
-        self.random = bool(job.model.hidden_dropout or job.model.attention_dropout)
+        self.has_dropout = bool(job.model.hidden_dropout or job.model.attention_dropout)
         # FSDP2 gathers parameters from stage 1 on
         self.exchange_clock = exchange_clock(job, device, first_exchanging_stage=1)
         self.graph: StepGraph | None = None
@@ -106,18 +106,18 @@ class Trainer:
             self.graph = StepGraph()
         self.launched: deque[Any] = deque()  # what `finish` takes, first the step that was launched first
         # a loss scale follows from a step's end; elsewhere than on CUDA the host waits for all that is launched
-        self.runs_ahead = device.type == "cuda" and self.loss_scale.interval is None
+        self.runs_ahead = device.type == "cuda" and self.loss_scale.growth_interval is None
 
     def weights(self) -> Iterable[LocalArray]:
         """Return (name, whole shape, slices, float32 values) of what this rank holds."""
-        return as_arrays(self.model)
+        return local_arrays(self.model)
 
     def save(self, folder: str) -> None:
-        save(self.model, folder, writes=self.place.data == self.place.context == self.place.tensor == 0)
+        save(self.model, folder, is_writer=self.place.data == self.place.context == self.place.tensor == 0)
 
     def launch(self, batch: Batch) -> None:
         """Run forward, backward, clipping and the optimizer's step, without waiting for the device."""
-        if self.random:
+        if self.has_dropout:
             torch.manual_seed(step_seed(self.job, self.place, batch.step))
         inputs, targets = on_device((batch.inputs, batch.targets), self.device)
         if self.share is not None:
@@ -126,8 +126,8 @@ class Trainer:
         if self.graph is None:
             # a compiled model shows nothing between its ends
             sample = not self.job.tuning.compile and self.spot_check.wants(batch.step)
-            wanted = self.capture.wants(batch.step), sample
-            figures, self.squares = self.compute(inputs, targets, *wanted)
+            wants_evidence = self.capture.wants(batch.step), sample
+            figures, self.squares = self.compute(inputs, targets, *wants_evidence)
         else:
             figures, self.squares = self.graph.run(self.compute, inputs, targets)
         # memory now: it is counted as the host allocates, and the next step may be launched before this one ends
@@ -157,7 +157,7 @@ class Trainer:
             self.experts.reduce_gradients(self.model)
         self.optimizer.take_gradients()
         if keep:
-            keep_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
+            capture_gradients(self.capture, self.optimizer.gradients(), self.loss_scale.value)
         squares = self.optimizer.squares()
         figures, scale = self.reduce(loss, squares), self.loss_scale.value
         update = SampledUpdate(self.optimizer, self.spot_check, scale, micro_batches) if sample else None
@@ -173,7 +173,7 @@ class Trainer:
         """Make the optimizer's step with clipped gradients; none where they are not finite under a loss scale."""
         scale = self.loss_scale.value
         norm = figures[1].sqrt() / scale
-        skip = None if self.loss_scale.interval is None else (~norm.isfinite()).float()
+        skip = None if self.loss_scale.growth_interval is None else (~norm.isfinite()).float()
         self.optimizer.step(clip_divisor(norm, self.job.training.gradient_clip, scale), skip)
         self.optimizer.drop_gradients(keep=gradients_in_buckets(self.runner))
 
@@ -188,7 +188,9 @@ class Trainer:
             return self.pipeline.step(inputs, targets, scale)
         total = torch.zeros(1, device=self.device)
         for micro in self.spot_check.micro_batches(count):
-            capturing = kept_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+            capturing = (
+                capture_activations(self.model, self.capture) if keep and not micro else contextlib.nullcontext()
+            )
             with micro_batch_context(self.runner, stage, last=micro == count - 1), capturing:
                 loss = self.runner(inputs[micro], targets[micro], scale)
                 if micro == count - 1:
@@ -220,25 +222,25 @@ class Trainer:
     def finish(self, batch: Batch) -> dict[str, Any]:
         """Wait for the step's end and return what to record of it."""
         scale = self.loss_scale.value
-        figures, memory_peaks, own_work_seconds = self.launched.popleft()
+        figures, memory_peaks, exchange_clock_seconds = self.launched.popleft()
         loss, square, auxiliary = figures.values()
         free_first_buckets(self.runner)
         norm = math.sqrt(square) / scale if square >= 0 else square
-        finite = math.isfinite(norm)
-        self.loss_scale.update(finite)
-        scaled = self.loss_scale.interval is not None
-        owner = self.place.tensor == self.place.context == self.place.pipeline == 0
+        is_finite = math.isfinite(norm)
+        self.loss_scale.update(is_finite)
+        has_loss_scale = self.loss_scale.growth_interval is not None
+        counts_tokens = self.place.tensor == self.place.context == self.place.pipeline == 0
         return {
             "loss": loss / scale,
-            "grad_norm": norm if finite or not scaled else None,
-            "tokens": batch.tokens if owner else 0,
+            "grad_norm": norm if is_finite or not has_loss_scale else None,
+            "tokens": batch.tokens if counts_tokens else 0,
             "learning_rate": learning_rate(self.job.training.schedule, batch.step),
             "tokens_checksum": batch.checksum,
             "memory": memory_peaks,
-            "loss_scale": scale if scaled else None,
-            "skipped": scaled and not finite,
-            "auxiliary_loss": auxiliary if self.tallies.exist else None,
-            "before_exchange_seconds": own_work_seconds(),
+            "loss_scale": scale if has_loss_scale else None,
+            "skipped": has_loss_scale and not is_finite,
+            "auxiliary_loss": auxiliary if self.tallies.has_experts else None,
+            "before_exchange_seconds": exchange_clock_seconds(),
             "compile_seconds": compile_seconds(),
         }
 

@@ -25,7 +25,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
     """models/torch/repeats.py, with short repeats."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "models" / "torch"))
     found = importlib.import_module("repeats")
-    monkeypatch.setattr(found, "MOST", 3)
+    monkeypatch.setattr(found, "MAX_REPEATS", 3)
     monkeypatch.setitem(found.COPIED_BYTES, "cpu", 2**16)
     yield found
     del sys.modules["repeats"]
@@ -64,7 +64,7 @@ def test_each_operation_is_repeated_as_the_step_has_it(alone: Any, monkeypatch: 
 
 
 def test_what_is_too_large_or_cannot_be_repeated_is_said(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone, "MOST_BYTES", 1000)
+    monkeypatch.setattr(alone, "MAX_BYTES", 1000)
     found = alone.measure(CPU, step)
     assert "aten::embedding: larger than what is repeated" in found["left_out"]
     assert "aten::embedding" not in {each["name"] for each in found["operations"]}

@@ -58,7 +58,7 @@ for fault in faults:
 for name in right:
     setattr(dist, name, right[name])
 fault = "times"
-group_rates.collective(Recorder(), cpu, "all_reduce", group_rates.reduced, [2**10, 2**16, 2**20], 0.0)
+group_rates.collective(Recorder(), cpu, "all_reduce", group_rates.make_all_reduce, [2**10, 2**16, 2**20], 0.0)
 for members in {members}:
     found.append(["rounds", members, [list(matches) for matches in group_rates.rounds(list(range(members)))]])
 print(json.dumps(found), flush=True)

@@ -20,7 +20,7 @@ def test_head_loss_is_cross_entropy(sizes: tuple[int, int], monkeypatch: pytest.
     from model import head_loss
 
     monkeypatch.setattr(head_loss, "CPU_BYTES", sizes)
-    monkeypatch.setattr(head_loss, "LEAST_ROWS", 4)
+    monkeypatch.setattr(head_loss, "MIN_ROWS", 4)
     x = torch.randn(3, 21, 16, requires_grad=True)
     weight = torch.randn(50, 16, requires_grad=True)
     targets = torch.randint(0, 50, (3, 21))

@@ -60,7 +60,7 @@ def test_the_job_chooses_the_library(products: str | None, by_onednn: bool) -> N
     onednn.choose(products)
     try:
         expected = by_onednn and torch.backends.mkldnn.is_available()
-        assert onednn.used() is expected
+        assert onednn.uses_onednn() is expected
         assert onednn.applies(torch.zeros(1, 4), torch.zeros(4, 4)) is expected
     finally:
         onednn.choose(None)

@@ -31,22 +31,22 @@ class CastLayer(nn.Module):
     def cast(self, name: str, dtype: torch.dtype) -> torch.Tensor | Any:
         """Return the parameter `name` in `dtype`, or None where the layer has none: the step's copy, or a new one."""
         if self.copies is None:
-            parameter = self.held(name)
+            parameter = self.local_parameter(name)
             return None if parameter is None else parameter.to(dtype)
         copy = self.copies[name]
-        return copy if copy is None or copy.requires_grad else Borrowed.apply(self.held(name), copy)
+        return copy if copy is None or copy.requires_grad else Borrowed.apply(self.local_parameter(name), copy)
 
     def cast_without_gradient(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        return self.held(name).detach().to(dtype) if self.copies is None else self.copies[name]
+        return self.local_parameter(name).detach().to(dtype) if self.copies is None else self.copies[name]
 
-    def held(self, name: str) -> torch.Tensor | Any:
+    def local_parameter(self, name: str) -> torch.Tensor | Any:
         """Return this rank's part of the parameter `name`, or None where the layer has none."""
         return getattr(self, name)
 
     def empty_copies(self, dtype: torch.dtype) -> dict[str, torch.Tensor | Any]:
         """Return memory for `copies`."""
-        present = [name for name in self._parameters if self.held(name) is not None]
-        empty = {name: torch.empty_like(self.held(name).detach(), dtype=dtype) for name in present}
+        parameter_names = [name for name in self._parameters if self.local_parameter(name) is not None]
+        empty = {name: torch.empty_like(self.local_parameter(name).detach(), dtype=dtype) for name in parameter_names}
         return {**dict.fromkeys(self._parameters), **empty}
 
 
@@ -172,15 +172,18 @@ class StepCasts:
         groups += [[layer] for layer in linears if layer not in joined]
         self.linears = [StepLinear(group, dtype) for group in groups]
         self.copies = {layer: layer.empty_copies(dtype) for layer in layers if layer not in set(linears)}
-        entries = [(layer, name) for layer in self.copies for name in layer._parameters if layer.held(name) is not None]
-        self.vectors = [(layer, name) for layer, name in entries if layer in plain and layer.held(name).dim() == 1]
-        self.vector_sizes = [len(layer.held(name)) for layer, name in self.vectors]
+        names = [(layer, name) for layer in self.copies for name in layer._parameters]
+        entries = [(layer, name) for layer, name in names if layer.local_parameter(name) is not None]
+        self.vectors = [
+            (layer, name) for layer, name in entries if layer in plain and layer.local_parameter(name).dim() == 1
+        ]
+        self.vector_sizes = [len(layer.local_parameter(name)) for layer, name in self.vectors]
         if self.vectors:
             layer, name = self.vectors[0]
             self.vector_copies = self.copies[layer][name].new_empty(sum(self.vector_sizes))
             self.take_vectors(self.vector_copies.split_with_sizes(self.vector_sizes))
         pairs = [pair for linear in self.linears for pair in zip(linear.parameters, linear.copies, strict=True)]
-        pairs += [(layer.held(name), self.copies[layer][name]) for layer, name in entries]
+        pairs += [(layer.local_parameter(name), self.copies[layer][name]) for layer, name in entries]
         self.sources = [local(parameter.detach()) for parameter, _ in pairs]
         self.targets = [local(copy) for _, copy in pairs]
         if self.targets:
@@ -192,7 +195,7 @@ class StepCasts:
             return
         torch._foreach_copy_(self.targets, self.sources)
         if self.vectors:
-            vectors = [layer.held(name) for layer, name in self.vectors]
+            vectors = [layer.local_parameter(name) for layer, name in self.vectors]
             self.take_vectors(BorrowedVectors.apply(self.vector_copies, self.vector_sizes, *vectors))
         # straight into each layer's attributes: nn.Module's assignment asks what a value is, a millisecond for them all
         for layer, copies in self.copies.items():

@@ -38,7 +38,7 @@ class ExpertLinear(CastLayer):
         """Return [rows, out]. x: [rows, in], sorted by expert; counts: [experts of this rank], of their rows."""
         return grouped_product(x, self.cast("weight", x.dtype), counts)
 
-    def held(self, name: str) -> torch.Tensor:
+    def local_parameter(self, name: str) -> torch.Tensor:
         return self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
 
 

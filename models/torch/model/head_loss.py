@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # float32 softmax between the products takes fewer rows at a time, which a processor's cache holds.
 # (bytes of float32 logits for a product, for a softmax); measured in docs/decisions/torch-parallelism.md
 CPU_BYTES = (2**24, 2**23)
-LEAST_ROWS = 512
+MIN_ROWS = 512  # of one product
 PRECISION_ROWS = 8192  # of the head's gradient, changed from the products' precision to its own at a time
 
 
@@ -106,17 +106,18 @@ class HeadLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         cast, factor = weight.to(x.dtype) if cast is None else cast, scale / x.shape[0]
         rows, softmax_rows, cross_entropy, accumulate = way_of(x, weight, group)
-        fast = applies(x, weight)
-        products: Any = None if fast else torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
+        uses_onednn = applies(x, weight)
+        products: Any = None if uses_onednn else torch.empty(rows, weight.shape[0], dtype=x.dtype, device=x.device)
         x_gradient, weight_gradient = torch.empty_like(x), torch.empty_like(weight)
         total = torch.zeros(1, dtype=torch.float32, device=x.device)
         for start in range(0, x.shape[0], rows):
             part, part_targets = x[start : start + rows], targets[start : start + rows]  # [rows, hidden], [rows]
             # [rows, vocabulary's part]
-            logits = product(part, cast) if fast else torch.mm(part, cast.t(), out=products[: part.shape[0]])
-            for few, few_targets in zip(logits.split(softmax_rows), part_targets.split(softmax_rows), strict=True):
-                total += cross_entropy(few, few_targets)
-            if fast:
+            logits = product(part, cast) if uses_onednn else torch.mm(part, cast.t(), out=products[: part.shape[0]])
+            slices = zip(logits.split(softmax_rows), part_targets.split(softmax_rows), strict=True)
+            for softmax_logits, softmax_targets in slices:
+                total += cross_entropy(softmax_logits, softmax_targets)
+            if uses_onednn:
                 torch.mul(product(logits, cast.t()), factor, out=x_gradient[start : start + rows])
             else:
                 x_gradient[start : start + rows].addmm_(logits, cast, beta=0, alpha=factor)
@@ -152,16 +153,16 @@ def way_of(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | Non
 
         return head_on_accelerators.way_of(x, weight, group)
     product_bytes, softmax_bytes = CPU_BYTES
-    rows = min(x.shape[0], max(LEAST_ROWS, product_bytes // (4 * weight.shape[0])))
+    rows = min(x.shape[0], max(MIN_ROWS, product_bytes // (4 * weight.shape[0])))
     softmax_rows = max(1, min(rows, softmax_bytes // (4 * weight.shape[0])))
-    return Way(rows, softmax_rows, of_group(group), accumulate_)
+    return Way(rows, softmax_rows, cross_entropy_for_group(group), accumulate_)
 
 
 def on_processor(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def of_group(group: dist.ProcessGroup | None) -> partial[torch.Tensor]:
+def cross_entropy_for_group(group: dist.ProcessGroup | None) -> partial[torch.Tensor]:
     return partial(cross_entropy_, group=group)
 
 
@@ -171,18 +172,18 @@ def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, group: dist.Proc
     Computed in float32. With a group the logits are columns of the whole vocabulary's, and targets may lie in
     another rank's part.
     """
-    exact = logits.float()
+    logits_float32 = logits.float()
     # [rows, 1]
-    largest = reduce(exact.amax(1, keepdim=True), dist.ReduceOp.MAX, group)
-    exact.sub_(largest)
-    here = ((targets >= 0) & (targets < exact.shape[1]))[:, None]
-    index = targets[:, None].where(here, 0)
-    target_logits = exact.gather(1, index) * here
+    largest = reduce(logits_float32.amax(1, keepdim=True), dist.ReduceOp.MAX, group)
+    logits_float32.sub_(largest)
+    is_local = ((targets >= 0) & (targets < logits_float32.shape[1]))[:, None]
+    index = targets[:, None].where(is_local, 0)
+    target_logits = logits_float32.gather(1, index) * is_local
     # [2, rows, 1]
-    sums = reduce(torch.stack((exact.exp_().sum(1, keepdim=True), target_logits)), dist.ReduceOp.SUM, group)
-    exact.mul_(sums[0].reciprocal()).scatter_add_(1, index, -here.to(exact.dtype))
-    if exact is not logits:
-        logits.copy_(exact)
+    sums = reduce(torch.stack((logits_float32.exp_().sum(1, keepdim=True), target_logits)), dist.ReduceOp.SUM, group)
+    logits_float32.mul_(sums[0].reciprocal()).scatter_add_(1, index, -is_local.to(logits_float32.dtype))
+    if logits_float32 is not logits:
+        logits.copy_(logits_float32)
     return (sums[0].log() - sums[1]).sum()
 
 
@@ -198,6 +199,6 @@ def accumulate_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fa
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if first else 1, alpha=factor)
         return
-    for some, few in zip(total.split(PRECISION_ROWS), left.split(PRECISION_ROWS), strict=True):
-        product = few.new_empty(some.shape).addmm_(few, right, beta=0, alpha=factor)
-        some.copy_(product) if first else some.add_(product)
+    for total_rows, left_rows in zip(total.split(PRECISION_ROWS), left.split(PRECISION_ROWS), strict=True):
+        product = left_rows.new_empty(total_rows.shape).addmm_(left_rows, right, beta=0, alpha=factor)
+        total_rows.copy_(product) if first else total_rows.add_(product)

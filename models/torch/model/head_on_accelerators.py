@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
-from model.head_loss import Way, accumulate_, of_group
+from model.head_loss import Way, accumulate_, cross_entropy_for_group
 from model.kernels import chosen
 
 if TYPE_CHECKING:
@@ -28,29 +28,30 @@ TILE = 128  # rows; a product computes as many at a time, and takes as long with
 
 def way_of(x: torch.Tensor, weight: torch.Tensor, group: dist.ProcessGroup | None) -> Way:
     """Return how much of x [tokens, hidden] a chunk takes, and by which functions."""
-    added = weight.dtype == torch.float32 != x.dtype and adds_in_float32(x.device, x.dtype)
-    accumulate, kernel = add_in_float32_ if added else accumulate_, chosen("cross_entropy")
+    adds_in_product = weight.dtype == torch.float32 != x.dtype and adds_in_float32(x.device, x.dtype)
+    accumulate, kernel = add_in_float32_ if adds_in_product else accumulate_, chosen("cross_entropy")
     row_bytes, tokens = x.element_size() * weight.shape[0], x.shape[0]
     if kernel is None:
         chunk_bytes, softmax_bytes, tensors = WHOLE if group is None else PART
         rows = equal_chunks(tokens, chunk_bytes // row_bytes)
         softmax_rows = max(1, min(rows, softmax_bytes // (4 * tensors * weight.shape[0])))
-        return Way(rows, softmax_rows, whole_cross_entropy_ if group is None else of_group(group), accumulate)
+        loss = whole_cross_entropy_ if group is None else cross_entropy_for_group(group)
+        return Way(rows, softmax_rows, loss, accumulate)
     rows = equal_chunks(tokens, KERNEL_BYTES // row_bytes)
     loss = kernel.cross_entropy_ if group is None else partial(kernel.part_cross_entropy_, group=group)
     return Way(rows, rows, loss, accumulate)
 
 
-def equal_chunks(tokens: int, most: int) -> int:
-    """Return the rows of one chunk, at most `most`.
+def equal_chunks(tokens: int, max_rows: int) -> int:
+    """Return the rows of one chunk, at most `max_rows`.
 
-    They are whole tiles where `most` is a tile or more, and as few chunks as that allows.
+    They are whole tiles where `max_rows` is a tile or more, and as few chunks as that allows.
     """
-    if tokens <= most:
+    if tokens <= max_rows:
         return tokens
-    tiles = most // TILE
+    tiles = max_rows // TILE
     if tiles == 0:
-        return max(1, most)
+        return max(1, max_rows)
     chunks = math.ceil(tokens / (TILE * tiles))
     return TILE * math.ceil(tokens / (TILE * chunks))
 
@@ -61,10 +62,10 @@ def whole_cross_entropy_(logits: torch.Tensor, targets: torch.Tensor) -> torch.T
     torch's kernel subtracts a row's largest logit before the logarithm of the sum, so that large logits lose nothing.
     """
     index = targets[:, None]
-    exact = torch.log_softmax(logits, 1, dtype=torch.float32)
-    of_targets = exact.gather(1, index)  # [rows, 1]
-    torch.exp(exact, out=logits).scatter_(1, index, of_targets.expm1().to(logits.dtype))
-    return -of_targets.sum()
+    log_probabilities = torch.log_softmax(logits, 1, dtype=torch.float32)
+    target_logs = log_probabilities.gather(1, index)  # [rows, 1]
+    torch.exp(log_probabilities, out=logits).scatter_(1, index, target_logs.expm1().to(logits.dtype))
+    return -target_logs.sum()
 
 
 def add_in_float32_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, factor: float, first: bool) -> None:

@@ -23,8 +23,8 @@ import torch
 from levelfield.worker.architecture import GATED, part
 from levelfield.worker.job import Job
 
-LEAST_CAPABILITY = (8, 0)  # what Triton has code for
-MOST_COLUMNS = 2**14  # of a norm's row, which one program holds in registers
+MIN_CAPABILITY = (8, 0)  # what Triton has code for
+MAX_COLUMNS = 2**14  # of a norm's row, which one program holds in registers
 
 _chosen: dict[str, ModuleType] = {}
 
@@ -33,7 +33,7 @@ def choose(job: Job, device: torch.device) -> list[str]:
     """Take the kernels for the training `job` on `device` from now on. Returns their names."""
     _chosen.clear()
     if has_triton(device):
-        _chosen.update({name: importlib.import_module(f"fused.{name}") for name in fitting(job)})
+        _chosen.update({name: importlib.import_module(f"fused.{name}") for name in suitable_kernels(job)})
     return list(_chosen)
 
 
@@ -46,10 +46,10 @@ def has_triton(device: torch.device) -> bool:
     """Return whether Triton is here, and compiles for the device: NVIDIA's, whose build of torch brings it."""
     if device.type != "cuda" or torch.version.cuda is None or importlib.util.find_spec("triton") is None:
         return False
-    return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
+    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
-def fitting(job: Job) -> list[str]:
+def suitable_kernels(job: Job) -> list[str]:
     """Return the names of the kernels that fit the job."""
     model = job.model
     fits = {
@@ -59,6 +59,6 @@ def fitting(job: Job) -> list[str]:
         and part(model, "parallel_residual") is None
         and part(model, "norm_bias")  # it takes a norm without bias for RMSNorm
         and not job.layout.sequence_parallel
-        and model.hidden_size <= MOST_COLUMNS,
+        and model.hidden_size <= MAX_COLUMNS,
     }
     return ["cross_entropy"] + ([] if job.tuning.compile else [name for name, fit in fits.items() if fit])

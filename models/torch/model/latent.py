@@ -82,6 +82,6 @@ def check_latent_attention(job: Job) -> None:
         "positions 'learned'": job.model.positions != "rope",
         "rope_scaling: its softmax would be scaled too": part(job.model, "rope_scaling") is not None,
     }
-    lacking = [what for what, requested in refused.items() if requested]
-    if lacking:
-        raise Unsupported(f"latent attention with {'; with '.join(lacking)}: not written")
+    refusals = [what for what, requested in refused.items() if requested]
+    if refusals:
+        raise Unsupported(f"latent attention with {'; with '.join(refusals)}: not written")

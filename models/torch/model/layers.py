@@ -1,4 +1,4 @@
-"""The layers of both families. Parameters are float32; the activation's dtype decides what is computed in."""
+"""The layers of a decoder. Parameters are float32; the activation's dtype decides what is computed in."""
 
 from __future__ import annotations
 

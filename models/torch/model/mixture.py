@@ -76,7 +76,7 @@ class Mixture(nn.Module):
         scores = scores_of(logits, self.settings.router)
         choice = choose(scores, self.tally.bias, self.settings, self.capacity, self.record)
         if self.record is not None:
-            self.record.weighed(choice.gates)
+            self.record.add_gates(choice.gates)
         mixed = self.mixed(x.flatten(0, 1), choice).view(x.shape).to(x.dtype)
         loss = router_loss(logits, scores, self.of_whole_sequences(choice.counts), self.settings)
         return RouterLoss.apply(mixed, loss, choice.counts.sum(0), self.tally)  # type: ignore[no-any-return]

@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-_used = torch.backends.mkldnn.is_available()  # type: bool
+_uses_onednn = torch.backends.mkldnn.is_available()  # type: bool
 
 
 def choose(products: str | None) -> None:
     """Take float32 products from `onednn` or `mkl`; None: from oneDNN where torch has it."""
-    global _used
-    _used = torch.backends.mkldnn.is_available() and products != "mkl"
+    global _uses_onednn
+    _uses_onednn = torch.backends.mkldnn.is_available() and products != "mkl"
 
 
-def used() -> bool:
+def uses_onednn() -> bool:
     """Return whether oneDNN computes the float32 products of a processor."""
-    return _used
+    return _uses_onednn
 
 
 def applies(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return whether `product` and `OneDnnLinear` are used: for plain float32 tensors on a processor."""
-    plain = not isinstance(weight, DTensor) and x.dtype == weight.dtype == torch.float32
-    return _used and plain and x.device.type == "cpu"
+    is_plain = not isinstance(weight, DTensor) and x.dtype == weight.dtype == torch.float32
+    return _uses_onednn and is_plain and x.device.type == "cpu"
 
 
 # an operation of its own: torch.compile knows oneDNN's only for weights that never change

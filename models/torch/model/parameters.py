@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parallelism.model_chunks import ModelChunks
 
 
-class Held(NamedTuple):
+class LocalParameter(NamedTuple):
     """A part of parameter `name`, whose whole shape is `shape`; `local` is its memory on this rank."""
 
     name: str
@@ -27,33 +27,33 @@ class Held(NamedTuple):
     local: torch.Tensor
 
 
-def held_parts(model: torch.nn.Module | ModelChunks) -> list[Held]:
+def local_parameters(model: torch.nn.Module | ModelChunks) -> list[LocalParameter]:
     """Return what this rank holds of each parameter. Under FSDP only between steps, when parameters are sharded."""
-    return [_held(name, parameter.detach()) for name, parameter in model.named_parameters()]
+    return [_local_parameter(name, parameter.detach()) for name, parameter in model.named_parameters()]
 
 
 def fill(model: torch.nn.Module | ModelChunks, initializer: Initializer) -> None:
     """Write the initial values into this rank's parts, generating nothing else."""
-    for part in held_parts(model):
+    for part in local_parameters(model):
         values = initializer.array(part.name, part.shape, part.slices)
         part.local.copy_(torch.from_numpy(values))
 
 
-def as_arrays(
+def local_arrays(
     model: torch.nn.Module | ModelChunks,
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[slice, ...], NDArray[np.float32]]]:
     """Yield (name, whole shape, slices, float32 values), read back from the model's own memory."""
-    for part in held_parts(model):
+    for part in local_parameters(model):
         if part.local.numel():
             yield part.name, part.shape, part.slices, part.local.float().cpu().numpy()
 
 
-def save(model: torch.nn.Module | ModelChunks, folder: str, writes: bool) -> None:
-    """Gather each whole parameter and write it as <folder>/<name>.npy on the ranks that `writes`."""
+def save(model: torch.nn.Module | ModelChunks, folder: str, is_writer: bool) -> None:
+    """Gather each whole parameter and write it as <folder>/<name>.npy on the ranks that `is_writer`."""
     for name, parameter in model.named_parameters():
         whole = parameter.detach()
         whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
-        if writes:
+        if is_writer:
             np.save(Path(folder) / f"{name}.npy", whole.float().cpu().numpy())
 
 
@@ -63,10 +63,10 @@ def local_memory(tensor: torch.Tensor | Any) -> torch.Tensor:
     return getattr(local, "_tensor", local)
 
 
-def _held(name: str, parameter: torch.Tensor) -> Held:
+def _local_parameter(name: str, parameter: torch.Tensor) -> LocalParameter:
     shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
-        return Held(name, shape, tuple(slice(0, size) for size in shape), parameter)
+        return LocalParameter(name, shape, tuple(slice(0, size) for size in shape), parameter)
     sizes, offsets = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)
     slices = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-    return Held(name, shape, slices, local_memory(parameter))
+    return LocalParameter(name, shape, slices, local_memory(parameter))

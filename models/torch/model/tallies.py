@@ -29,7 +29,7 @@ class Tallies:
 
             # interleaved stages have no experts, so the model is a Decoder
             self.layers = [(layer, mixture.tally) for layer, mixture in mixtures(model)]  # type: ignore[arg-type]
-        self.exist, self.rate = experts is not None, experts.router.bias_rate if experts is not None else 0.0
+        self.has_experts, self.rate = experts is not None, experts.router.bias_rate if experts is not None else 0.0
         self.group = data_group(job) if self.rate else None
 
     def begin(self, scale: float) -> None:

@@ -49,13 +49,13 @@ def shard_data_parallel(model: Decoder, grid: Grid, stage: int, experts: ExpertM
             if experts is not None and experts.shards:
                 shard_experts(block.mlp, experts, stage, policy(model.dtype))
         shard(block, mesh, grid, stage, policy(model.dtype), ignored_params=ignored)
-    for end in ends_apart(model):
+    for end in separate_ends(model):
         shard(end, mesh, grid, min(stage, 2), policy(model.dtype))
     shard(model, mesh, grid, min(stage, 2), policy(model.dtype), ignored_params=ignored)
     return True
 
 
-def ends_apart(model: Decoder) -> list[Any]:
+def separate_ends(model: Decoder) -> list[Any]:
     """Return the embedding and the head of this rank, which FSDP2 exchanges one after the other.
 
     Together their gradients in float32 are gigabytes for a vocabulary of 128,000. One weight that is both stays in the
@@ -147,6 +147,6 @@ def micro_batch_context(model: Any, stage: int, last: bool) -> contextlib.Abstra
         model.set_requires_all_reduce(last)
         model.set_reshard_after_backward(last or stage == 3)
         # gathered from forward to backward pass, so also between micro-batches
-        for end in (model, *ends_apart(model)):  # type: ignore[arg-type]  # FSDP2 keeps the Decoder
+        for end in (model, *separate_ends(model)):  # type: ignore[arg-type]  # FSDP2 keeps the Decoder
             end.set_reshard_after_backward(last, recurse=False)
     return contextlib.nullcontext()

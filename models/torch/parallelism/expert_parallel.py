@@ -62,9 +62,9 @@ def check_experts(job: Job) -> None:
         refused[f"{over} all: hidden_size {job.model.hidden_size} over the {replicas} with the same experts"] = (
             job.model.hidden_size % replicas > 0
         )
-    lacking = [what for what, requested in refused.items() if requested]
-    if lacking:
-        raise Unsupported(f"mixture of experts with {'; with '.join(lacking)}: not written")
+    refusals = [what for what, requested in refused.items() if requested]
+    if refusals:
+        raise Unsupported(f"mixture of experts with {'; with '.join(refusals)}: not written")
     if job.tuning.recompute == "selective":
         hide_sharding()
 
@@ -77,16 +77,16 @@ def hide_sharding() -> None:
     """
     for name in ("_pre_forward", "_post_forward"):
         hook = getattr(FSDPState, name)
-        if not hasattr(hook, "unseen"):
-            setattr(FSDPState, name, unseen(hook))
+        if not hasattr(hook, "is_without_modes"):
+            setattr(FSDPState, name, without_modes(hook))
 
 
-def unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+def without_modes(hook: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: object) -> Any:
         with _disable_current_modes():
             return hook(*arguments)
 
-    call.unseen = True  # type: ignore[attr-defined]
+    call.is_without_modes = True  # type: ignore[attr-defined]
     return call
 
 
@@ -178,14 +178,14 @@ class Exchange:
 
         rows: [rows, hidden], sorted by expert; counts: [experts], of their rows. compute: of this rank's experts.
         """
-        sent = counts.view(self.ranks, -1)
-        got = torch.empty_like(sent)  # [ranks, experts of this rank]
-        dist.all_to_all_single(got, sent, group=self.group)
-        going, coming = sent.sum(1).tolist(), got.sum(1).tolist()
-        order = by_expert(got)
-        arrived = Permute.apply(AllToAll.apply(rows, coming, going, self.group), order)
-        left = Permute.apply(compute(arrived, got.sum(0)), order.argsort())
-        return AllToAll.apply(left, going, coming, self.group)  # type: ignore[no-any-return]
+        sent_counts = counts.view(self.ranks, -1)
+        received_counts = torch.empty_like(sent_counts)  # [ranks, experts of this rank]
+        dist.all_to_all_single(received_counts, sent_counts, group=self.group)
+        rows_to, rows_from = sent_counts.sum(1).tolist(), received_counts.sum(1).tolist()
+        order = by_expert(received_counts)
+        local_rows = Permute.apply(AllToAll.apply(rows, rows_from, rows_to, self.group), order)
+        results = Permute.apply(compute(local_rows, received_counts.sum(0)), order.argsort())
+        return AllToAll.apply(results, rows_to, rows_from, self.group)  # type: ignore[no-any-return]
 
 
 def by_expert(counts: torch.Tensor) -> torch.Tensor:
@@ -198,23 +198,23 @@ def by_expert(counts: torch.Tensor) -> torch.Tensor:
 
 
 class AllToAll(torch.autograd.Function):
-    """[sum of going, hidden] -> [sum of coming, hidden]: the rows for each rank, and those from each rank."""
+    """[sum of rows_to, hidden] -> [sum of rows_from, hidden]: the rows for each rank, and those from each rank."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, coming: list[int], going: list[int], group: dist.ProcessGroup
+        ctx: Any, rows: torch.Tensor, rows_from: list[int], rows_to: list[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
-        ctx.exchange = (going, coming, group)
-        return exchanged(rows, coming, going, group)
+        ctx.exchange = (rows_to, rows_from, group)
+        return exchanged(rows, rows_from, rows_to, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return exchanged(gradient, *ctx.exchange), None, None, None
 
 
-def exchanged(rows: torch.Tensor, coming: list[int], going: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    received = rows.new_empty(sum(coming), rows.shape[1])
-    dist.all_to_all_single(received, rows.contiguous(), coming, going, group=group)
+def exchanged(rows: torch.Tensor, rows_from: list[int], rows_to: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    received = rows.new_empty(sum(rows_from), rows.shape[1])
+    dist.all_to_all_single(received, rows.contiguous(), rows_from, rows_to, group=group)
     return received
 
 

@@ -50,19 +50,19 @@ def gather_once(actions: list[_Action]) -> None:
 
     torch keeps three chunks gathered. Of four it would gather one again for nearly every micro-batch.
     """
-    first: dict[int, int]
-    last: dict[int, int]
-    first, last = {}, {}
-    for place, action in enumerate(actions):
+    first_unshard: dict[int, int]
+    last_reshard: dict[int, int]
+    first_unshard, last_reshard = {}, {}
+    for position, action in enumerate(actions):
         if action.computation_type.name == "UNSHARD":
-            first.setdefault(action.stage_index, place)
+            first_unshard.setdefault(action.stage_index, position)
         if action.computation_type.name == "RESHARD":
-            last[action.stage_index] = place
-    once = {*first.values(), *last.values()}
+            last_reshard[action.stage_index] = position
+    kept_positions = {*first_unshard.values(), *last_reshard.values()}
     actions[:] = [
         action
-        for place, action in enumerate(actions)
-        if place in once or action.computation_type.name not in ("UNSHARD", "RESHARD")
+        for position, action in enumerate(actions)
+        if position in kept_positions or action.computation_type.name not in ("UNSHARD", "RESHARD")
     ]
 
 

@@ -97,7 +97,7 @@ def _(gradient, query, gathered, *_):  # type: ignore[no-untyped-def]
     return torch.empty_like(query, memory_format=torch.contiguous_format), local_gradient
 
 
-def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def save_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, _, gathered, *ctx.others = inputs
     ctx.save_for_backward(query, gathered, *output)
 
@@ -106,7 +106,7 @@ def differentiate(ctx: Any, gradient: Tensor, _: object) -> tuple[Tensor, Tensor
     return *attention_backward(gradient, *ctx.saved_tensors, *ctx.others), None, None, None, None
 
 
-attention.register_autograd(differentiate, setup_context=keep)
+attention.register_autograd(differentiate, setup_context=save_for_gradient)
 
 
 def join(first_part: tuple[Tensor, Tensor], before: "tuple[Tensor, Tensor] | None", into: Tensor) -> Tensor:

@@ -52,5 +52,5 @@ class Grid:
         stage_size = self.sizes["replicate"] * self.sizes["shard"] * self.sizes["tensor"]
         last = (self.sizes["pipeline"] - 1) * stage_size
         groups = [dist.new_group([place, last + place]) for place in range(stage_size)]
-        at_end = coordinates.pipeline in (0, self.sizes["pipeline"] - 1)
-        return groups[dist.get_rank() % stage_size] if at_end else None
+        is_end_stage = coordinates.pipeline in (0, self.sizes["pipeline"] - 1)
+        return groups[dist.get_rank() % stage_size] if is_end_stage else None

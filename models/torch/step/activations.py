@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def kept_activations(model: Decoder, capture: Capture) -> Iterator[None]:
+def capture_activations(model: Decoder, capture: Capture) -> Iterator[None]:
     """Keep what enters and leaves each block, and the logits, of the one forward pass for which the context lasts."""
 
-    def keep(name: str) -> Callable[[nn.Module, object, torch.Tensor], None]:
-        return lambda _module, _inputs, output: keep_tensor(capture, name, output)
+    def capture_as(name: str) -> Callable[[nn.Module, object, torch.Tensor], None]:
+        return lambda _module, _inputs, output: capture_tensor(capture, name, output)
 
-    def keep_embedding(_block: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        keep_tensor(capture, "embedding", inputs[0])
+    def capture_embedding(_block: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        capture_tensor(capture, "embedding", inputs[0])
 
-    def keep_logits(_norm: nn.Module, _inputs: object, output: torch.Tensor) -> None:
-        keep_tensor(capture, "logits", model.scores(output))
+    def capture_logits(_norm: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+        capture_tensor(capture, "logits", model.scores(output))
 
-    hooks = [next(iter(model.layers.values())).register_forward_pre_hook(keep_embedding)]
-    hooks += [block.register_forward_hook(keep(f"layers.{index}")) for index, block in model.layers.items()]
-    hooks += [model.final_norm.register_forward_hook(hook) for hook in (keep("final_norm"), keep_logits)]
+    hooks = [next(iter(model.layers.values())).register_forward_pre_hook(capture_embedding)]
+    hooks += [block.register_forward_hook(capture_as(f"layers.{index}")) for index, block in model.layers.items()]
+    hooks += [model.final_norm.register_forward_hook(hook) for hook in (capture_as("final_norm"), capture_logits)]
     yield
     for hook in hooks:
         hook.remove()
 
 
-def keep_gradients(capture: Capture, gradients: Iterable[tuple[str, torch.Tensor]], scale: float) -> None:
+def capture_gradients(capture: Capture, gradients: Iterable[tuple[str, torch.Tensor]], scale: float) -> None:
     """Keep the gradients of the loss. gradients: (canonical name, whole gradient of the loss times `scale`)."""
     for name, gradient in gradients:
-        keep_tensor(capture, f"gradient.{name}", gradient / scale)
+        capture_tensor(capture, f"gradient.{name}", gradient / scale)
 
 
-def keep_tensor(capture: Capture, name: str, tensor: torch.Tensor) -> None:
+def capture_tensor(capture: Capture, name: str, tensor: torch.Tensor) -> None:
     capture.keep(name, tensor.detach().float().cpu().numpy())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from model.decoder import Decoder
     from torch import nn
 
-MOST_SHAPES = 64  # that one function is compiled for; beyond torch's own 8 it would run uncompiled
+MAX_SHAPES = 64  # that one function is compiled for; beyond torch's own 8 it would run uncompiled
 
 
 def replace_linears(model: Decoder, job: Job) -> None:
@@ -36,7 +36,7 @@ def compile_casts(model: nn.Module, recompute: str) -> None:
 
     A cast is ten kernels that each read the whole tensor, many with float32 results; compiled it is three.
     """
-    torch._dynamo.config.recompile_limit = MOST_SHAPES
+    torch._dynamo.config.recompile_limit = MAX_SHAPES
     if recompute == "selective":
         cast = torch.compile(float8_linear.hp_tensor_to_float8_dynamic, dynamic=False)
         float8_linear.hp_tensor_to_float8_dynamic = cast

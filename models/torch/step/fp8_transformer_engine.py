@@ -23,18 +23,18 @@ with contextlib.redirect_stdout(None):
 
 
 def replace_linears(model: Decoder, _job: Job) -> None:
-    replace_each(model, lambda *shape, **options: _by_engine(engine.Linear(*shape, **options)))
+    replace_each(model, lambda *shape, **options: _wrap_engine_layer(engine.Linear(*shape, **options)))
     for block in model.layers.values():
-        block.forward = _in_fp8(block.forward)
+        block.forward = _fp8_forward(block.forward)
 
 
-def _by_engine(made: nn.Module) -> nn.Module:
-    made = made.float()
-    made.forward = _in_half(made.forward)
-    return made
+def _wrap_engine_layer(layer: nn.Module) -> nn.Module:
+    layer = layer.float()
+    layer.forward = _autocast_forward(layer.forward)
+    return layer
 
 
-def _in_half(forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
+def _autocast_forward(forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
     """Return the forward pass of a layer under autocast, which must not reach the block's norms.
 
     Weights that FSDP2 does not gather are float32, and transformer-engine takes such weights under autocast only.
@@ -47,7 +47,7 @@ def _in_half(forward: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
     return run
 
 
-def _in_fp8(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _fp8_forward(forward: Callable[..., Any]) -> Callable[..., Any]:
     recipe = Float8CurrentScaling()
 
     def run(*inputs: Any) -> Any:

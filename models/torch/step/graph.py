@@ -15,7 +15,7 @@ from levelfield.worker.job import Job
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-WARM_UP = 2  # steps as they are: they make the optimizer's state, and what libraries set up at their first call
+WARM_UP_STEPS = 2  # steps as they are: they make the optimizer's state, and what libraries set up at their first call
 
 
 def check_graph(job: Job) -> None:
@@ -57,12 +57,12 @@ class StepGraph:
     def run(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
         """Return function(*inputs). From the third call on its launches are replayed, into the same results."""
         self.calls += 1
-        if self.calls <= WARM_UP:
+        if self.calls <= WARM_UP_STEPS:
             return function(*inputs)
         if self.graph is None:
             self.capture(function, inputs)
-        for place, tensor in zip(self.inputs, inputs, strict=True):  # type: ignore[arg-type]  # captured by now
-            place.copy_(tensor)
+        for graph_input, tensor in zip(self.inputs, inputs, strict=True):  # type: ignore[arg-type]  # captured by now
+            graph_input.copy_(tensor)
         self.graph.replay()  # type: ignore[union-attr]
         return self.results
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from model.parameters import held_parts, local_memory
+from model.parameters import local_memory, local_parameters
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from levelfield.worker.job import LossScale as LossScaleSettings
     from levelfield.worker.job import Training
-    from model.parameters import Held
+    from model.parameters import LocalParameter
     from parallelism.model_chunks import ModelChunks
     from torch import nn
 
@@ -48,7 +48,7 @@ class LocalAdamW:
         self.names, self.parameters = zip(*model.named_parameters(), strict=True)
         self.locals = [_local(parameter) for parameter in self.parameters]
         pairs = zip(self.parameters, self.locals, strict=True)
-        self.apart = [(parameter, local) for parameter, local in pairs if local is not parameter]
+        self.separate_pairs = [(parameter, local) for parameter, local in pairs if local is not parameter]
         self.tied = [name == "embedding.weight" and ends is not None for name in self.names]
         self.ends = ends
         replicas = [
@@ -56,7 +56,7 @@ class LocalAdamW:
             for parameter, tied in zip(self.parameters, self.tied, strict=True)
         ]
         self.square_names, self.replicas = [], []
-        for part, copies in zip(held_parts(model), replicas, strict=True):
+        for part, copies in zip(local_parameters(model), replicas, strict=True):
             names = _square_names(part)
             self.square_names += names
             self.replicas += [copies] * len(names)
@@ -69,7 +69,7 @@ class LocalAdamW:
 
     def take_gradients(self) -> None:
         """Give each local tensor the gradient of its part; a tied embedding's is summed over both ends first."""
-        for parameter, local in self.apart:
+        for parameter, local in self.separate_pairs:
             local.grad = _local_gradient(parameter)
         for local, tied in zip(self.locals, self.tied, strict=True):
             if tied:
@@ -87,8 +87,8 @@ class LocalAdamW:
         wrong by 1e-5, that of six million by 2e-4, and each layout has other errors, as its parts are smaller.
         """
         parts = [part for local in self.locals for part in (local.grad.unbind() if local.dim() == 3 else [local.grad])]
-        exact = torch.float64 if parts[0].device.type == "cpu" else None
-        norms = torch.stack(torch._foreach_norm(parts, 2, exact)).double()
+        norm_dtype = torch.float64 if parts[0].device.type == "cpu" else None
+        norms = torch.stack(torch._foreach_norm(parts, 2, norm_dtype)).double()
         return norms.square() / self.replicas  # type: ignore[no-any-return]
 
     def set_learning_rate(self, value: float) -> None:
@@ -111,7 +111,7 @@ class LocalAdamW:
         """Forget the step's gradients. keep: their memory is that of a collective, so it is filled with zeros."""
         if keep:
             torch._foreach_zero_([local_memory(parameter.grad) for parameter in self.parameters])
-        for _parameter, local in self.apart:
+        for _parameter, local in self.separate_pairs:
             local.grad = None
         for parameter in () if keep else self.parameters:
             parameter.grad = None
@@ -147,31 +147,31 @@ class FusedStep:
 
 
 class LossScale:
-    """Dynamic loss scaling (Micikevicius et al., 2018): halve and skip on overflow, double after some good steps."""
+    """Dynamic loss scaling (Micikevicius et al., 2018): halve and skip on overflow, double after some finite steps."""
 
     def __init__(self, settings: LossScaleSettings | None) -> None:
         self.value = settings.initial if settings else 1.0
-        self.interval = settings.growth_interval if settings else None
-        self.good_steps = 0
+        self.growth_interval = settings.growth_interval if settings else None
+        self.finite_steps = 0
 
-    def update(self, finite: bool) -> None:
+    def update(self, is_finite: bool) -> None:
         """Take note of one step. Every rank must say the same."""
-        if self.interval is None:
+        if self.growth_interval is None:
             return
-        self.good_steps = self.good_steps + 1 if finite else 0
-        if not finite:
+        self.finite_steps = self.finite_steps + 1 if is_finite else 0
+        if not is_finite:
             self.value /= 2
-        elif self.good_steps % self.interval == 0:
+        elif self.finite_steps % self.growth_interval == 0:
             self.value *= 2
 
 
 def make_adamw(parameters: Sequence[tuple[torch.Tensor, int]], training: Training) -> torch.optim.AdamW:
     """Return torch's fused AdamW on (parameter, its number of dimensions), with decay from two dimensions on."""
     settings = training.optimizer
-    wide = [parameter for parameter, dimensions in parameters if dimensions >= 2]
-    narrow = [parameter for parameter, dimensions in parameters if dimensions < 2]
+    decayed = [parameter for parameter, dimensions in parameters if dimensions >= 2]
+    undecayed = [parameter for parameter, dimensions in parameters if dimensions < 2]
     groups: list[dict[str, Any]]
-    groups = [{"params": wide, "weight_decay": settings.weight_decay}, {"params": narrow, "weight_decay": 0.0}]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
 
 
@@ -180,7 +180,7 @@ def clip_divisor(norm: torch.Tensor, limit: float, scale: float) -> torch.Tensor
     return ((norm / limit).clamp(min=1.0) * scale).float()
 
 
-def _square_names(part: Held) -> list[str]:
+def _square_names(part: LocalParameter) -> list[str]:
     """Return the names of the squared norms of a held part: each routed expert has its own, by its global index."""
     if len(part.shape) < 3:
         return [part.name]

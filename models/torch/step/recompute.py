@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from levelfield.worker import Unsupported, part
 from levelfield.worker.job import Job, Tuning
-from model.onednn import used
+from model.onednn import uses_onednn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from model.decoder import Decoder
 
-_SAVED = [
+_SAVED_OPERATIONS = [
     "aten::mm",
     "aten::addmm",
     "aten::bmm",
@@ -63,14 +63,14 @@ def repeats(job: Job) -> str:
     counted as its others.
     """
     mode = job.tuning.recompute
-    after = job.model.hidden_dropout or by_onednn(job) or part(job.model, "experts") is not None
-    after = after or job.training.precision == "fp8"
-    return "full-except-down" if mode == "full" and (job.tuning.compile or not after) else mode
+    needs_last_product = job.model.hidden_dropout or products_by_onednn(job) or part(job.model, "experts") is not None
+    needs_last_product = needs_last_product or job.training.precision == "fp8"
+    return "full-except-down" if mode == "full" and (job.tuning.compile or not needs_last_product) else mode
 
 
-def by_onednn(job: Job) -> bool:
+def products_by_onednn(job: Job) -> bool:
     """Return whether OneDnnLinear computes the products of the blocks."""
-    return used() and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
+    return uses_onednn() and job.device == "cpu" and job.training.precision == "fp32" and job.layout.tensor == 1
 
 
 def compile_whole(model: Decoder) -> None:
@@ -96,8 +96,8 @@ def compiled_part(job: Job) -> str | None:
     """Return what of the model is compiled: `whole`, `blocks` or None. Capture and explain need blocks to hook them."""
     if not job.tuning.compile:
         return None
-    hooks = job.capture is not None or getattr(job, "explain_step", None) is not None
-    return "blocks" if job.world_size > 1 or hooks else "whole"
+    needs_hooks = job.capture is not None or getattr(job, "explain_step", None) is not None
+    return "blocks" if job.world_size > 1 or needs_hooks else "whole"
 
 
 def compile_seconds() -> float | None:
@@ -117,5 +117,5 @@ def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
 
 
 def _policy(_context: object, operation: Any, *_inputs: object, **_options: object) -> CheckpointPolicy:
-    saved = operation.name().split(".")[0] in _SAVED if hasattr(operation, "name") else False
-    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+    is_saved = operation.name().split(".")[0] in _SAVED_OPERATIONS if hasattr(operation, "name") else False
+    return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE

@@ -45,15 +45,15 @@ def sampled_forward(model: Decoder | ModelChunks, check: SpotCheck, sees_residua
     sees_residuals: a norm's input is the very tensor that its branch is added to, whose gradient is that of both.
     """
     modules = list(model.named_modules())
-    held = sorted({int(name.split(".")[1]) for name, _ in modules if name.startswith("layers.")})
+    local_layers = sorted({int(name.split(".")[1]) for name, _ in modules if name.startswith("layers.")})
     names = {name for name, _ in modules}
-    drawn = {f"layers.{layer}" for layer in check.layers(held)} | {"final_norm"}
+    drawn_names = {f"layers.{layer}" for layer in check.layers(local_layers)} | {"final_norm"}
     activations: dict[str, ActivationGradients] = {}
     with contextlib.ExitStack() as stack:
         for name, module in modules:
             if isinstance(module, Decoder):
                 sample_ends(module, check, stack)
-            if ".".join(name.split(".")[:2]) not in drawn:
+            if ".".join(name.split(".")[:2]) not in drawn_names:
                 continue
             hook = _hook_of(
                 module, name, check, activations, f"{name.rpartition('.')[0]}.gate" in names, sees_residuals, stack
@@ -168,9 +168,9 @@ class _AttentionSamples:
 
     def watch(self, stack: contextlib.ExitStack) -> None:
         module = self.module
-        normed = module.query_norm is not None
+        has_norms = module.query_norm is not None
         for key, layer in (("query", module.query), ("key", module.key)):
-            layer = getattr(module, f"{key}_norm") if normed else layer
+            layer = getattr(module, f"{key}_norm") if has_norms else layer
             stack.callback(layer.register_forward_hook(partial(self._take, key=key)).remove)
         attend, module.attend = module.attend, partial(self._attend, module.attend)
         stack.callback(setattr, module, "attend", attend)
@@ -216,9 +216,9 @@ class _AttentionSamples:
         check, length = self.check, query.shape[1]
         (sequence,), (head,) = check.places(1, query.shape[0]), check.places(1, query.shape[2])
         places, group = check.places(ROWS, length), head * key.shape[2] // query.shape[2]
-        before = None
+        unrotated_samples = None
         if self.unrotated.keys() == {"query", "key"} and check.has_rotary_positions:
-            before = [
+            unrotated_samples = [
                 Copied(slices_at(self.unrotated["query"][sequence, :, head], places)),
                 Copied(slices_at(self.unrotated["key"][sequence, :, group], places)),
             ]
@@ -229,7 +229,7 @@ class _AttentionSamples:
             Copied(key[sequence, :, group]),
             Copied(value[sequence, :, group]),
             Copied(slices_at(mixed[sequence, :, head], places)),
-            before,
+            unrotated_samples,
         )
         (last,) = check.places(1, min(PREFIX, length))
         check.heads(
@@ -268,7 +268,7 @@ class SampledUpdate:
     def __init__(
         self, optimizer: LocalAdamW, check: SpotCheck, scale: float, micro_batches: MicroBatchGradients | None
     ) -> None:
-        self.check, self.scale, self.rows = check, scale, []
+        self.check, self.scale, self.sampled_parameters = check, scale, []
         self.micro_batches = {} if micro_batches is None else micro_batches.parts
         moments = {
             id(parameter): states
@@ -283,18 +283,18 @@ class SampledUpdate:
                 tensors = [local, *moments[id(local)]]
                 before = [numbers_at(tensor, places) for tensor in tensors]
                 before.insert(1, numbers_at(local.grad, places) / scale)
-                self.rows.append((name, whole.dim(), places, tensors, before))
+                self.sampled_parameters.append((name, whole.dim(), places, tensors, before))
 
     def finish(self) -> None:
         tensors_of_rows = []
-        for name, _, places, tensors, before in self.rows:
+        for name, _, places, tensors, before in self.sampled_parameters:
             after = [numbers_at(tensor, places) for tensor in tensors]
             parts = [torch.stack(self.micro_batches[name]) / self.scale] if name in self.micro_batches else []
             tensors_of_rows.append([*before, *after, *parts])
-        if not self.rows:
+        if not self.sampled_parameters:
             return
         copies = iter(copied_together([tensor for row in tensors_of_rows for tensor in row]))
-        for (name, dimensions, *_), row in zip(self.rows, tensors_of_rows, strict=True):
+        for (name, dimensions, *_), row in zip(self.sampled_parameters, tensors_of_rows, strict=True):
             before_step, after_step, micro_batches = (list(islice(copies, count)) for count in (4, 3, len(row) - 7))
             self.check.update(name, dimensions, before_step, after_step, *micro_batches)
 
