@@ -52,8 +52,8 @@ def repeated_work(job: Job) -> str:
 
     ZeRO 3 takes the outputs of each module up, so that no second pass ends early.
     """
-    whole = job.layout.sharding_stage == 3 and job.tuning.recompute == "full"
-    return "full" if whole else repeats(job)
+    repeats_all = job.layout.sharding_stage == 3 and job.tuning.recompute == "full"
+    return "full" if repeats_all else repeats(job)
 
 
 class ZeroTrainer:

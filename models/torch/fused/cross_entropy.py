@@ -44,27 +44,27 @@ class Part:
     """This rank's columns of the logits. Between these calls the ranks exchange numbers of each row, in place."""
 
     def __init__(self, logits: torch.Tensor, targets: torch.Tensor) -> None:
-        self.common: torch.Tensor
-        self.local: torch.Tensor
+        self.common_largest: torch.Tensor
+        self.local_largest: torch.Tensor
         self.logits, self.targets, self.rows = logits, targets, logits.shape[0]
-        self.common, self.local = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
-        self.summed = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
+        self.common_largest, self.local_largest = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
+        self.row_sums = torch.empty(2, self.rows, dtype=torch.float32, device=logits.device)
 
     def largest(self) -> torch.Tensor:
         """Return the largest logit here of each row, [rows]."""
-        self.launch(_largest_and_sums, self.targets, self.common, self.local, self.summed)
-        return self.common
+        self.launch(_largest_and_sums, self.targets, self.common_largest, self.local_largest, self.row_sums)
+        return self.common_largest
 
     def sums(self) -> torch.Tensor:
         """Return each row's sum here, and the target's logit or 0, by the largest logit of all ranks: [2, rows]."""
-        tensors = (self.targets, self.common, self.local, self.summed)
+        tensors = (self.targets, self.common_largest, self.local_largest, self.row_sums)
         _to_common_largest[(triton.cdiv(self.rows, ROWS),)](*tensors, self.rows, self.logits.shape[1], ROWS=ROWS)
-        return self.summed
+        return self.row_sums
 
     def loss_(self) -> torch.Tensor:
         """Return the summed loss, equal on all ranks; the logits become their gradient."""
-        losses = torch.empty_like(self.common)
-        self.launch(_part, self.targets, self.common, self.summed, losses)
+        losses = torch.empty_like(self.common_largest)
+        self.launch(_part, self.targets, self.common_largest, self.row_sums, losses)
         return losses.sum()
 
     def launch(self, kernel: QuickLaunch, *tensors: torch.Tensor) -> None:

@@ -35,12 +35,12 @@ class Attention(nn.Module):
         output_bias = model.bias or part(model, "attention_bias")
         bias, self.norms_all_heads = output_bias or part(model, "qkv_bias"), part(model, "joint_query_key_norm")
         widths = (inner, narrow) if self.norms_all_heads else (self.head_size, self.head_size)
-        normed = part(model, "query_key_norm") or self.norms_all_heads
+        has_norms = part(model, "query_key_norm") or self.norms_all_heads
         self.query = Linear(model.hidden_size, inner, bias=bias)
         self.key = Linear(model.hidden_size, narrow, bias=bias)
         self.value = Linear(model.hidden_size, narrow, bias=bias)
-        self.query_norm = RMSNorm(widths[0], eps=model.norm_eps) if normed else None
-        self.key_norm = RMSNorm(widths[1], eps=model.norm_eps) if normed else None
+        self.query_norm = RMSNorm(widths[0], eps=model.norm_eps) if has_norms else None
+        self.key_norm = RMSNorm(widths[1], eps=model.norm_eps) if has_norms else None
         self.output = Linear(inner, model.hidden_size, bias=output_bias)
         self.attend = attend
         # of queries, since the kernels divide scores by the root of the head size
@@ -151,8 +151,8 @@ def scaled_dot_product(
 ) -> torch.Tensor:
     """Return torch's attention; which of its kernels computes it follows from shape, type and device."""
     queries, keys = query.shape[1], key.shape[1]
-    whole = window is None and queries == keys
-    mask = None if whole else banded(queries, keys, window or keys, query.device)
+    is_whole = window is None and queries == keys
+    mask = None if is_whole else banded(queries, keys, window or keys, query.device)
     mixed = functional.scaled_dot_product_attention(
         query.transpose(1, 2),  # [batch, heads, queries, head_dim]
         key.transpose(1, 2),  # [batch, kv_heads, keys, head_dim]

@@ -28,8 +28,8 @@ def joined_kernel(job: Job, device: torch.device) -> str | None:
     processor it is as fast, and faster in bfloat16. HIP's kernels of the same names were not tried.
     """
     is_cuda = device.type == "cuda" and torch.version.hip is None
-    masked = job.model.attention_dropout or part(job.model, "sliding_window") is not None
-    if not is_cuda or job.layout.context == 1 or job.tuning.attention == "flash_attn" or masked:
+    needs_mask = job.model.attention_dropout or part(job.model, "sliding_window") is not None
+    if not is_cuda or job.layout.context == 1 or job.tuning.attention == "flash_attn" or needs_mask:
         return None
     from parallelism.joined_attention import KERNELS
 
@@ -61,8 +61,8 @@ def example(job: Job, device: torch.device) -> tuple[torch.Tensor, torch.Tensor,
     """
     length = job.training.sequence_length
     queries = length if job.layout.context == 1 else length // (2 * job.layout.context)
-    masked = queries < length or part(job.model, "sliding_window") is not None
-    mask = torch.empty(queries, length, dtype=torch.bool, device=device) if masked else None
+    needs_mask = queries < length or part(job.model, "sliding_window") is not None
+    mask = torch.empty(queries, length, dtype=torch.bool, device=device) if needs_mask else None
     return (*tensors_of(job, device, queries, length), mask)  # type: ignore[return-value]
 
 

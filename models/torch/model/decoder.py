@@ -174,8 +174,8 @@ class Decoder(nn.Module):
         for layer, block in self.layers.items():
             if is_mixture(model, int(layer)):
                 block.mlp.prepare(device, self.share)  # type: ignore[operator, union-attr]
-        whole = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
-        if model.tied_embeddings and whole and device.type == "cpu":
+        is_one_process = stage.first and stage.last and not isinstance(self.embedding.weight, DTensor)
+        if model.tied_embeddings and is_one_process and device.type == "cpu":
             self.tied = TiedGradient()  # elsewhere its sums would depend on the order of threads
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:

@@ -115,14 +115,14 @@ def build_chunk(
     recompute_blocks(model, job.tuning)
     if compiled_part(job) == "blocks":
         compile_blocks(model)
-    sharded = shard_data_parallel(model, grid, job.layout.sharding_stage, experts)
+    is_sharded = shard_data_parallel(model, grid, job.layout.sharding_stage, experts)
     model.to_empty(device=device)
     fill(model, initializer)
     model.prepare(device)
     if compiled_part(job) == "whole":
         compile_whole(model)
-    replicated = job.layout.data * job.layout.context > 1 and not sharded
-    return model, replicate_data_parallel(model, grid, divided_parameters(model, experts)) if replicated else model
+    is_replicated = job.layout.data * job.layout.context > 1 and not is_sharded
+    return model, replicate_data_parallel(model, grid, divided_parameters(model, experts)) if is_replicated else model
 
 
 def divided_parameters(model: nn.Module, experts: ExpertMesh | None) -> list[nn.Parameter]:

@@ -49,15 +49,15 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self.block = torch.empty(0, dtype=torch.uint8)
-        self.used = 0  # bytes of the block
+        self.used_bytes = 0  # of the block
 
     def empty(self, like: torch.Tensor) -> torch.Tensor:
         size = like.numel() * like.element_size()
-        if self.used + size > len(self.block):
+        if self.used_bytes + size > len(self.block):
             self.block = torch.empty(max(size, self.BLOCK_BYTES), dtype=torch.uint8, pin_memory=True)
-            self.used = 0
-        part = self.block[self.used : self.used + size]
-        self.used += -(-size // self.ALIGNMENT) * self.ALIGNMENT
+            self.used_bytes = 0
+        part = self.block[self.used_bytes : self.used_bytes + size]
+        self.used_bytes += -(-size // self.ALIGNMENT) * self.ALIGNMENT
         return part.view(like.dtype).view(like.shape)
 
 
