@@ -183,8 +183,8 @@ def _heads(  # type: ignore[no-untyped-def]
         first = tl.load(from_pair, mask=is_pair, other=0.0)
         second = tl.load(from_pair + HALF, mask=is_pair, other=0.0)
         if ROTATED:
-            first_float32, second_float32 = first.to(tl.float32), second.to(tl.float32)
-            first = (first_float32 * c - second_float32 * s).to(first.dtype)
-            second = (second_float32 * c + first_float32 * s).to(second.dtype)
+            exact_first, exact_second = first.to(tl.float32), second.to(tl.float32)
+            first = (exact_first * c - exact_second * s).to(first.dtype)
+            second = (exact_second * c + exact_first * s).to(second.dtype)
         tl.store(to_pair, first, mask=is_pair)
         tl.store(to_pair + HALF, second, mask=is_pair)
