@@ -12,7 +12,8 @@ import pytest
 from docker import DockerClient
 from driving import ROOT
 
-pytestmark = pytest.mark.containers
+# test_container_runs.py trains in both; as other benchmarks that train, this one is thorough.
+pytestmark = [pytest.mark.containers, pytest.mark.thorough]
 
 
 def test_a_step_in_a_container_is_compared_with_one_without(

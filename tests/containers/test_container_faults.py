@@ -46,6 +46,7 @@ def test_a_killed_rank_is_named(benchmark: Benchmark) -> None:
     assert result["steps_done"] >= 5
 
 
+@pytest.mark.thorough  # tests/e2e has it without a container: the heartbeat is a file of the run
 def test_a_stopped_rank_is_a_hang(benchmark: Benchmark) -> None:
     code, result = broken(benchmark, lambda: trainings(benchmark.runs)[1].suspend())
     assert (code, result["status"]["word"]) == (3, "timeout")
@@ -102,6 +103,7 @@ def test_a_killed_platform_ends_its_ranks_and_the_next_start_removes_the_contain
     assert kept(engine, [run]) == []
 
 
+@pytest.mark.thorough  # tests/core/run/test_runner.py fills a disk without a container
 def test_a_full_disk_keeps_the_steps(benchmark: Benchmark) -> None:
     benchmark.runs.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(benchmark.runs)])
