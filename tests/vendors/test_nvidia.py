@@ -448,7 +448,9 @@ def test_a_chip_that_knows_no_mig_is_whole(spec: VendorFile) -> None:
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H200", "H200-SXM-141GB"),
         ("NVIDIA H200 NVL", None),
-        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GH200 480GB", "GH200-96GB"),
+        ("NVIDIA H100 NVL", "H100-NVL-94GB"),
+        ("NVIDIA L40S", "L40S-48GB"),
         ("NVIDIA GH200", None),
         ("", None),
     ],
@@ -512,6 +514,10 @@ def test_every_peak_has_its_source_and_the_published_ones_are_these(spec: Vendor
         "GB200-186GB": 2500,
         "B300-SXM-288GB": 2250,
         "GB300-288GB": 2500,
+        "H100-NVL-94GB": 835.5,
+        "GH200-96GB": 989.4,
+        "L40S-48GB": 362.05,
+        "RTX-PRO-6000-96GB": 500,
     }
     v100, h100 = spec.chip("V100"), spec.chip("H100")
     assert v100 and v100.peaks["fp16"].tflops == 125 and "bf16" not in v100.peaks
