@@ -42,9 +42,9 @@ FAULTS = (
     Planted(
         "report micro-batch's output is kept",
         "model/decoder.py",
-        "        return x + dropout(self.mlp(normed), self.dropout)\n\n\n",
-        "        x = x + dropout(self.mlp(normed), self.dropout)\n"
-        "        KEPT.append(x.detach())\n        return x\n\n\nKEPT = []\n\n\n",
+        "        return x + self.addend(self.mlp(normed))\n",
+        "        x = x + self.addend(self.mlp(normed))\n"
+        "        Block.outputs = [*getattr(Block, 'outputs', []), x.detach()]\n        return x\n",
         "allocated memory grows by",
     ),
     Planted(
