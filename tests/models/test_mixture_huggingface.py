@@ -194,8 +194,9 @@ def test_a_block_of_deepseek_v3() -> None:
     ("changes", "named"),
     [
         ({"experts": {"shared": 1}}, "shared 1"),
-        ({"router": {"scores": "sigmoid"}}, "scores 'sigmoid'"),
-        ({"query_key_norm": False, "experts": {"first_layer": 1}}, "dense layers 1"),
+        ({"router": {"scores": "sigmoid"}, "sliding_window": 4}, "sliding_window 4"),
+        ({"experts": {"shared": 1, "shared_gate": True}}, "query_key_norm True"),
+        ({"query_key_norm": False, "experts": {"first_layer": 1}}, "first_layer 1"),
         ({"query_key_norm": False, "router": {"normalised": False}}, "normalised False"),
         ({"experts": {"capacity_factor": 1.0}}, "capacity_factor 1.0"),
         ({"bias": True}, "bias True"),
