@@ -1,4 +1,4 @@
-"""The shapes of seven published models, with the numbers that their makers and others give for them.
+"""The shapes of published models, with the numbers that their makers and others give for them.
 
 total, active: parameters of the model's class in transformers, counted on the meta device; active is total less the
 routed experts that a token does not choose. gigaflops: a token of 4,096, forward and backward, as published training
@@ -78,6 +78,41 @@ MODELS: dict[str, Published] = {
         15_706_484_224,
         2_661_150_208,
         16.39,
+    ),
+    "olmo3_7b": Published(
+        _sizes(
+            32,
+            4096,
+            32,
+            32,
+            11008,
+            100278,
+            joint_query_key_norm=True,
+            norm_place="after",
+            sliding_window=4096,
+            full_attention_interval=4,
+        ),
+        7_298_011_136,
+        7_298_011_136,
+    ),
+    "smollm3_3b": Published(
+        _sizes(36, 2048, 16, 4, 11008, 128256, no_rope_interval=4, tied_embeddings=True), 3_075_098_624, 3_075_098_624
+    ),
+    "glm4.5_air": Published(
+        _sizes(
+            46,
+            4096,
+            96,
+            8,
+            10944,
+            151552,
+            head_dim=128,
+            rotary_dim=64,
+            qkv_bias=True,
+            experts=dict(count=128, chosen=8, ffn_hidden_size=1408, shared=1, first_layer=1),
+        ),
+        106_852_245_504,
+        13_424_123_904,
     ),
     "deepseek_v3": Published(
         _sizes(

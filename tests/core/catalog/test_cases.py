@@ -26,6 +26,7 @@ NAMES = sorted(p.stem for p in (ROOT / "configs/cases").glob("*.yaml"))
 
 SIZES = {
     *("layers", "hidden_size", "ffn_hidden_size", "heads", "kv_heads", "vocab_size", "head_dim", "sliding_window"),
+    "rotary_dim",
     "rope_scaling.original_length",
     *(f"latent_attention.{n}" for n in ("query_rank", "key_value_rank", "plain_size", "rotary_size", "value_size")),
     *(f"experts.{n}" for n in ("count", "chosen", "ffn_hidden_size", "first_layer")),
