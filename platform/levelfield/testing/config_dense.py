@@ -84,7 +84,7 @@ def _read_gemma(keys: ConfigKeys) -> Fields:
         keys.remarks.append("hidden_act gelu is read as gelu_pytorch_tanh, as transformers does for Gemma")
     keys.require("attention_bias", (False,), "a case has biases of queries, keys and values alone, or of all matrices")
     fields = read_rotary(keys)
-    return {**fields, "activation": "geglu_tanh", "embedding_scale": math.sqrt(fields["hidden_size"] or 1)}
+    return {**fields, "activation": "geglu_tanh", "embedding_scale": math.sqrt(max(fields["hidden_size"] or 1, 1))}
 
 
 def _read_phi3(keys: ConfigKeys) -> Fields:
@@ -111,10 +111,12 @@ def _read_smollm3(keys: ConfigKeys) -> Fields:
     types = keys.take("layer_types", (list, type(None))) or []
     if set(map(str, types)) - {FULL}:
         keys.add_problem("layer_types", "found a kind other than full_attention, and use_sliding_window is false")
-    expected = [int((layer + 1) % max(interval or 1, 1) > 0) for layer in range(fields["layers"] or 0)]
-    if rotated is not None and rotated != expected:
-        keys.add_problem("no_rope_layers", "found no rotation in layers at unequal steps")
-    return {**fields, "no_rope_interval": interval if 0 in expected else None}
+    if rotated is not None:
+        expected = [int((layer + 1) % interval > 0) for layer in range(len(rotated))]
+        if rotated != expected or len(rotated) != fields["layers"]:
+            keys.add_problem("no_rope_layers", "found no rotation in layers at unequal steps, or not one entry a layer")
+    has_plain_layers = bool(interval) and interval <= (fields["layers"] or 0)
+    return {**fields, "no_rope_interval": interval if has_plain_layers else None}
 
 
 def _read_cohere(keys: ConfigKeys) -> Fields:

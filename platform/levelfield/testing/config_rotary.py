@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from levelfield.testing.config_keys import NUMBER_TYPES, SCALINGS, ConfigKeys, Fields
+from levelfield.testing.config_keys import NUMBER_TYPES, SCALINGS, ConfigKeys, Fields, short_json
 
 ROTARY_DEFAULTS = {
     "head_dim": None,
@@ -60,9 +60,9 @@ def read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
         keys.add_problem("rope_scaling", "found other values than in rope_parameters")
     name, content = ("rope_parameters", dict(newer)) if newer else ("rope_scaling", dict(older or {}))
     if set(content) == {FULL, _SLIDING}:  # of layers by their kind
-        if content[FULL] != content[_SLIDING]:
-            keys.add_problem(name, "found other values by kind of layer; in a case all layers have the same")
-        content = dict(content[FULL])
+        if content[FULL] != content[_SLIDING] or not isinstance(content[FULL], dict):
+            keys.add_problem(name, "found no mapping that both kinds of layers have; in a case all have the same")
+        content = dict(content[FULL]) if isinstance(content[FULL], dict) else {}
     share = content.pop("partial_rotary_factor", None)
     if share is None and has_share:
         share = keys.take("partial_rotary_factor", NUMBER_TYPES)
@@ -77,7 +77,7 @@ def read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
     if share is None and "rotary_dim" in keys.defaults:
         rotary_dim = keys.take("rotary_dim", (int, type(None)))
     else:
-        rotary_dim = int(head * (1 if share is None else share))
+        rotary_dim = _take_rotated_part(keys, share, head)
     return {
         "layers": keys.take("num_hidden_layers", int),
         "hidden_size": hidden,
@@ -100,6 +100,16 @@ def read_rotary(keys: ConfigKeys, window: int | None = None) -> Fields:
         "init_std": keys.take("initializer_range", NUMBER_TYPES),
         "scaled_residual_init": False,
     }
+
+
+def _take_rotated_part(keys: ConfigKeys, share: Any, head: int) -> int:
+    """Return how many of `head` numbers are rotated by their share; None is all."""
+    if share is None:
+        return head
+    if isinstance(share, bool) or not isinstance(share, NUMBER_TYPES) or not 0 < share <= 1:
+        keys.add_problem("partial_rotary_factor", f"found {short_json(share)}, expected above 0 and at most 1")
+        return head
+    return int(head * share)
 
 
 def read_llama(keys: ConfigKeys) -> Fields:

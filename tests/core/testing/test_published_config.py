@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from pathlib import Path
@@ -12,7 +14,7 @@ import yaml
 from huggingface_classes import hf_config
 from levelfield.catalog.registry import Registry
 from levelfield.cli.main import main
-from levelfield.errors import UsageError
+from levelfield.errors import DocumentError, UsageError
 from levelfield.measure.parameter_counts import count_parameters
 from levelfield.specs.architecture import Model
 from levelfield.specs.base import parse
@@ -777,3 +779,36 @@ def test_each_kind_of_layer_is_left_at_smoke_scale(tmp_path: Path) -> None:
         windows = {model.layer_window(layer) for layer in range(model.layers)}
         assert windows == ({None, 64} if model.full_attention_interval else {None})
         assert (model.rotary_dim or 0) < model.head_size
+
+
+_STRANGE: tuple[Any, ...] = (
+    None, True, 0, -1, 3, float("inf"), float("nan"), "x", [], [0], {}, 2**70, ["full_attention"],
+    {"full_attention": 5, "sliding_attention": 6},
+    {"full_attention": {"partial_rotary_factor": "x"}, "sliding_attention": {"partial_rotary_factor": "x"}},
+    {"rope_theta": "x", "partial_rotary_factor": []}, {"partial_rotary_factor": float("inf"), "rope_theta": 1.0},
+)  # fmt: skip
+_STRANGE_KEYS = (
+    *("rope_parameters", "rope_scaling", "partial_rotary_factor", "rotary_dim", "rotary_pct", "layer_types"),
+    *(
+        "no_rope_layers",
+        "no_rope_layer_interval",
+        "sliding_window",
+        "sliding_window_pattern",
+        "head_dim",
+        "hidden_size",
+    ),
+    *(
+        "num_attention_heads",
+        "n_group",
+        "shared_expert_intermediate_size",
+        "moe_intermediate_size",
+        "num_hidden_layers",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["smollm3_3b", "command_r7b", "glm4.5_air", "minimax_m2", "qwen1.5_moe", "gemma_7b"])
+def test_a_strange_value_is_read_or_refused_by_a_sentence(tmp_path: Path, name: str) -> None:
+    for key, value in itertools.product(_STRANGE_KEYS, _STRANGE):
+        with contextlib.suppress(UsageError, DocumentError):
+            read_config(written(tmp_path, {**PUBLISHED[name][0], key: value}))
