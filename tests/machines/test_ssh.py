@@ -80,8 +80,8 @@ def test_without_secrets_the_bytes_are_the_same(fleet: Fleet, tmp_path: Path) ->
     assert fleet.run(*fleet.command("--steps", "30")).returncode == 0
     run = fleet.only_run()
     request = json.loads((run / "request.json").read_text())
-    shown = [(sent["argv"][1:], sent["stdin"], request["common_stdin"]) for sent in request["submissions"]]
-    assert sorted(shown) == sorted(_runs_in(tmp_path, run.name))
+    submissions = [(sent["argv"][1:], sent["stdin"], request["common_stdin"]) for sent in request["submissions"]]
+    assert sorted(submissions) == sorted(_runs_in(tmp_path, run.name))
 
 
 # ---- faults during the training: the word, the node, no process left, the finished steps kept

@@ -68,8 +68,8 @@ def python(request: pytest.FixtureRequest, interpreter_of: Callable[[str], Path]
 @pytest.fixture(scope="session")
 def torch_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Curve]:
     """torch's curve of a job, computed once for all processes of this run of the tests."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "torch-curves"
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "torch-curves"
     return functools.partial(torch_curve, folder=folder)
 
 

@@ -160,10 +160,10 @@ def test_the_operations_outputs_are_as_the_compiler_is_told(monkeypatch: pytest.
         reduce_scatter_tensor=lambda whole, *_: whole.chunk(2)[1].clone(), wait_tensor=lambda part: part
     )
     monkeypatch.setattr(joined_attention, "collectives", summing)
-    query, own = torch.randn(2, 12, 4, 8).bfloat16(), torch.randn(2, 12, 2, 16).bfloat16()
-    gathered, last = torch.cat((own, own)), (1, "", "flash")
-    output, scales = joined_attention.attention(query, own, gathered, *last)
-    torch.library.opcheck(joined_attention.attention, (query, own, gathered, *last), test_utils="test_faketensor")
+    query, local = torch.randn(2, 12, 4, 8).bfloat16(), torch.randn(2, 12, 2, 16).bfloat16()
+    gathered, last = torch.cat((local, local)), (1, "", "flash")
+    output, scales = joined_attention.attention(query, local, gathered, *last)
+    torch.library.opcheck(joined_attention.attention, (query, local, gathered, *last), test_utils="test_faketensor")
     inputs = (output, query, gathered, output, scales, *last)
     torch.library.opcheck(joined_attention.attention_backward, inputs, test_utils="test_faketensor")
 

@@ -72,8 +72,8 @@ sleep 0.2; rm $$
 echo 'No route to host' >&2; exit 255
 """
     findings = ssh_findings(launch_by(script, tmp_path, [f"h{k}" for k in range(12)]), quiet)
-    asked = {finding.subject for finding in findings if "it cannot be reached" in finding.says}
-    assert len(asked) == 12 and not (tmp_path / "dropped").exists()
+    unreachable = {finding.subject for finding in findings if "it cannot be reached" in finding.says}
+    assert len(unreachable) == 12 and not (tmp_path / "dropped").exists()
 
 
 def test_a_connection_that_is_dropped_before_its_login_is_tried_again_with_all_that_was_sent(tmp_path: Path) -> None:

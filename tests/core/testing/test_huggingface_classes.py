@@ -99,7 +99,7 @@ def lost(base: Model) -> list[str]:
     before, unseen = written(base), []
     assert set(OTHER) == set(Model.model_fields)
     for name in OTHER:
-        model = with_another(base, name)
+        model = change_field(base, name)
         try:
             unseen += [name] if written(model) == before and name != "family" else []
         except classes.NoEquivalent as error:
@@ -107,7 +107,7 @@ def lost(base: Model) -> list[str]:
     return unseen
 
 
-def with_another(base: Model, name: str) -> Model:
+def change_field(base: Model, name: str) -> Model:
     """Return the model with another value of a field, without a part that does not go with it."""
     content, later = base.model_dump(), {n: f.default for n, f in Model.model_fields.items() if f.json_schema_extra}
     unused: list[dict[str, Any]] = [{}, *({part: default} for part, default in later.items()), {"bias": False}]
